@@ -40,12 +40,12 @@ import numpy as np
 from torch import Tensor
 
 from tide.core.chat import Chat
+from tide.core.results import Result
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.scripted import ScriptedEngine
 from tide.scorers.base import score_texts
-from tide.server.generation import given, reason
 from tide.server.policies import CommandLine, Policies
 
 if TYPE_CHECKING:
@@ -73,6 +73,15 @@ KINDS = {
     **{"wrong key": 4, "other policy": 3, "malformed": 3},
 }
 GROWTH, SETTLED = 1.1, 2000
+
+
+def sent(result: Result) -> tuple[str, str]:
+    """The text that a server sends of a result, and why it ends."""
+    best = result.best
+    ended = best.accepted or best.empty
+    return best.text if best.accepted or best.refused else "", (
+        best.returned.finish_reason if ended else "content_filter"
+    )
 
 
 class Babbler(ScriptedEngine):
@@ -196,12 +205,11 @@ class Oracle:
         detox = self._policies.table.policies[one.policy].detox
         settings: Any = {"seed": seed, "num_trials": 1, "on_unresolved": "refuse"}
         if not one.is_stream:
-            result = await detox(asked, **settings)
-            return given(result), reason(result)
+            return sent(await detox(asked, **settings))
         async with detox.stream(asked, **settings) as texts:
             joined = "".join([text async for text in texts])
-            assert joined == given(texts.result)
-            return joined, reason(texts.result)
+            assert joined == sent(texts.result)[0]
+            return sent(texts.result)
 
     def fault(self, policy: str, text: str) -> str | None:
         """What is wrong with a whole text of an enforced policy."""

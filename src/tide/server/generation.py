@@ -11,7 +11,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -41,10 +41,8 @@ _MEMORY = 0.9
 # Below this JavaScript's numbers are exact: a seed that a client shows can be sent again.
 _SEEDS = 1 << 53
 
-Answered = Result | Draft
-Items = AsyncGenerator[str | Answered, None]
-
-
+# What a call yields: pieces of a text, and at the end what came of it.
+_Item = str | Result | Draft
 _TOGETHER: dict[str, Callable[[Iterable[Any]], Any]] = {
     "accepted": all,
     **dict.fromkeys(("toxicity", "toxicity_before", "rounds"), max),
@@ -74,6 +72,24 @@ class Call:
     tokens_name: str
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What is sent of a completion: what was accepted, or the model's own where it is monitored.
+
+    text: if refused, what was already streamed. parts: beside the text. reason: OpenAI's, for the
+    end of the text. tokens: of both. prompt_tokens: of its prompt. told: how it ended,
+    and its cost. draft: to be scored once it was sent.
+    """
+
+    text: str
+    parts: Parts
+    reason: str
+    tokens: int
+    prompt_tokens: int
+    told: dict[str, Any]
+    draft: Draft | None = None
+
+
 class Serving:
     """Generation for many clients at once.
 
@@ -89,62 +105,51 @@ class Serving:
 
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
         """The answer to a request without a stream, and what to call when it was sent."""
-        calls = self._calls(request, asker)
-        found: dict[int, Answered] = {}
-        async with aclosing(self._run(calls, False)) as running:
+        calls, shape = self._calls(request, asker), self._shape(request)
+        found: dict[int, Sent] = {}
+        async with aclosing(self._run(request, calls, False)) as running:
             async for number, item in running:
-                if isinstance(item, Answered):
+                if isinstance(item, Sent):
                     found[number] = item
-        results = [found[number] for number in range(len(calls))]
-        shape, traces = self._shape(request), request.tide.trace
-        lengths = await self._lengths(calls, request.n)
-        told = [
-            self._told(one, calls[i], lengths[i // request.n], traces)
-            for i, one in enumerate(results)
-        ]
+        sent = [found[number] for number in range(len(calls))]
         choices = [
-            shape.choice(i, given(one), parts_of(one), reason(one), told[i])
-            for i, one in enumerate(results)
+            shape.choice(number, one.text, one.parts, one.reason, one.told)
+            for number, one in enumerate(sent)
         ]
 
         async def afterwards() -> None:
-            for number, one in enumerate(results):
-                self._watch(calls[number], one, asker, number)
+            self._watch(calls, found, asker)
 
-        return shape.whole(choices, usage_of(lengths, results), summed(told)), afterwards
+        return shape.whole(choices, usage_of(sent, request.n), summed(sent)), afterwards
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
         """The events of an answer, without those of its end. Raises what `whole` raises."""
         calls, shape = self._calls(request, asker), self._shape(request)
-        results: dict[int, Answered] = {}
-        told: list[dict[str, Any]] = []
-        lengths: list[int] = []
-        sent: dict[int, int] = {}  # characters of each choice
-        async with aclosing(self._run(calls, True)) as running:
+        found: dict[int, Sent] = {}
+        characters = [0] * len(calls)  # sent of each choice
+        async with aclosing(self._run(request, calls, True)) as running:
             async for number, item in running:
                 if item is None:
                     yield _KEEP_ALIVE
                 elif isinstance(item, str):
-                    sent[number] = sent.get(number, 0) + len(item)
+                    characters[number] += len(item)
                     yield event(shape.piece(number, item))
                 else:
-                    results[number] = item
-                    lengths = lengths or await self._lengths(calls, request.n)
-                    length, traces = lengths[number // request.n], request.tide.trace
-                    told.append(self._told(item, calls[number], length, traces))
-                    left = given(item)[sent.get(number, 0) :]
-                    for chunk in shape.rest(number, left, parts_of(item)):
+                    found[number] = item
+                    for chunk in shape.rest(number, item.text[characters[number] :], item.parts):
                         yield event(chunk)
-                    yield event(shape.piece(number, "", reason(item), tide=told[-1]))
+                    yield event(shape.piece(number, "", item.reason, tide=item.told))
         if request.stream_options.include_usage:
-            yield event(shape.usage(usage_of(lengths, list(results.values())), summed(told)))
-        for number, one in results.items():
-            self._watch(calls[number], one, asker, number)
+            sent = [found[number] for number in range(len(calls))]
+            yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
+        self._watch(calls, found, asker)
 
-    def _watch(self, call: Call, answered: Answered, asker: Asker, number: int) -> None:
-        """Have an answer of the model's own scored, now that it was sent."""
-        if isinstance(answered, Draft):
-            self._monitor.begin(call.policy, call.prompt, answered, asker.number, number)
+    def _watch(self, calls: Sequence[Call], found: Mapping[int, Sent], asker: Asker) -> None:
+        """Have the model's own answers scored, now that they were sent."""
+        for number, one in found.items():
+            if one.draft is not None:
+                call = calls[number]
+                self._monitor.begin(call.policy, call.prompt, one.draft, asker.number, number)
 
     def check_model(self, model: str | None) -> None:
         if model not in (None, self.name):
@@ -215,8 +220,8 @@ class Serving:
         ]
 
     async def _run(
-        self, calls: Sequence[Call], in_pieces: bool
-    ) -> AsyncGenerator[tuple[int, str | Answered | None], None]:
+        self, request: Generation, calls: Sequence[Call], in_pieces: bool
+    ) -> AsyncGenerator[tuple[int, str | Sent | None], None]:
         """The calls' output as it arrives, with call numbers; None after a silence.
 
         Leaving it cancels them. Raises what the first call that fails raises, and Refused if there
@@ -227,10 +232,10 @@ class Serving:
             raise Refused.busy("completions", min(60, math.ceil(self._seconds)))
         started = time.monotonic()
         self._count(len(calls))
-        queue: asyncio.Queue[tuple[int, str | Answered | Exception]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, _Item | Exception]] = asyncio.Queue()
         work = [_items(call, in_pieces) for call in calls]
         tasks = [asyncio.create_task(_pump(i, one, queue)) for i, one in enumerate(work)]
-        left = len(calls)
+        left, lengths = len(calls), list[int]()
         try:
             while left:
                 rest = started + limits.request_seconds - time.monotonic()
@@ -250,12 +255,15 @@ class Serving:
                     raise Refused.of(item, calls[number].tokens_name) from item
                 if isinstance(item, Exception):
                     raise item
-                if isinstance(item, Answered):
-                    left -= 1
-                    self._metrics.add(item)
-                    best = None if isinstance(item, Draft) else item.best
-                    record_completion(best, reason(item), tokens(item))
-                yield number, item
+                if isinstance(item, str):
+                    yield number, item
+                    continue
+                left -= 1
+                lengths = lengths or await self._lengths(calls[:: request.n])
+                sent = self._sent(item, calls[number], lengths[number // request.n], request)
+                best = None if isinstance(item, Draft) else item.best
+                record_completion(best, sent.reason, sent.tokens)
+                yield number, sent
             taken = time.monotonic() - started
             self._seconds += (1 - _MEMORY) * (taken - self._seconds)
         finally:
@@ -264,20 +272,30 @@ class Serving:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _told(self, answered: Answered, call: Call, length: int, traces: bool) -> dict[str, Any]:
-        """What a completion cost, and how it ended. length: of the prompt, in tokens."""
+    def _sent(
+        self, found: Result | Draft, call: Call, prompt_tokens: int, request: Generation
+    ) -> Sent:
+        """What is sent of what came of a call."""
+        self._metrics.add(found)
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
-        if isinstance(answered, Draft):
-            written = answered.generated_tokens
-            cost = {"forward_tokens": written + answered.read_tokens, "generated_tokens": written}
-            return {**by, **cost}
-        best, settings = answered.best, call.policy.detox.settings
+        if isinstance(found, Draft):
+            written, parts = found.generated_tokens, found.parts
+            told = {
+                **by,
+                "forward_tokens": written + found.read_tokens,
+                "generated_tokens": written,
+            }
+            reason, tokens = found.finish_reason, found.num_tokens + parts.num_tokens
+            return Sent(
+                found.text, parts, _reason(reason, parts), tokens, prompt_tokens, told, found
+            )
+        best, settings, traces = found.best, call.policy.detox.settings, request.tide.trace
         is_base = best.accepted and best.base.text == best.text
         evaluations = [
             {**one.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
             for number, one in enumerate(best.trace)
         ]
-        return {
+        told = {
             **by,
             "accepted": best.accepted,
             "empty": best.empty,
@@ -287,28 +305,39 @@ class Serving:
             "base_partial": best.base_partial,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
-            "forward_tokens": best.forward_tokens(length),
+            "forward_tokens": best.forward_tokens(prompt_tokens),
             "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
             # Without traces it is shown where it was accepted, too.
             **({"base": best.base.text} if traces or is_base else {}),
             **({"trace": evaluations} if traces else {}),
         }
+        tokens = best.returned.num_tokens + best.parts.num_tokens if best.accepted else 0
+        # An empty text of the model is not a refusal.
+        ended = best.accepted or best.empty
+        return Sent(
+            best.text if best.accepted or best.refused else "",
+            best.parts,
+            _reason(best.returned.finish_reason if ended else "content_filter", best.parts),
+            best.shown_tokens if best.refused else tokens,
+            prompt_tokens,
+            told,
+        )
 
     def _count(self, change: int) -> None:
         self._under_way += change
         self._metrics.under_way.set(self._under_way)
 
-    async def _lengths(self, calls: Sequence[Call], n: int) -> list[int]:
-        """Tokens of each prompt, which has n calls."""
+    async def _lengths(self, calls: Sequence[Call]) -> list[int]:
+        """Tokens of the prompt of each call."""
         engine = self._policies.engine
-        texts = [engine.text_of(call.prompt) for call in calls[::n]]
+        texts = [engine.text_of(call.prompt) for call in calls]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
         record_prompt(sum(map(len, rows)))
         return [len(row) for row in rows]
 
 
-async def _items(call: Call, in_pieces: bool) -> Items:
+async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
     """The text in pieces, if so asked for: as it is accepted, or as the model writes it.
 
     At the end what came of the call.
@@ -331,7 +360,9 @@ async def _items(call: Call, in_pieces: bool) -> Items:
 
 
 async def _pump(
-    number: int, items: Items, queue: asyncio.Queue[tuple[int, str | Answered | Exception]]
+    number: int,
+    items: AsyncGenerator[_Item, None],
+    queue: asyncio.Queue[tuple[int, _Item | Exception]],
 ) -> None:
     try:
         async with aclosing(items) as open_items:
@@ -341,44 +372,14 @@ async def _pump(
         queue.put_nowait((number, error))
 
 
-def given(answered: Answered) -> str:
-    """The text that is sent: what was accepted. If refused: what was already streamed."""
-    if isinstance(answered, Draft):
-        return answered.text
-    trial = answered.best
-    return trial.text if trial.accepted or trial.refused else ""
+def _reason(ended: str, parts: Parts) -> str:
+    """OpenAI's reason for the end of an answer."""
+    return "tool_calls" if ended == "stop" and parts.tool_calls else ended
 
 
-def parts_of(answered: Answered) -> Parts:
-    """What is sent beside the text."""
-    return answered.parts if isinstance(answered, Draft) else answered.best.parts
-
-
-def tokens(answered: Answered) -> int:
-    """Those of the text that leaves, and of what the model wrote beside it."""
-    beside = parts_of(answered).num_tokens
-    if isinstance(answered, Draft):
-        return answered.num_tokens + beside
-    trial = answered.best
-    if trial.refused:
-        return trial.shown_tokens
-    return trial.returned.num_tokens + beside if trial.accepted else 0
-
-
-def reason(answered: Answered) -> str:
-    """OpenAI's reason for the end of a text. An empty text of the model is not a refusal."""
-    if isinstance(answered, Draft):
-        found: str = answered.finish_reason
-    else:
-        trial = answered.best
-        accepted = trial.accepted or trial.empty
-        found = trial.returned.finish_reason if accepted else "content_filter"
-    return "tool_calls" if found == "stop" and parts_of(answered).tool_calls else found
-
-
-def usage_of(lengths: Sequence[int], results: Sequence[Answered]) -> dict[str, int]:
-    """Tokens of the prompts, each counted once, and of the texts sent."""
-    read, written = sum(lengths), sum(map(tokens, results))
+def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
+    """Tokens of the prompts, each of which has n texts, and of the texts."""
+    read, written = sum(one.prompt_tokens for one in sent[::n]), sum(one.tokens for one in sent)
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
@@ -386,8 +387,9 @@ def usage_of(lengths: Sequence[int], results: Sequence[Answered]) -> dict[str, i
     }
 
 
-def summed(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The same for a whole answer: its worst completion, and the total cost."""
+def summed(sent: Sequence[Sent]) -> dict[str, Any]:
+    """What is told of a whole answer: its worst completion, and the total cost."""
+    told = [one.told for one in sent]
     whole = {key: told[0][key] for key in ("policy", "mode")}
     for key, together in _TOGETHER.items():
         if all(key in one for one in told):
