@@ -166,8 +166,10 @@ def test_its_default_scorer_needs_nothing_more() -> None:
 
 
 def dockerfile() -> dict[str, str]:
-    """The instructions of the Dockerfile, continued lines joined; of several, the last."""
+    """The gateway's instructions, continued lines joined; of several, the last."""
     text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text("utf-8"))
+    for name, value in re.findall(r'^ARG (\w+)="?(.*?)"?$', text, re.MULTILINE):
+        text = text.replace(f"${{{name}}}", value)
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
 
@@ -210,7 +212,7 @@ def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> Non
     }
     entry = [str(programs / "tide"), *json.loads(found["ENTRYPOINT"])[1:]]
     helped = subprocess.run(
-        [*entry, *json.loads(found["CMD"])],
+        [*entry, "--help"],
         env={**os.environ, **environment}, check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert "--base-url" in helped.stdout

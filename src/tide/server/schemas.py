@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -18,8 +18,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -236,40 +234,40 @@ def _whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole)]
 
 
-def _asked_for(fields: Iterable[str], values: Any) -> Any:
-    """`values` without those without effect."""
-    if not isinstance(values, dict):
-        return values
-    return {
-        name: value
-        for name, value in values.items()
-        if value is not None
-        and (name in fields or (name not in _ABOUT_THE_CALLER and not _is_neutral(name, value)))
-    }
-
-
-def _is_neutral(name: str, value: Any) -> bool:
-    return any(type(value) is type(no) and value == no for no in _NEUTRAL.get(name, ()))
-
-
-def _may_be_ignored(name: str) -> bool:
-    return name in _IGNORED or name not in {*_NEUTRAL, *_REASONS}
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    return (
+        value is None
+        or name in _ABOUT_THE_CALLER
+        or any(type(value) is type(no) and value == no for no in _NEUTRAL.get(name, ()))
+    )
 
 
 class _Asked(BaseModel):
+    """A part of a request. What asks for nothing is left out before anything is checked."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _plainly(cls, values: Any) -> Any:
-        asked = _asked_for(cls.model_fields, values)
-        for name in asked if isinstance(asked, dict) else ():
-            if name not in cls.model_fields:
+        if not isinstance(values, dict):
+            return values
+        fields, asked = cls.model_fields, {}
+        for name, value in values.items():
+            if value is None if name in fields else _asks_for_nothing(name, value):
+                continue
+            if name not in fields and not cls._ignores(name):
                 reason = _REASONS.get(name, "is not a parameter of this server")
                 raise PydanticCustomError(
                     "unsupported", "{reason}", {"param": shown(name), "reason": reason}
                 )
+            asked[name] = value
         return asked
+
+    @classmethod
+    def _ignores(cls, name: str) -> bool:
+        """Whether a request with a field that is not known is taken."""
+        return False
 
 
 class TideExtensions(_Asked):
@@ -295,6 +293,8 @@ class StreamOptions(_Asked):
 class Generation(_Asked):
     """What completions and chat completions have in common. Settings check the values."""
 
+    model_config = ConfigDict(extra="allow")
+
     model: Text | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -308,26 +308,17 @@ class Generation(_Asked):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tide: TideExtensions = TideExtensions()
-    _ignored: tuple[str, ...] = PrivateAttr(())
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _without_what_is_ignored(cls, values: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
-        asked, ignored = _asked_for(cls.model_fields, values), []
-        if isinstance(asked, dict):
-            ignored = [
-                name for name in asked if name not in cls.model_fields and _may_be_ignored(name)
-            ]
-            asked = {name: value for name, value in asked.items() if name not in ignored}
-        request = read(asked)
-        request._ignored = tuple(ignored)
-        return request
+    def _ignores(cls, name: str) -> bool:
+        return name in _IGNORED or name not in {*_NEUTRAL, *_REASONS}
 
     @property
     def ignored(self) -> str:
         """Parameters that change nothing here, as a header names them."""
-        names = [shown(name).encode("ascii", "backslashreplace").decode() for name in self._ignored]
-        return ", ".join(name[:_LONGEST_NAME] for name in names[:_MOST_IGNORED])
+        some = list(self.model_extra or ())[:_MOST_IGNORED]
+        names = [shown(name).encode("ascii", "backslashreplace").decode() for name in some]
+        return ", ".join(name[:_LONGEST_NAME] for name in names)
 
     @property
     def tokens_name(self) -> str:
