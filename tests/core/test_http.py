@@ -22,7 +22,7 @@ from tide.core.errors import EngineError, ScorerError, ScorerUnavailableError
 from tide.core.http import MIB, Client, Reply, ServerFailed
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.remote.protocol import CompletionResponse, mean_log_prob
-from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 
 Script = Callable[[socket.socket, bytes], None]

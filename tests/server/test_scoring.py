@@ -18,7 +18,7 @@ from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer
 from tide.scorers.base import Attributed, screen_of
-from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.wrappers.base import ConfirmScorer
 from tide.server.limits import Limits

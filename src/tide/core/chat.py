@@ -44,7 +44,8 @@ def _whole(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, AfterValidator(_whole)]
+# A text that can be encoded; JSON may hold others.
+Text = Annotated[str, AfterValidator(_whole)]
 
 
 class ToolCall(BaseModel):
@@ -52,9 +53,9 @@ class ToolCall(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    id: _Text
-    name: _Text
-    arguments: _Text
+    id: Text
+    name: Text
+    arguments: Text
 
     @model_validator(mode="before")
     @classmethod
@@ -92,9 +93,9 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: _Text
+    content: Text
     tool_calls: Annotated[tuple[ToolCall, ...], Field(strict=False)] = ()
-    tool_call_id: _Text | None = None
+    tool_call_id: Text | None = None
 
     @model_validator(mode="before")
     @classmethod

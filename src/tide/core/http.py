@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 
 import anyio
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
 from tide.core.errors import described
@@ -107,10 +107,13 @@ class Reply:
 class Client(httpx.AsyncClient):
     """Asks servers, each time for at most `timeout` seconds.
 
-    options: `headers` or `params` that are sent every time. under_way: requests not yet answered.
+    key: sent as a bearer token. options: `headers` or `params` that are sent every time.
+    under_way: requests not yet answered.
     """
 
-    def __init__(self, timeout: float, **options: Any) -> None:
+    def __init__(self, timeout: float, *, key: SecretStr | None = None, **options: Any) -> None:
+        if key is not None:
+            options["headers"] = {"Authorization": f"Bearer {key.get_secret_value()}"}
         super().__init__(
             timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
             limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),

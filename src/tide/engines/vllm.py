@@ -23,10 +23,10 @@ from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.remote.protocol import (
-    NEVER,
     PROBES,
     FirstToken,
     difference,
+    sampling_fields,
     scaled_probes,
     without_end,
 )
@@ -109,17 +109,7 @@ class VllmEngine(EmbeddingEngine):
         return asynchronous.from_engine_args(arguments)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        sampling = request.sampling
-        parameters = {
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_tokens": sampling.min_new_tokens,
-            "stop": list(sampling.stop),
-            "seed": None if sampling.temperature == 0 else request.seed,
-            "logit_bias": dict.fromkeys(request.banned_token_ids, NEVER) or None,
-        }
+        parameters = sampling_fields(request)
         if request.piece_tokens is not None:
             parameters |= {"stream_interval": request.piece_tokens}
         async with aclosing(self._outputs(request, parameters)) as outputs:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 from pydantic import BaseModel, ConfigDict
 
+from tide.core.chat import Text
 from tide.core.errors import InputError, TideError
 from tide.core.results import format_score
 from tide.core.sanitize import shown
@@ -28,7 +29,7 @@ from tide.core.strings import Unread, strings
 from tide.pocket import FOLDERS
 from tide.scorers.words import ParticularsScorer
 from tide.server.gate import LOG, traced
-from tide.server.schemas import Refused, Text
+from tide.server.schemas import Refused
 
 if TYPE_CHECKING:
     from tide.engines.base import Engine

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
-from tide.core.chat import Chat, Parts
+from tide.core.chat import Chat, Parts, Text
 from tide.core.errors import (
     CompletionError,
     DeadlineError,
@@ -222,16 +221,6 @@ def _is_deep(value: Any) -> bool:
         parts = [list(one.values()) if isinstance(one, dict) else one for one in level]
         level = [inner for one in parts if isinstance(one, list) for inner in one]
     return bool(level)
-
-
-def _whole(text: str) -> str:
-    if half_character(text) is not None:
-        raise PydanticCustomError("half", "no text: it holds half a character (a surrogate)")
-    return text
-
-
-# A text that can be encoded; JSON may hold others.
-Text = Annotated[str, AfterValidator(_whole)]
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:

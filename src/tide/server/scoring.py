@@ -13,12 +13,13 @@ import anyio
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tide.core.chat import Text
 from tide.core.validation import unknown
 from tide.scorers.base import Scorer, Scores, attributes_of, is_empty
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
-from tide.server.schemas import ContentPart, Refused, Text
+from tide.server.schemas import ContentPart, Refused
 
 # OpenAI's other categories are about other harms, and stay null.
 _CATEGORY = "harassment"

@@ -18,9 +18,12 @@ from tide.core.errors import ScorerError
 from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.guards.settings import FORMATS, GuardSettings
 from tide.scorers.guards.verdicts import Place, read_verdict
-from tide.scorers.services.azure import AzureContentSafetyScorer
 from tide.scorers.services.base import RemoteScorer
-from tide.scorers.services.openai_moderation import CATEGORIES, OpenAIModerationScorer
+from tide.scorers.services.moderation import (
+    CATEGORIES,
+    AzureContentSafetyScorer,
+    OpenAIModerationScorer,
+)
 from tide.scorers.services.perspective import PerspectiveScorer
 
 QUICK: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from tests.scorers.services.stand_ins import Moderation, Service, running, toxicity, without_waiting
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+from tide.scorers.services.moderation import OpenAIModerationScorer
 
 KEY = "sk-not-a-real-key-0123456789"
 

@@ -17,7 +17,7 @@ from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.guards.settings import GuardSettings
-from tide.scorers.services.azure import AzureContentSafetyScorer
+from tide.scorers.services.moderation import AzureContentSafetyScorer
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
 
 KEY = "not-a-real-key-0123456789"

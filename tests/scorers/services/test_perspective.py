@@ -26,7 +26,7 @@ from tests.scorers.services.stand_ins import (
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import REGISTRY, load_scorer, score_texts
 from tide.scorers.services import perspective
-from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 
 KEY = "AIza-Not_A-Real-Key-0123456789"

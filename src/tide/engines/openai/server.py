@@ -27,57 +27,34 @@ _Text = Annotated[str, Field(max_length=1_000_000)]
 OFF = {**NEUTRAL, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "repeat_penalty": 1.0}
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """The next of a completion (`text`) or of an answer to a chat (`delta`).
+
+    LocalAI leaves out an empty one, and Azure that of an event with a filter's results.
+    """
+
     index: Literal[0]
+    text: _Text | None = ""
+    delta: Delta | None = None
     finish_reason: Annotated[str | None, Field(max_length=100)] = None
 
-    @property
-    def said(self) -> str:
-        """What was written next."""
-        raise NotImplementedError
-
-    @property
-    def beside(self) -> Delta:
-        """What was told beside it."""
-        return Delta()
+    def read(self, chat: bool) -> Delta:
+        """What was written. Raises ServerFailed for the shape of the other."""
+        if chat and not self.text:
+            return self.delta or Delta()
+        if not chat and self.delta is None and self.text is not None:
+            return Delta(content=self.text)
+        raise ServerFailed("answered in the shape of " + ("a completion" if chat else "a chat"))
 
 
-class TextPart(_Part):
-    """LocalAI leaves out an empty text, and Azure that of an event with a filter's results."""
+class Event(BaseModel):
+    """Without a choice it tells what was used, or what a filter found in the prompt."""
 
-    text: _Text = ""
-    delta: None = None  # a chat's, whose text would be lost
-
-    @property
-    def said(self) -> str:
-        return self.text
-
-
-class ChatPart(_Part):
-    delta: Delta | None = None  # Azure's events with a filter's results have none
-    text: Literal[""] | None = None  # a completion's
-
-    @property
-    def said(self) -> str:
-        return self.beside.content or ""
-
-    @property
-    def beside(self) -> Delta:
-        return self.delta or Delta()
-
-
-# Without a choice an event tells what was used, or what a filter found in the prompt.
-_NO_CHOICE = BeforeValidator(lambda choices: [] if choices is None else choices)
-
-
-class TextEvent(BaseModel):
-    """The next of a completion."""
-
-    choices: Annotated[list[TextPart], Field(max_length=1), _NO_CHOICE]
-
-
-class ChatEvent(BaseModel):
-    choices: Annotated[list[ChatPart], Field(max_length=1), _NO_CHOICE]
+    choices: Annotated[
+        list[Part],
+        Field(max_length=1),
+        BeforeValidator(lambda choices: [] if choices is None else choices),
+    ]
 
 
 class Served(BaseModel):
@@ -112,27 +89,27 @@ async def streamed(
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    kind: type[TextEvent | ChatEvent] = ChatEvent if chat else TextEvent
     most, read = LONGEST_TOKEN * body["max_tokens"], 0
     last: tuple[str, FinishReason] | None = None
     limit = MIB + 4096 * body["max_tokens"]
-    async with aclosing(pool.stream(endpoint, path, kind, body, limit=limit)) as events:
+    async with aclosing(pool.stream(endpoint, path, Event, body, limit=limit)) as events:
         async for event in events:
             for part in event.choices:
-                said, told, beside = part.said, _end_of(part, has_tools), part.beside
+                new = part.read(chat)
+                said, told = new.content or "", _end_of(part.finish_reason, new, has_tools)
                 if told == "eos_token":
                     said = ""  # TGI writes the token that ends the text, as "</s>"
                 end = _ENDS.get(told) if told else None  # "" before the end: Ollama, LocalAI, TGI
-                read += len(said) + beside.size
+                read += len(said) + new.size
                 if read > most:
                     raise ServerFailed(f"wrote more than {body['max_tokens']} tokens")
                 if aside is not None:
-                    aside.add(beside)
+                    aside.add(new)
                 if told and end is None:
                     raise ServerFailed(f"ended a text by {told!r}")
                 if last is not None:
                     # Some tell an end twice, and Azure a filter's results after it.
-                    if beside.size or (said, end) not in (("", None), ("", last[1]), last):
+                    if new.size or (said, end) not in (("", None), ("", last[1]), last):
                         raise ServerFailed("wrote on after the end that it told")
                 elif end is not None:
                     last = said, end
@@ -143,10 +120,9 @@ async def streamed(
     yield last
 
 
-def _end_of(part: _Part, has_tools: bool) -> str | None:
+def _end_of(told: str | None, new: Delta, has_tools: bool) -> str | None:
     """Why a server ends a text, as it calls it. Raises EndpointRefused for what it should not."""
-    told = part.finish_reason
-    if part.beside.tool_calls and not has_tools:
+    if new.tool_calls and not has_tools:
         raise EndpointRefused("called a tool, and was sent none")
     if told == "tool_calls" and has_tools:
         return "stop"

@@ -37,7 +37,6 @@ from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import (
     NEUTRAL,
-    NEVER,
     OLDEST,
     PROBES,
     Choice,
@@ -51,6 +50,7 @@ from tide.engines.remote.protocol import (
     encode,
     is_older,
     mean_log_prob,
+    sampling_fields,
     scaled_probes,
     without_end,
 )
@@ -153,7 +153,7 @@ class RemoteEngine(EmbeddingEngine):
                 yield piece
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
-        body = self._body(request) | self._prompts([request])
+        body = sampling_fields(request) | self._prompts([request])
         body |= {"stream": True, "stream_interval": request.piece_tokens}
         full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
@@ -192,7 +192,7 @@ class RemoteEngine(EmbeddingEngine):
 
         for future in futures:
             future.add_done_callback(left)
-        body = self._body(requests[0]) | self._prompts(requests)
+        body = sampling_fields(requests[0]) | self._prompts(requests)
         try:
             found = await self._choices(
                 body, len(asked), lambda i, choice: self._piece(choice, requests[i])
@@ -221,22 +221,6 @@ class RemoteEngine(EmbeddingEngine):
 
         parts = await gather(map(some, self._split(range(len(pairs)))))
         return [one for part in parts for one in part]
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        """The body of a server's request, without the prompt."""
-        sampling = request.sampling
-        body = {
-            "max_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_tokens": sampling.min_new_tokens,
-            "stop": list(sampling.stop),
-            "seed": request.seed if sampling.temperature > 0 else None,
-        }
-        if request.banned_token_ids:
-            body["logit_bias"] = {str(token): NEVER for token in request.banned_token_ids}
-        return body
 
     def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
         return NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}

@@ -228,10 +228,7 @@ class EndpointPool:
     def _client(self) -> Client:
         client = next((c for c in self._clients if c.under_way < _CLIENT_REQUESTS), None)
         if client is None:
-            key = self._api_key
-            headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-            client = Client(self._timeout, headers=headers)
-            self._clients.append(client)
+            self._clients.append(client := Client(self._timeout, key=self._api_key))
         return client
 
     async def _attempt(

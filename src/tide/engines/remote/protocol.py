@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, FailFast, Field
 
 from tide.core.http import Rows, ServerFailed
-from tide.engines.base import FinishReason
+from tide.engines.base import FinishReason, Request
 
 if TYPE_CHECKING:  # the engine 'openai' imports this module, and needs no torch
     from torch import Tensor
@@ -118,6 +118,21 @@ def encode(x: Tensor) -> str:
     # A copy, because a view would be saved with the whole storage behind it.
     torch.save(x.detach().cpu().contiguous().clone(), buffer)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def sampling_fields(request: Request) -> dict[str, Any]:
+    """What vLLM calls the sampling of a request, here and on a server."""
+    sampling = request.sampling
+    return {
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_tokens": sampling.min_new_tokens,
+        "stop": list(sampling.stop),
+        "seed": request.seed if sampling.temperature > 0 else None,
+        "logit_bias": dict.fromkeys(request.banned_token_ids, NEVER) or None,
+    }
 
 
 def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:

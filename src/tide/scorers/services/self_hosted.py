@@ -60,10 +60,7 @@ class SelfHostedScorer(RemoteScorer):
         return super()._said([break_up(text) for text in texts])
 
     def _client(self) -> Client:
-        headers = {}
-        if self._key is not None:
-            headers["Authorization"] = f"Bearer {self._key.get_secret_value()}"
-        return Client(self._timeout, headers=headers)
+        return Client(self._timeout, key=self._key)
 
     async def _get(self, client: Client, path: str, kind: type[_Parsed]) -> _Parsed:
         return self._read(await client.ask("GET", self._url + path), path, 0, kind)
