@@ -39,64 +39,43 @@ from tide.core.sanitize import half_character, shown
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PLAIN = "answers are plain text here"
 _FOR_CHATS = "for /v1/chat/completions alone, behind an engine that takes it (openai)"
 _UNSCORED = "would show or take in what no scorer has seen"
-_REASONS = {
-    "logprobs": _UNSCORED,
-    "top_logprobs": _UNSCORED,
-    "prompt_logprobs": _UNSCORED,
-    "echo": _UNSCORED,
+_NOT_HERE = "is not a parameter of this server"
+# Parameters without which an answer would be to another question, and why they are refused.
+_REFUSED = {
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs", "echo"), _UNSCORED),
     **dict.fromkeys(("tools", "tool_choice", "response_format"), _FOR_CHATS),
     "functions": "former name; use tools",
     "function_call": "former name; use tool_choice",
     "prompt_embeds": "embeddings are not taken from clients",
-    **dict.fromkeys(
-        (
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "structured_outputs",
-            "modalities",
-            "audio",
-        ),
-        _PLAIN,
-    ),
-}
-# What asks for nothing, as clients send it.
+    **dict.fromkeys((
+        "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+        "modalities", "audio",
+    ), "answers are plain text here"),
+    **dict.fromkeys((
+        "add_generation_prompt", "add_special_tokens", "annotations", "best_of", "ignore_eos",
+        "include_stop_str_in_output", "logit_bias", "skip_special_tokens",
+        "spaces_between_special_tokens", "suffix", "use_beam_search",
+    ), _NOT_HERE),
+}  # fmt: skip
+# What asks for nothing, as clients send it; of other parameters what is empty, 0 or false does.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
-    "annotations": ([],),
     "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0, 0.0),
     "function_call": ("none",),
-    "functions": ([],),
-    "ignore_eos": (False,),
-    "include_stop_str_in_output": (False,),
+    "guided_json": (),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "logprobs": (False,),
-    "min_p": (0, 0.0),
     "modalities": (["text"],),
-    "presence_penalty": (0, 0.0),
+    "prompt_logprobs": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "suffix": ("",),
     "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "use_beam_search": (False,),
 }
-# They are known, too, and an answer without them is still one to the question.
-_IGNORED = (
-    "frequency_penalty", "length_penalty", "min_p", "presence_penalty", "service_tier", "store",
-)  # fmt: skip
 _MOST_IGNORED, _LONGEST_NAME = 32, 64
 _MOST_NESTED = 64
 # They tell of the caller and change no answer.
@@ -224,11 +203,12 @@ def _is_deep(value: Any) -> bool:
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
-    return (
-        value is None
-        or name in _ABOUT_THE_CALLER
-        or any(type(value) is type(no) and value == no for no in _NEUTRAL.get(name, ()))
-    )
+    if value is None or name in _ABOUT_THE_CALLER:
+        return True
+    neutral = _NEUTRAL.get(name)
+    if neutral is None:
+        return not value
+    return any(type(value) is type(no) and value == no for no in neutral)
 
 
 class _Asked(BaseModel):
@@ -246,7 +226,7 @@ class _Asked(BaseModel):
             if value is None if name in fields else _asks_for_nothing(name, value):
                 continue
             if name not in fields and not cls._ignores(name):
-                reason = _REASONS.get(name, "is not a parameter of this server")
+                reason = _REFUSED.get(name, _NOT_HERE)
                 raise PydanticCustomError(
                     "unsupported", "{reason}", {"param": shown(name), "reason": reason}
                 )
@@ -300,7 +280,7 @@ class Generation(_Asked):
 
     @classmethod
     def _ignores(cls, name: str) -> bool:
-        return name in _IGNORED or name not in {*_NEUTRAL, *_REASONS}
+        return name not in _REFUSED
 
     @property
     def ignored(self) -> str:
