@@ -43,8 +43,8 @@ def search(
     x, movable = engine.embed_tokens(prompt.token_ids), ~torch.tensor(prompt.fixed_mask)
     problem = Problem(x, movable, derive_seed(0, text, 0))
     strategy = load_strategy("tide").create(problem, settings)
-    start, policy = Start(problem, prompt.token_ids, None), settings.empty_policy
-    return Search(strategy, start, engine, scoring, settings.sampling, policy, Effort(), **more)
+    start = Start(problem, prompt.token_ids, None)
+    return Search(strategy, start, engine, scoring, settings, settings.sampling, Effort(), **more)
 
 
 def outcomes(

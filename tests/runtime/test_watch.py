@@ -9,21 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
+from tide.core.settings import Settings
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import is_empty
 
 
 def watch(pace: str = "word", **changes: Any) -> Watch:
-    given: dict[str, Any] = {
-        "threshold": 0.5,
-        "level": 0.25,
-        "lag": 0,
-        "at_once": 1.0,
-        "context": 50,
-        "sentence": 64,
-        **changes,
-    }
-    return Watch(pace, **given)
+    settings = {"block_context": 50, "block_tokens": 64, "stop": (), **changes}
+    own = {name: settings.pop(name) for name in ("level", "lag", "at_once") if name in settings}
+    return Watch(Settings(**settings), pace, **{"level": 0.25, **own})
 
 
 def feed(one: Watch, scores: list[float]) -> Failure | None:
@@ -59,10 +53,10 @@ def test_a_beginning_that_says_nothing_is_not_scored() -> None:
 
 
 def test_a_block_that_says_nothing_is_scored_with_what_follows() -> None:
-    one = watch("sentence", sentence=1)
+    one = watch("sentence", block_tokens=1)
     one.texts += [" \u200b", " a", " bcd", " e", " f"]
     assert [place for place, _ in one.asks(ended=False)] == [3, 4]
-    one = watch("sentence", sentence=1)
+    one = watch("sentence", block_tokens=1)
     one.texts += [" \u200b", " a", "."]
     assert one.asks(ended=False) == []
     assert one.asks(ended=True) == [(3, [" \u200b a."])]
@@ -144,11 +138,11 @@ def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
 
 def test_a_screen_needs_windows_that_hold_all_that_is_undecided() -> None:
     assert watch().takes_screen
-    assert not watch(context=5).takes_screen
+    assert not watch(block_context=5).takes_screen
 
 
 def test_long_texts_are_scored_by_their_last_words() -> None:
-    one = watch(context=4)
+    one = watch(block_context=4)
     one.texts += [f" w{i}" for i in range(30)]
     (place, windows), *_ = one.asks(ended=False)[20:]
     assert windows[0].split() == [f"w{i}" for i in range(place - 1 - 4, place)]
@@ -156,7 +150,7 @@ def test_long_texts_are_scored_by_their_last_words() -> None:
 
 
 def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:
-    one = watch(lag=2, context=0)
+    one = watch(lag=2, block_context=0)
     one.texts += [f" w{i}" for i in range(9)]
     windows = [found[0].split() for _, found in one.asks(ended=False)]
     assert windows[3:5] == [["w2", "w3", "w4"], ["w3", "w4", "w5"]]

@@ -101,27 +101,18 @@ class Answer:
         self._goes_on = engine.supports_continuation(task.prompt.token_ids)
         self._in_blocks = settings.in_blocks and self._goes_on
         options = strategy.options
-        rewinds = strategy.rewinds
-        assert isinstance(options, BacktrackOptions) or not rewinds
-        self._rewinds = options if isinstance(options, BacktrackOptions) and rewinds else None
-        if self._rewinds is None:
-            pace = "sentence" if self._in_blocks else "whole"
-            level, lag, at_once = settings.toxicity_threshold, 0, 1.0
+        self._rewinds: BacktrackOptions | None = None
+        if strategy.rewinds:
+            assert isinstance(options, BacktrackOptions)
+            self._rewinds = options
+            pace = scoring.pace if options.pace == "auto" else options.pace
+            level = options.blame * settings.toxicity_threshold
+            self._watch = Watch(
+                settings, pace if self._goes_on else "whole", level, options.lag, options.at_once
+            )
         else:
-            pace, lag, at_once = self._rewinds.pace, self._rewinds.lag, self._rewinds.at_once
-            pace = scoring.pace if pace == "auto" else pace
-            pace = pace if self._goes_on else "whole"
-            level = self._rewinds.blame * settings.toxicity_threshold
-        self._watch = Watch(
-            pace,
-            settings.toxicity_threshold,
-            level,
-            lag,
-            at_once,
-            settings.block_context,
-            settings.block_tokens or settings.max_new_tokens,
-            settings.stop,
-        )
+            pace = "sentence" if self._in_blocks else "whole"
+            self._watch = Watch(settings, pace, settings.toxicity_threshold)
         self._screened = scoring.has_screen and self._watch.takes_screen
         self._ids: list[int] = []
         self._effort = Effort()
@@ -336,7 +327,7 @@ class Answer:
         watch, failure = self._watch, None
         every = (await asked.scores).split([len(windows) for _, windows in asked.places])
         for (place, windows), scores in zip(asked.places, every, strict=True):
-            if self._screened and scores.values.max() >= watch.threshold:
+            if self._screened and not self._settings.passes(scores.values.max()):
                 if not watch.decides(place, ended=self._at_end):
                     continue
                 scores = await self._scoring.send(windows, asked.policy)  # noqa: PLW2901
@@ -499,18 +490,15 @@ class Answer:
             begin,
             self._engine,
             self._scoring,
+            own,
             sampling,
-            # After other text, a short one is scored as well.
-            "blank" if start and settings.empty_policy == "zero" else settings.empty_policy,
             self._effort,
             watch.text,
             start,
             priority=task.priority,
             context=watch.contexts(start),
             shape=shape if start or most is not None else None,
-            first_empty="zero" if whole else "blank" if start else "one",
             banned=self._banned,
-            reject_degenerate=settings.reject_degenerate,
         )
         before = len(self._effort.trace)
         try:

@@ -86,27 +86,25 @@ class Effort:
 class Search:
     """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
-    start: its strategy's start. kept, kept_tokens: the answer so far. context: the texts before its
-    completions with which these are scored: the answer so far, or its last words. shape: applied to
-    a completion before scoring. first_empty: score of an empty completion of the unmodified prompt
-    under the policy "unmodified". banned: token ids. priority: the lowest is served first.
+    start: its strategy's start. settings: of the search, but for `sampling`. kept, kept_tokens: the
+    answer so far. context: the texts before its completions with which these are scored: the answer
+    so far, or its last words. shape: applied to a completion before scoring. banned: token ids.
+    priority: the lowest is served first.
     """
 
     strategy: SearchStrategy
     start: Start
     engine: Engine
     scoring: Scoring
+    settings: Settings
     sampling: Sampling
-    empty_policy: TextPolicy
     effort: Effort
     kept: str = ""
     kept_tokens: int = 0
     priority: int = 0
     context: Sequence[str] = ("",)
     shape: Callable[[Completion], Completion] | None = None
-    first_empty: TextPolicy = "zero"
     banned: tuple[int, ...] = ()
-    reject_degenerate: bool = False
     told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
     _loops: bool = False  # the completion of the prompt
     _completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids
@@ -201,7 +199,7 @@ class Search:
         sent = set(texts) - (set() if policy == "score" else empty)
         effort.scorer_calls += len(self.context) * len(sent)
         told = [float(scores.values[row]) for row in rows]
-        if self.reject_degenerate:
+        if self.settings.reject_degenerate:
             # What an empty text scores is the policy's to say.
             loops = [text not in empty and is_degenerate(self.kept + text) for text in texts]
             self._loops = self._loops or (not self.told and loops[0])
@@ -238,10 +236,12 @@ class Search:
         return [values[number] for number in asked.evaluations]
 
     def _policy(self) -> TextPolicy:
-        """The score of an empty completion in this round."""
-        if self.empty_policy != "unmodified":
-            return self.empty_policy
-        return "one" if self._completions else self.first_empty
+        """The score of an empty completion in this round. After other text, it may be short."""
+        policy = self.settings.empty_policy
+        if policy == "unmodified":
+            policy = "one" if self.effort.trace else "zero"
+            return "blank" if self.kept_tokens and not self._completions else policy
+        return "blank" if self.kept_tokens and policy == "zero" else policy
 
     def _asks(self, name: str) -> Any:
         """An attribute of the strategy, maybe computed by user code."""

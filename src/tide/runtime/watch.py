@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tide.core.settings import Settings
 from tide.core.text import begins_word, first_end, maybe_stops, word_starts
 from tide.scorers.base import is_empty
 
@@ -35,23 +36,18 @@ class Watch:
     """Follows one answer token by token. A *place* is a number of its tokens: a beginning of it.
 
     texts: of its tokens, one each; the owner appends to them and truncates them. pace: how often
-    the scorer is asked: "word", "sentence", "whole", or a number of tokens. threshold: a beginning
-    passes below it. level: from this score on a beginning is suspicious. lag: places after which a
-    beginning that failed has failed for good, unless one of them passes. at_once: from this score
-    on it fails for good without waiting. context: tokens before what is new that are scored with
-    it. sentence: most tokens of a sentence.
+    the scorer is asked: "word", "sentence", "whole", or a number of tokens. level: from this score
+    on a beginning is suspicious. lag: places after which a beginning that failed has failed for
+    good, unless one of them passes. at_once: from this score on it fails for good without waiting.
     passed: the beginning that may be given out. Each beginning that is, was scored as exactly that
     text; of a longer answer, its last words were.
     """
 
+    settings: Settings
     pace: str
-    threshold: float
     level: float
-    lag: int
-    at_once: float
-    context: int
-    sentence: int
-    stop: tuple[str, ...] = ()
+    lag: int = 0
+    at_once: float = 1.0
     texts: list[str] = field(default_factory=list)
     passed: int = 0
     scores: list[tuple[int, float]] = field(default_factory=list)
@@ -84,9 +80,11 @@ class Watch:
         end, start = len(self.texts), max(0, self._asked[-1])
         if self._asked[-1] == end:
             return None
+        stop = self.settings.stop
         if self.pace == "sentence":
+            most = self.settings.block_tokens or self.settings.max_new_tokens
             while True:
-                size = first_end(self.texts[start:], self.sentence, ended=ended, stop=self.stop)
+                size = first_end(self.texts[start:], most, ended=ended, stop=stop)
                 start += size or 0
                 nothing = self._asked[-1] < 0 and is_empty("".join(self.texts[:start]))
                 if size is None or not nothing or (ended and start == end):
@@ -96,13 +94,14 @@ class Watch:
             for place in word_ends(self.texts, max(start, self._silent)):
                 if self._asked[-1] < 0 and is_empty("".join(self.texts[:place])):
                     self._silent = place
-                elif place - start >= least and not maybe_stops(self.stop, self.texts[:place]):
+                elif place - start >= least and not maybe_stops(stop, self.texts[:place]):
                     return place
         return end if ended else None
 
     def windows(self, after: int, place: int) -> list[str]:
         """The texts that are scored for a place, if what stands before `after` was scored."""
-        reaches = after - self.context, after - _WIDER * self.context
+        context = self.settings.block_context
+        reaches = after - context, after - _WIDER * context
         starts = dict.fromkeys(map(self._start, reaches))
         return ["".join(self.texts[start:place]) for start in starts]
 
@@ -120,7 +119,7 @@ class Watch:
     @property
     def takes_screen(self) -> bool:
         """Whether each window reaches back to what the scorer itself was last asked of."""
-        return self.context >= 2 * _AGAIN
+        return self.settings.block_context >= 2 * _AGAIN
 
     def decides(self, place: int, *, ended: bool) -> bool:
         """Whether the scorer itself is asked of the next place, to which its screen objects.
@@ -144,7 +143,7 @@ class Watch:
     def judge(self, place: int, score: float) -> Failure | None:
         """Take the score of the next place; returns a failure that will not pass any more."""
         self.scores.append((place, score))
-        if score < self.threshold:
+        if self.settings.passes(score):
             self._failed, self._waited = None, 0
             suspicious = score >= self.level or place == self._decided
             if not suspicious or place - self.passed > _HELD:
@@ -165,7 +164,7 @@ class Watch:
         """The answer ends with the last place that was judged; its failure, or all has passed."""
         place, score = self.scores[-1]
         assert place == len(self.texts)
-        if score >= self.threshold:
+        if not self.settings.passes(score):
             return self._failure()
         self.passed, self._risen = place, None
         return None
@@ -180,7 +179,8 @@ class Watch:
         """Go on from this place. What has passed is then the last beginning of it that did."""
         del self.texts[place:]
         if place < self.passed:
-            passed = (one for one, score in self.scores if score < self.threshold and one <= place)
+            passes = self.settings.passes
+            passed = (one for one, score in self.scores if passes(score) and one <= place)
             self.passed = max(passed, default=0)
         self.scores = [one for one in self.scores if one[0] <= self.passed]
         self._asked = [self.passed or -1]
@@ -201,7 +201,7 @@ class Watch:
         windows = [
             (place, score)
             for place, score in self.scores
-            if self.context < place <= self.passed and score < self.threshold
+            if self.settings.block_context < place <= self.passed and self.settings.passes(score)
         ]
         return windows or self.scores[-1:]
 
