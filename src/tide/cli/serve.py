@@ -229,7 +229,7 @@ def _config(app: Any, drain: float) -> Any:
     """What uvicorn serves, and how. drain: seconds for open requests at the end."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
-    from tide.server.connections import HeaderTimeoutProtocol  # noqa: PLC0415
+    from tide.server.gate import HeaderTimeoutProtocol  # noqa: PLC0415
 
     return uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""Checks of every request, in plain ASGI: number, log, metrics, key, size, disconnects.
+"""Checks of every request, in plain ASGI: headers, number, log, metrics, key, size, disconnects.
 
 A request is read whole before it is handled, within a size and time limit. Meanwhile disconnects
 are watched: one cancels the work, even before the first token.
@@ -16,11 +16,12 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import anyio
 from starlette.datastructures import Headers
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from tide.core.credentials import read_key
 from tide.core.errors import InputError
@@ -44,7 +45,8 @@ _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put i
 # Paths without a key: monitoring, and the page, which asks for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_READING = 30.0  # seconds for a client to send a request
+HEAD_SECONDS = 30.0  # for the head of a request, from the connection or from the head's first byte
+_READING = 30.0  # seconds for a client to send the rest of it
 _LEFT = 499  # what nginx calls a client that left
 # The rest of a refused request is read, up to this multiple of the limit; otherwise the client
 # would see a broken connection and no answer.
@@ -199,6 +201,48 @@ class Gate:
             return False
         work.result()
         return True
+
+
+_Base: Any = AutoHTTPProtocol
+
+
+class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
+    """Uvicorn's installed HTTP protocol, with a timeout for headers.
+
+    The gate sees a request only after its headers. A client that sends these slowly, or half of
+    them, would hold its connection for ever.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:  # a head has ended
+            self._stop()
+        elif self._timer is None and before is not None and before.response_complete:
+            # The next one has begun.
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._late)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        self.transport.close()
 
 
 def digest(key: str) -> bytes:

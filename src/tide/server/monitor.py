@@ -206,26 +206,19 @@ class Monitor:
             self._record(said, policy, outcome, **vars(found))
 
     def _record(
-        self,
-        said: dict[str, Any],
-        policy: ServedPolicy,
-        outcome: str,
-        score: float | None = None,
-        character: int | None = None,
-        word: int | None = None,
-        error: str = "",
+        self, said: dict[str, Any], policy: ServedPolicy, outcome: str, **known: Any
     ) -> None:
+        """known: `score`, `character` and `word` of a forecast, or an `error`."""
         self._metrics.monitored.labels(policy.name, outcome).inc()
-        found: dict[str, Any] = {
+        found = {
             "outcome": outcome,
-            "score": score,
             "would_change": {"changed": True, "unchanged": False}.get(outcome),
-            "character": character,
-            "word": word,
+            **dict.fromkeys(("score", "character", "word")),
+            **known,
         }
-        failed = {"error": error} if error else {}
-        plain = {name: said[name] for name in ("request", "choice", "policy")}
-        LOG.info(json.dumps({"monitored": plain | found | failed}))
+        shown = ("request", "choice", "policy")
+        LOG.info(json.dumps({"monitored": {name: said[name] for name in shown} | found}))
+        found.pop("error", None)
         if self._log is None:
             return
         line = {"time": round(time.time(), 3), **said, **found}
