@@ -10,14 +10,14 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.server.running import Running, running, wait_until
-from tide.server import connections
+from tide.server import gate
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(gate, "HEAD_SECONDS", 0.5)
     with running() as found:
         yield found
 
