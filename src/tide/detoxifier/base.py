@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,10 +69,6 @@ def resolved(
     return resolve(preset_values(preset, model, strategy), overrides)
 
 
-def _overridden(base: Settings, /, **overrides: Any) -> tuple[Settings, LoadedStrategy]:
-    return resolve(base.model_dump(exclude_unset=True), overrides)
-
-
 _LOG = logging.getLogger(__name__)
 # Prompts under way per sequence of the engine, since some prompts wait for scores.
 _AHEAD = 2
@@ -119,7 +115,6 @@ class DetoxifierBase:
             model if isinstance(model, Engine) else load_engine(engine, model, **options)
         )
         self._check(self.settings, self._strategy)
-        self._overridden = lru_cache(maxsize=256, typed=True)(_overridden)
         # An object that the caller passed in is the caller's to close.
         self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
         self._own += [self.scorer] if isinstance(scorer, str) else []
@@ -130,7 +125,16 @@ class DetoxifierBase:
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """For each prompt the reason why it cannot be completed, or None; before any work."""
-        return [self._problem(prompt) for prompt in prompts]
+        found: list[InputError | None] = []
+        for prompt in prompts:
+            try:
+                text = self.engine.text_of(prompt)
+                (ids,) = self.engine.tokenize([text])
+                check_length(text, len(ids), self.settings, self.engine.context_length)
+                found.append(None)
+            except InputError as error:
+                found.append(error)
+        return found
 
     @property
     def closed(self) -> bool:
@@ -167,15 +171,6 @@ class DetoxifierBase:
                 'or say on_unresolved="refuse" or "raise" (told once)'
             )
         return result
-
-    def _problem(self, prompt: str | Chat) -> InputError | None:
-        try:
-            text = self.engine.text_of(prompt)
-            (ids,) = self.engine.tokenize([text])
-            check_length(text, len(ids), self.settings, self.engine.context_length)
-        except InputError as error:
-            return error
-        return None
 
     def _start(
         self,
@@ -277,11 +272,7 @@ class DetoxifierBase:
             raise EngineError("the detoxifier is closed; make a new one")
         if not overrides:
             return self.settings, self._strategy
-        given = {key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}
-        try:
-            settings, strategy = self._overridden(self.settings, **given)
-        except TypeError:  # an unhashable value, which is refused by name below
-            settings, strategy = _overridden(self.settings, **given)
+        settings, strategy = resolve(self.settings.model_dump(exclude_unset=True), overrides)
         self._check(settings, strategy)
         return settings, strategy
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import regex
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from tide.core.chat import Chat, Rendered
 from tide.core.http import Rows, ServerFailed
@@ -130,15 +130,7 @@ class Tokens(BaseModel):
 class Detokenized(BaseModel):
     """vLLM says `prompt`, llama.cpp `content`, llama-cpp-python `text`."""
 
-    prompt: _Text | None = None
-    content: _Text | None = None
-    text: _Text | None = None
-
-    @property
-    def said(self) -> str | None:
-        return next(
-            (one for one in (self.prompt, self.content, self.text) if one is not None), None
-        )
+    said: _Text = Field(validation_alias=AliasChoices("prompt", "content", "text"))
 
 
 class _Wire(NamedTuple):
@@ -270,7 +262,4 @@ async def _text(
     pool: EndpointPool, endpoint: Endpoint, model: str, wire: _Wire, ids: Sequence[int]
 ) -> str:
     body = {"model": model, "tokens": list(ids)}
-    said = (await pool.request(endpoint, wire.detokenize, Detokenized, body)).said
-    if said is None:
-        raise ServerFailed(f"{wire.detokenize}: answered no text")
-    return said
+    return (await pool.request(endpoint, wire.detokenize, Detokenized, body)).said

@@ -278,8 +278,9 @@ class EndpointPool:
         refused = isinstance(error, EndpointRefused)
         if not endpoint.available:
             return
-        check = self._checked(endpoint)
-        job.checks.append(check)
+        if endpoint.check is None:
+            endpoint.check = self._begun(self._works(endpoint))
+        job.checks.append(check := endpoint.check)
         if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
             return  # another server tries the request meanwhile
         # Not cancelled with this job: others wait for them, too.
@@ -304,12 +305,6 @@ class EndpointPool:
     def _rest(self, endpoint: Endpoint, error: ServerFailed) -> None:
         endpoint.reason = str(error)
         endpoint.rests_until = asyncio.get_running_loop().time() + error.pause
-
-    def _checked(self, endpoint: Endpoint) -> asyncio.Task[bool]:
-        """The check of a server, which many requests may wait for."""
-        if endpoint.check is None:
-            endpoint.check = self._begun(self._works(endpoint))
-        return endpoint.check
 
     async def _works(self, endpoint: Endpoint) -> bool:
         """Whether a server answers correctly; if not, it leaves the pool."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, Field, RootModel
+from pydantic import AliasPath, BaseModel, Field, RootModel
 
 from tide.core.credentials import base_url, read_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
@@ -98,18 +98,14 @@ class SelfHostedScorer(RemoteScorer):
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class _Labels(BaseModel):
-    id2label: dict[str, _Name] = Field(min_length=1)
-
-
-class _Kind(BaseModel):
-    classifier: _Labels | None = None
-
-
 class _Info(BaseModel):
     model_id: _Name
     model_sha: _Name | None = None
-    model_type: _Kind
+    labels: dict[str, _Name] | None = Field(
+        default=None,
+        min_length=1,
+        validation_alias=AliasPath("model_type", "classifier", "id2label"),
+    )
     max_client_batch_size: int = Field(default=32, ge=1)
 
 
@@ -140,9 +136,9 @@ class TeiScorer(SelfHostedScorer):
         address, _, wanted = url.partition("#")
         super().__init__("tei", address, **options)
         info = self._once(lambda client: self._get(client, "/info", _Info))
-        if info.model_type.classifier is None:
+        if info.labels is None:
             raise ScorerRefusedError(f"scorer tei: {info.model_id} is not a classifier")
-        names = list(dict.fromkeys(info.model_type.classifier.id2label.values()))
+        names = list(dict.fromkeys(info.labels.values()))
         self._how, wanted = how_joined(wanted)
         columns = toxic_columns(f"tei:{address}", names, wanted)
         self._labels = frozenset(names)
@@ -176,12 +172,8 @@ _Index = Annotated[int, Field(ge=0, le=10**6)]
 _ROUNDING = 0.01
 
 
-class _Model(BaseModel):
-    id: _Name
-
-
-class _Models(BaseModel):
-    data: Rows[_Model] = Field(min_length=1)
+class _Served(BaseModel):
+    model: _Name = Field(validation_alias=AliasPath("data", 0, "id"))
 
 
 class _Class(BaseModel):
@@ -214,8 +206,8 @@ class _VllmScorer(SelfHostedScorer):
         super().__init__(self.kind, address, **options)
         # Other clients need an address that ends in /v1; these paths lie beside it.
         self._url = self._url.removesuffix("/v1")
-        models = self._once(lambda client: self._get(client, "/v1/models", _Models)).data
-        self._model = models[0].id
+        served = self._once(lambda client: self._get(client, "/v1/models", _Served))
+        self._model = served.model
 
     def _in_order(self, rows: list[Any], texts: int) -> list[Any]:
         """The rows by their index, which is that of the text."""
