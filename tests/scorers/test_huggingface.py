@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tests.models import CONTEXT, save_classifier
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
-from tide.scorers.huggingface import HuggingFaceScorer
+from tide.scorers.classifiers import HuggingFaceScorer
 
 WORDS = ("rain", "weather", "Paris", "fine", "the")
 TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]

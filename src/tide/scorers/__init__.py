@@ -29,9 +29,9 @@ REGISTRY = Registry(
     {
         "pocket": "tide.scorers.pocket:PocketScorer",
         "sentence": "tide.scorers.sentence:SentenceScorer",
-        "hf": "tide.scorers.huggingface:HuggingFaceScorer",
+        "hf": "tide.scorers.classifiers:HuggingFaceScorer",
         "guard": "tide.scorers.guards.settings:guard",
-        "detoxify": "tide.scorers.detoxify:DetoxifyScorer",
+        "detoxify": "tide.scorers.classifiers:DetoxifyScorer",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
         "regex": "tide.scorers.patterns:PatternScorer",

@@ -23,10 +23,10 @@ from tide.core.pretrained import (
 )
 from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
+from tide.scorers.classifiers import digest_of
 from tide.scorers.control_tokens import ControlTokens
 from tide.scorers.guards.settings import GuardSettings
 from tide.scorers.guards.verdicts import Place, Verdict
-from tide.scorers.huggingface import digest_of
 
 _TAGS = re.compile(r"</?\w+>")
 # A placeholder text, which shows where a template puts a text and whether it changes it.
