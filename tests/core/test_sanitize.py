@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from tide.core.credentials import base_url, read_key
 from tide.core.errors import InputError, TideError
+from tide.core.http import base_url, read_key
 from tide.core.sanitize import hide, logger, shown, visible
 from tide.plugins.options import checked
 

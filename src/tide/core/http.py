@@ -1,4 +1,4 @@
-"""HTTP client with limits of size and time; servers are untrusted.
+"""HTTP client with limits of size and time; servers are untrusted. Also their keys and addresses.
 
 No redirect is followed, so that texts and keys go only to the given address. Proxies are those of
 the environment, as for other programs; a .netrc file is not read.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -21,8 +22,8 @@ import httpx
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
-from tide.core.errors import described
-from tide.core.sanitize import logger, shown
+from tide.core.errors import EnvironmentVariableError, InputError, described
+from tide.core.sanitize import hide, logger, shown
 from tide.core.validation import problem
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
@@ -225,3 +226,49 @@ class _NoCookies(CookieJar):
 @functools.cache
 def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()  # takes 20 ms
+
+
+def read_key(variable: str, given: str | None = None) -> SecretStr | None:
+    """The given key, else that of the environment variable; None without either.
+
+    From then on the key is hidden in every message. Raises EnvironmentVariableError, without the
+    key, for one with characters that no HTTP header carries.
+    """
+    key = (os.environ.get(variable, "") if given is None else given).strip()
+    if not key:
+        return None
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise EnvironmentVariableError(
+            f"{variable}: holds characters that no key has; set the key alone"
+        )
+    hide(key)
+    return SecretStr(key)
+
+
+def base_url(url: str, name: str) -> str:
+    """`url` without a last slash. name: the option or variable that it comes from.
+
+    Raises InputError unless it is http(s)://HOST[:PORT][/PATH]; the error does not quote it. An
+    address with a password would end up in logs and records.
+    """
+    try:
+        parts = httpx.URL(url.strip())
+        port_fits = parts.port is None or 0 < parts.port < 1 << 16
+    except (httpx.InvalidURL, ValueError):
+        parts, port_fits = httpx.URL(), False
+    if not port_fits or parts.scheme not in ("http", "https") or not parts.host:
+        raise InputError(f"{name}: not an address like https://HOST:PORT/PATH")
+    if parts.userinfo or parts.query or parts.fragment:
+        raise InputError(
+            f"{name}: an address with a user, password, query or fragment is not taken, because "
+            "addresses are logged; give the key by its environment variable"
+        )
+    return str(parts).rstrip("/")
+
+
+def need_key(variable: str, given: str | None = None) -> SecretStr:
+    """As `read_key`. Raises EnvironmentVariableError if there is no key."""
+    key = read_key(variable, given)
+    if key is None:
+        raise EnvironmentVariableError(f"no key; set the environment variable {variable}")
+    return key

@@ -23,8 +23,8 @@ import anyio
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from tide.core.credentials import read_key
 from tide.core.errors import InputError
+from tide.core.http import read_key
 from tide.core.sanitize import logger
 from tide.server.playground import FILES
 from tide.server.schemas import Refused

@@ -18,16 +18,14 @@ from typing import Any, ClassVar
 
 from tide.core.chat import Chat, Rendered, render
 from tide.core.concurrency import items_of
-from tide.core.credentials import read_key
 from tide.core.errors import CompletionError, InputError, guarded
-from tide.core.http import Seconds
+from tide.core.http import Seconds, read_key
 from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
-from tide.engines.openai.parts import Aside
-from tide.engines.openai.server import Capabilities, complete_probe, look_at, streamed
+from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import (
     BannedWords,
     ChatText,

@@ -19,9 +19,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from tide.core.concurrency import gather, items_of
-from tide.core.credentials import read_key
 from tide.core.errors import EngineError, guarded
-from tide.core.http import MIB, Seconds, ServerFailed
+from tide.core.http import MIB, Seconds, ServerFailed, read_key
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
 from tide.engines.base import (

@@ -18,9 +18,8 @@ from pydantic import BaseModel, SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
-from tide.core.credentials import base_url
 from tide.core.errors import CompletionError, EngineError, InputError
-from tide.core.http import MIB, Client, Reply, ServerFailed
+from tide.core.http import MIB, Client, Reply, ServerFailed, base_url
 from tide.core.sanitize import logger
 
 _log = logger(__name__)

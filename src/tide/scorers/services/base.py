@@ -18,14 +18,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from tide.core.concurrency import Portal, gather, portal_of
-from tide.core.credentials import base_url
 from tide.core.errors import (
     EnvironmentVariableError,
     InputError,
     ScorerError,
     ScorerUnavailableError,
 )
-from tide.core.http import Client, Reply, Seconds, ServerFailed
+from tide.core.http import Client, Reply, Seconds, ServerFailed, base_url
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, PlainScorer
 

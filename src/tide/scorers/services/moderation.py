@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from tide.core.credentials import need_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import Client, Reply, Rows, ServerFailed
+from tide.core.http import Client, Reply, Rows, ServerFailed, need_key
 from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.services.base import (

@@ -17,9 +17,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
-from tide.core.credentials import need_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import Client, Reply, ServerFailed
+from tide.core.http import Client, Reply, ServerFailed, need_key
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked

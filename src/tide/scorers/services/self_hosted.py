@@ -11,9 +11,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AliasPath, BaseModel, Field, RootModel
 
-from tide.core.credentials import base_url, read_key
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import MIB, Client, Reply, Rows, ServerFailed
+from tide.core.http import MIB, Client, Reply, Rows, ServerFailed, base_url, read_key
 from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.control_tokens import break_up
