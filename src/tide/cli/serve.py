@@ -177,13 +177,16 @@ def serve(
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server import tracing  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
-    from tide.server.gate import read_keys  # noqa: PLC0415
+    from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
     from tide.server.monitor import Monitor  # noqa: PLC0415
-    from tide.server.policies import CommandLine, Policies  # noqa: PLC0415
+    from tide.server.policies import CommandLine, Policies, PolicyFile  # noqa: PLC0415
 
     if monitor_texts and monitor_log is None:
         raise InputError("--monitor-texts: there is no --monitor-log to write them to")
     provider = tracing.exporting() if otel else None
+    keys = read_keys()
+    # Cheap mistakes first, before anything is loaded.
+    check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     line = CommandLine(
         model, scorer, strict_language, preset, overrides or {}, mode, guardrail_rewrite
     )
@@ -191,7 +194,7 @@ def serve(
     with (
         _listening(host, port) as listener,
         _logging_as_json(loading={"loading": model, "scorer": scorer, **chosen}),
-        closing(Policies(line, policies, limits=bounds, keys=read_keys(), host=host)) as made,
+        closing(Policies(line, policies, limits=bounds, keys=keys, host=host)) as made,
         load_engine(engine, model, **(engine_options or {})) as loaded,
     ):
         made.start(loaded)

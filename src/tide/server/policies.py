@@ -336,10 +336,10 @@ class Policies:
             file = PolicyFile(policies={ONLY: Policy()})
         else:
             file = PolicyFile.read(self._path)
-        # Cheap mistakes first, before anything is loaded.
-        check_exposure(self._host, [*self._keys, *file.keys])
-        plans = {}
         with self._collecting() as found:
+            with _noting(found):
+                check_exposure(self._host, [*self._keys, *file.keys])
+            plans = {}
             for name, policy in file.policies.items():
                 with _noting(found, *self._place(name)):
                     preset, settings = self._line.settings(policy)
