@@ -2,7 +2,7 @@
 
     tide fit all --model pocket-chat --data data/toxicity.jsonl.gz \
         --data data/paradetox_pairs.jsonl.gz --out artefacts/pocket-chat
-    python benchmarks/answers.py [--only "base;tide"] [--add SPEC] [--figure answers.png]
+    python benchmarks/answers.py [--only "base;tide"] [--add SPEC]
         [--scorer confirm:pocket,sentence]
 
 `pocket-chat` answers the 300 comments of the benchmark `dialogues` in at most 128 tokens at
@@ -12,8 +12,7 @@ model: the latter is how much more likely a token of the answer is behind its co
 another comment, in nats. `generated`: tokens for one that is returned; `at once`: the same of
 answers whose first draft was accepted. `forward`: tokens that went through the model, an answer;
 `scored`: texts that the guide was asked for. `first`: seconds until the first text could be shown,
-alone. The figure shows the worst window against forward tokens. Runs are kept in
-`benchmarks/results/answers` and not run again. Settings were chosen on `--data dialogues-dev`.
+alone. Runs are kept in `benchmarks/results/answers` and not run again. Settings were chosen on `--data dialogues-dev`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Annotated
 
-import matplotlib.pyplot as plt
 import numpy as np
 import typer
 from rich import box
@@ -124,22 +122,6 @@ def row(run: Run, reference: Reference, first: float | None) -> list[float | Non
     return [*cells, *texts_of(run, reference), seconds, first]
 
 
-def draw(rows: dict[str, list[float | None]], path: Path) -> None:
-    """Worst window by each judge against the tokens that went through the model."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 6), sharey=True, layout="constrained")
-    for axis, column, judge in zip(axes, (2, 3), JUDGES, strict=True):
-        for number, (name, cells) in enumerate(rows.items()):
-            marker = "os^vD*"[number // 10]
-            axis.plot(cells[7], cells[column], marker, linestyle="", label=name)
-        axis.set(title=f"judge {judge}", xlabel="forward tokens an answer", xscale="log")
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel(f"a toxic window of {WORDS} words")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
 def main(
     limit: int = 300,
     tokens: int = 128,
@@ -150,7 +132,6 @@ def main(
     scorer: str = "pocket",
     timed: Annotated[int, typer.Option(help="Comments for `first`; 0: without.")] = 20,
     artefacts: Path = RESULTS.parents[1] / "artefacts" / MODEL,
-    figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
     out: Path = RESULTS / "answers",
 ) -> None:
     specs = [*filter(None, only.split(";")), *(add or [])]
@@ -184,8 +165,6 @@ def main(
     console = Console(width=130)
     console.print(table)
     console.print(f"toxic, worst: by {' and '.join(JUDGES)}; of {len(runs[0].records)} answers")
-    if figure:
-        draw(rows, figure)
 
 
 if __name__ == "__main__":
