@@ -12,7 +12,8 @@ model: the latter is how much more likely a token of the answer is behind its co
 another comment, in nats. `generated`: tokens for one that is returned; `at once`: the same of
 answers whose first draft was accepted. `forward`: tokens that went through the model, an answer;
 `scored`: texts that the guide was asked for. `first`: seconds until the first text could be shown,
-alone. Runs are kept in `benchmarks/results/answers` and not run again. Settings were chosen on `--data dialogues-dev`.
+alone. Runs are kept in `benchmarks/results/answers` and not run again. Settings were chosen on
+`--data dialogues-dev`.
 """
 
 from __future__ import annotations
