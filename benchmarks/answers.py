@@ -34,7 +34,7 @@ from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.data.records import TrialRecord
 from tide.evaluation import Bars, Run, evaluate
-from tide.evaluation.perplexity import Reference
+from tide.evaluation.judges import Reference
 from tide.search import resolve_settings
 
 RESULTS = Path(__file__).resolve().parent / "results"

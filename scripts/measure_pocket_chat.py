@@ -23,7 +23,7 @@ from tide.engines.base import Request
 from tide.engines.checkpoint import source_of
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation.benchmarks import load_benchmark
-from tide.evaluation.perplexity import Reference
+from tide.evaluation.judges import Reference
 
 JUDGES = ("profanity-check", "lexicon", "pocket")
 

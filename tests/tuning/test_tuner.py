@@ -12,7 +12,7 @@ from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
 from tide.evaluation import Progress, evaluate, find_runs, read_run
-from tide.tuning import published, study
+from tide.tuning import study
 from tide.tuning.study import TuningTrial
 
 SMALL: dict[str, tuple[float, ...]] = {
@@ -30,7 +30,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_grid_of_the_paper_is_complete() -> None:
-    assert [len(values) for values in published.GRID.values()] == [6, 3, 7]
+    assert [len(values) for values in study.GRID.values()] == [6, 3, 7]
 
 
 def test_the_papers_selection(tmp_path: Path) -> None:

@@ -21,11 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import load_sibling, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.mixing import MixedWriting
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import load_sibling, ready
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 
 
 class ContrastiveOptions(Options):

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tide.baselines.common.fitting import FitTask, Fitted
+from tide.baselines.base import Candidates
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
-from tide.baselines.common.settings import Candidates
 from tide.baselines.fudge import Fudge, FudgeOptions, fit_classifier
 
 

@@ -12,10 +12,9 @@ from functools import cached_property
 
 from pydantic import Field
 
-from tide.baselines.base import Options
-from tide.baselines.common.auxiliary import ready
+from tide.baselines.base import Options, Strength
+from tide.baselines.common.artefacts import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.settings import Strength
 from tide.core.errors import InputError
 
 

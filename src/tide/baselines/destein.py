@@ -26,11 +26,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from tide.baselines.base import Options
+from tide.baselines.base import Options, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import LEAST_AUC, FitTask, Fitted, auc, weak_auc
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.layers import Heads, find_heads
-from tide.baselines.common.settings import Strength
+from tide.baselines.common.training import LEAST_AUC, auc, weak_auc
 from tide.baselines.reversal import Reversal
 from tide.data.labelled import Pair
 

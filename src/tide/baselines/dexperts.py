@@ -14,12 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, write_like
-from tide.baselines.common.mixing import MixedWriting
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import ready
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.fit import FitTask, Fitted
+from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_likely
 
 # Least ratio of the perplexities of a text by the expert of the other kind and by that of its own:

@@ -17,11 +17,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.common.decoding import CandidateWriting, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, auc, span, weak_auc
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.settings import Candidates, Strength
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import auc, span, weak_auc
 from tide.baselines.rad import Rad, fit_head
 
 

@@ -19,13 +19,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, Tuning, right_pad, span, train
-from tide.baselines.common.mixing import between
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import ready
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing, between
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
-from tide.baselines.common.settings import Strength
+from tide.baselines.common.training import Tuning, right_pad, span, train
 
 _FIFTHS, _ROUNDS = 5, 4
 _KL, _ENTROPY = 0.05, 0.06

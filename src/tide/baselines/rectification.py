@@ -23,14 +23,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, Tuning, read, right_pad, span, train
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import ready
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.layers import output_layer
-from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
-from tide.baselines.common.settings import Strength
+from tide.baselines.common.training import Tuning, read, right_pad, span, train
 from tide.core.errors import InputError, guarded
 
 _FLOOR = 1e-7  # of a cap

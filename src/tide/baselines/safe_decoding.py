@@ -17,11 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.mixing import MixedWriting
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import ready
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 from tide.engines.local.stream import Stream
 
 _FLOOR = 1e-8  # of a probability

@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.settings import Strength
 from tide.engines.local.stream import Stream
 
 PREFIXES = tuple(

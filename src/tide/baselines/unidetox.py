@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import copy
 
-from tide.baselines.common.auxiliary import merge_updates
-from tide.baselines.common.decoding import Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, fine_tune, perplexity, write_like
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.mixing import MixedWriting
+from tide.baselines.common.artefacts import merge_updates
+from tide.baselines.common.decoding import MixedWriting, Reader, Writing
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.rollouts import write
+from tide.baselines.common.training import fine_tune, perplexity, write_like
 from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.dapt import Dapt, DaptOptions
 from tide.core.settings import Sampling

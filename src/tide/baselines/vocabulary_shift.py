@@ -14,12 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import (
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import (
     LEAST_AUC,
-    FitTask,
-    Fitted,
     auc,
     before_end,
     read,
@@ -28,8 +27,6 @@ from tide.baselines.common.fitting import (
     train,
     weak_auc,
 )
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.settings import Strength
 from tide.engines.local.stream import Stream
 
 # Only the few texts with a token train its number, so it learns faster than a layer.

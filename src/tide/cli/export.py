@@ -65,10 +65,9 @@ def export(
     from tide.evaluation.runs import files_of, find_runs  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
-        refuse_existing(
-            overwrite, output, inputs=[file for run in find_runs(runs) for file in files_of(run)]
-        )
-        found = export_pairs(runs, margin=margin)
+        paths = find_runs(runs)
+        refuse_existing(overwrite, output, inputs=[file for run in paths for file in files_of(run)])
+        found = export_pairs(paths, margin=margin)
         if not found.pairs:
             why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common())
             raise InputError(

@@ -74,13 +74,13 @@ def report(
     """
     from tide.evaluation.quality import Encoder  # noqa: PLC0415
     from tide.evaluation.reporting import reports  # noqa: PLC0415
-    from tide.evaluation.runs import find_runs  # noqa: PLC0415
+    from tide.evaluation.runs import find_runs, read_run  # noqa: PLC0415
 
     which: Valid | None = "exact-20" if valid else None
     paths = find_runs(runs)
     out = out or paths[0].parent / "report"
     made = reports.report(
-        paths,
+        [read_run(path) for path in paths],
         against=against,
         valid=which,
         trajectory=trajectory,

@@ -9,7 +9,6 @@ from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT, say_loading
 from tide.cli.evaluate import BY_PROTOCOL, Benchmark, Protocol
 from tide.cli.report import print_tables
-from tide.tuning.published import WORST
 
 
 @partial(options.with_settings, stated=BY_PROTOCOL)
@@ -49,7 +48,7 @@ def tune(
         options.option(
             "Tuning", "paper: tune on the N prompts that the model completes worst.", min=1
         ),
-    ] = WORST,
+    ] = 100,
     above: Annotated[
         float | None,
         options.option(

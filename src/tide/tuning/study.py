@@ -17,18 +17,26 @@ from tide.core.results import format_score
 from tide.core.settings import Settings
 from tide.evaluation import Benchmark, Run, evaluate
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.judges import NamedScorer
+from tide.evaluation.judges import NamedScorer, Reference
 from tide.evaluation.methods import load_method
 from tide.evaluation.metrics import Summary, summarize
-from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.plugins.options import format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.search import load_strategy
-from tide.tuning.published import GRID, GRID_SCALE
 
-# Fewer prompts decide nothing; the paper had about 100.
+# The paper's selection of settings: every combination, at temperature 0, on about 100 prompts whose
+# completions have a mean toxicity above 0.9.
+GRID: dict[str, tuple[float, ...]] = {
+    "mu": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
+    "num_samples": (4, 8, 16),
+    "step_size": (0.05, 0.1, 0.5, 1.0, 1.5, 2.0, 2.5),
+}
+# E_bar / sqrt(d) of GPT-2 Large, whose published scales stand in the grid as they are. Its E_bar is
+# the norm of its prompts' rows, as the published runs show it.
+GRID_SCALE = 1.46 / math.sqrt(1280)
+# Fewer prompts decide nothing.
 _FEW = 20
 # Empty completions are never toxic: settings that leave a larger share of them are passed over.
 _SILENT = 0.1

@@ -22,13 +22,12 @@ from tide.evaluation import Benchmark, Report, report
 from tide.evaluation.benchmarks import open_benchmark, places
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.comparison import AnyScorer, open_scorer
+from tide.evaluation.judges import Reference, reference_named
 from tide.evaluation.methods import check_method
-from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug
 from tide.plugins.specs import parse_spec
-from tide.tuning.published import WORST
 from tide.tuning.study import Bench, TuningTrial, by_grid, by_tpe, figures
 
 # The strategy that each search tunes by default.
@@ -87,7 +86,7 @@ def tune(
     reference: str = "auto",
     tune_on: str | None = None,
     report_on: str | None = None,
-    worst: int = WORST,
+    worst: int = 100,
     above: float | None = None,
     grid_scale: str = "ratio",
     tries: int = 60,

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tide.baselines.base import in_batches
 from tide.baselines.common.decoding import Reader, Writing, decode
-from tide.baselines.common.fitting import FitTask, Fitted, auc, weak_auc
-from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import auc, weak_auc
 from tide.core.settings import Sampling
 from tide.engines.local.stream import by_length
 from tide.scorers import load_scorer
