@@ -180,12 +180,6 @@ class Record(_Frozen):
         trials = [trial.model_copy(update=change(trial)) for trial in self.trials]
         return self.model_copy(update={"trials": trials})
 
-    def with_trials(self, other: Record) -> Record:
-        """The record with the trials and the seconds of another added."""
-        trials = sorted([*self.trials, *other.trials], key=lambda trial: trial.number)
-        spent = [one.seconds for one in (self, other) if one.seconds is not None]
-        return self.model_copy(update={"trials": trials, "seconds": sum(spent) if spent else None})
-
     def with_added(self, added: Added) -> Record:
         """The record with the scores and likelihoods that were added to its trials."""
 

@@ -165,14 +165,14 @@ def evaluate(
         config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
         config |= described
         source = Path(benchmark) if isinstance(benchmark, str | Path) else None
-        job = Job(prompts.rows, config, outside, overwrite, progress, source, keep=True)
+        job = Job(prompts.rows, config, outside, overwrite, progress, source)
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
         running.close()
         measuring = _measuring(reference_engine, reference_options, options)
         if wanted:
-            files = {path: running.enter_context(_opened(path)) for path in paths}
+            files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
             _measure(files, wanted, measuring, progress)
             running.close()
         return [*map(_summarized, paths, failed)]
@@ -228,7 +228,7 @@ def judge(
             stack.enter_context(writing(files_of(path)[0]))
         loaded = [open_scorer(one, stack) for one in _listed(judges)]
         running = stack.enter_context(ExitStack())
-        files = {path: running.enter_context(_opened(path)) for path in paths}
+        files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
         failed = [_judge(file, path, loaded, progress) for path, file in files.items()]
         wanted: dict[AnyReference, list[Path]] = {}
         for path in paths:
@@ -246,7 +246,6 @@ class Job:
     """What the runs of one command share.
 
     config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
-    keep: hold the records in memory while they are made, so that none is parsed again.
     """
 
     rows: Sequence[Row]
@@ -255,7 +254,6 @@ class Job:
     overwrite: bool = False
     progress: Progress = field(default_factory=Progress)
     source: Path | None = None
-    keep: bool = False
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
@@ -274,9 +272,7 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         "references": [],
     }
     prompts = {row.id: row.asked for row in job.rows}
-    with open_run(
-        path, config, prompts, overwrite=job.overwrite, source=job.source, keep=job.keep
-    ) as file:
+    with open_run(path, config, prompts, overwrite=job.overwrite, source=job.source) as file:
         failed = _generate(method, file, job)
         return failed | _judge(file, path, job.judges, job.progress)
 
@@ -342,10 +338,6 @@ def _judge(
         write_config(path, config)
         failed |= judge_records(file, judge.scorer, policy, progress)
     return failed
-
-
-def _opened(path: Path) -> RecordFile:
-    return RecordFile(files_of(path)[0], keep=True)
 
 
 def _measure(

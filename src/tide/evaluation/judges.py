@@ -67,7 +67,7 @@ def judge_records(
                 failed[record.id] = scores
                 progress.failed(what, record.id, scores)
             else:
-                file.extend(record, _said(judge, trials, scores))
+                file.extend(record.id, _said(judge, trials, scores))
     return failed
 
 
@@ -84,7 +84,9 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
         pairs = [(record.prompt, trial.text) for record, trials in chunk for trial in trials]
         found = iter(reference.measure(pairs))
         for record, trials in chunk:
-            file.extend(record, {one.number: {"perplexity": {name: next(found)}} for one in trials})
+            file.extend(
+                record.id, {one.number: {"perplexity": {name: next(found)}} for one in trials}
+            )
 
 
 def _steps(trial: TrialRecord) -> list[str]:

@@ -245,7 +245,6 @@ def open_run(
     *,
     overwrite: bool = False,
     source: Path | None = None,
-    keep: bool = False,
 ) -> RecordFile:
     """The records of a run to go on with, which is begun if there is none.
 
@@ -264,13 +263,13 @@ def open_run(
     with writing(records):
         new = {**config, "created": datetime.now(timezone.utc).isoformat()}
         if overwrite:
-            file = RecordFile(records, keep=keep, instead=_replacing(run, new))
+            file = RecordFile(records, instead=_replacing(run, new))
             file.expect(prompts)
             return file
         old = None
         if records.exists() and records.stat().st_size:
             old = _made_alike(run, config)
-        file = RecordFile(records, keep=keep)
+        file = RecordFile(records)
         try:
             config = new if old is None else _grown(old, config)
             file.expect(prompts, config.get("num_prompts"))
