@@ -11,6 +11,7 @@ writes `benchmarks/results/speed.json`.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -20,7 +21,6 @@ from typing import Any
 
 import torch
 import typer
-from published import published_loop
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -33,6 +33,9 @@ from tide.engines import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
+from tide.scorers import Scorer, score_texts
+from tide.search import geometry
+from tide.search.tide import TideOptions, estimate_gradient
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OUT = REPOSITORY / "benchmarks" / "results" / "speed.json"
@@ -80,6 +83,47 @@ def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:
+    """Detoxify one prompt in the published order of work; returns the completions that it took.
+
+    One prompt at a time; in each iteration three engine calls (X, its perturbations, X again), the
+    perturbations and the step paid for before the stop test, texts scored one by one. The
+    arithmetic is that of the `tide` strategy.
+    """
+    (x0,) = engine.embed([prompt])
+    x = x0
+    row_norm = float(x0.norm(dim=-1).mean())
+    mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(x0.shape[-1])
+    step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
+    options = TideOptions()
+    generator = torch.Generator().manual_seed(settings.seed)
+    spent = 0
+
+    def scores(points: list[torch.Tensor]) -> torch.Tensor:
+        nonlocal spent
+        seeds = [spent + i for i in range(len(points))]
+        spent += len(points)
+        completions = completed(engine, points, settings.sampling, seeds)
+        one_by_one = [
+            float(score_texts(scorer, [completion.text], settings.empty_policy).values[0])
+            for completion in completions
+        ]
+        return torch.tensor(one_by_one)
+
+    for _ in range(settings.max_iterations):
+        centre = scores([x])
+        u = torch.randn(settings.num_samples, *x.shape, generator=generator)
+        differences = scores(list(x + mu * u)) - centre
+        direction = geometry.normalize(estimate_gradient(u, differences, mu), options.normalization)
+        moved = geometry.project(
+            x - step_size * direction, x0, options.cosine_threshold, options.projection
+        )
+        if float(scores([x])) < settings.toxicity_threshold:
+            break
+        x = moved
+    return spent
 
 
 def compare_ways(
