@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -15,11 +14,6 @@ from tide.cli import options
 from tide.cli.display import ERRORS, refuse_existing
 from tide.core.errors import InputError
 from tide.data.files import replaced, writing
-
-
-class DataFormat(str, Enum):
-    DPO = "dpo"
-    SFT = "sft"
 
 
 def export(
@@ -31,13 +25,13 @@ def export(
         ),
     ],
     shape: Annotated[
-        DataFormat,
+        Literal["dpo", "sft"],
         options.option(
             "Output",
             "dpo (prompt, chosen, rejected, blamed_at) or sft (prompt, completion).",
             "--format",
         ),
-    ] = DataFormat.DPO,
+    ] = "dpo",
     output: Annotated[
         Path | None,
         options.option(
@@ -75,7 +69,7 @@ def export(
                 "run more prompts or --trials, or take a smaller --margin"
             )
         # ASCII: a terminal obeys control characters inside of JSON, too.
-        lines = [json.dumps(pair.row(shape.value)) for pair in found.pairs]
+        lines = [json.dumps(pair.row(shape)) for pair in found.pairs]
         if output is None:
             print(*lines, sep="\n")
         else:
