@@ -71,4 +71,6 @@ class Contrastive(DecodingBaseline):
     @cached_property
     def _amateur(self) -> Reader:
         name = self._options.amateur
-        return Reader(ready(load_sibling(self.engine, name) if name else self.fitted_model("anti")))
+        if name:
+            return Reader(ready(load_sibling(self.engine, name)))
+        return self.fitted_reader("anti")

@@ -8,14 +8,11 @@ place.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.artefacts import ready
 from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.training import write_like
@@ -55,7 +52,9 @@ class Dexperts(DecodingBaseline):
     _options: DexpertsOptions
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        options, readers = self._options, [Reader(self.engine.model), *self._experts]
+        options = self._options
+        sides = ("anti",) if options.anti_only else ("expert", "anti")
+        readers = [Reader(self.engine.model), *map(self.fitted_reader, sides)]
         streams = [reader.read(ids, tokens) for reader in readers]
 
         def combined(scores: Tensor, *experts: Tensor) -> Tensor:
@@ -64,11 +63,6 @@ class Dexperts(DecodingBaseline):
             return ensemble(scores, base, pull, anti, options.alpha, options.filter_p)
 
         return MixedWriting(streams, [len(readers) * len(row) for row in ids], combined)
-
-    @cached_property
-    def _experts(self) -> list[Reader]:
-        sides = ("anti",) if self._options.anti_only else ("expert", "anti")
-        return [Reader(ready(self.fitted_model(side))) for side in sides]
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from functools import cached_property
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.artefacts import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing, between
 from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
@@ -70,13 +68,9 @@ class Quark(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         width = self.engine.model.get_input_embeddings().weight.shape[1]
         best = self.artefact.tensor("codes", _FIFTHS, width)[:1]
-        trained = self._trained.read(ids, tokens, front=best)
+        trained = self.fitted_reader("lora").read(ids, tokens, front=best)
         reads = [1 + len(row) for row in ids]
         return between(Reader(self.engine.model), ids, tokens, trained, reads, self._options.scale)
-
-    @cached_property
-    def _trained(self) -> Reader:
-        return Reader(ready(self.fitted_model("lora")))
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

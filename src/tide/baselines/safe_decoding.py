@@ -11,14 +11,11 @@ their alpha of 3 it is drawn only if the expert finds it likely too.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.artefacts import ready
 from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 from tide.engines.local.stream import Stream
 
@@ -96,10 +93,6 @@ class SafeDecoding(DecodingBaseline):
         return "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        readers = (Reader(self.engine.model), self._expert)
+        readers = (Reader(self.engine.model), self.fitted_reader("expert"))
         streams = [reader.read(ids, tokens) for reader in readers]
         return _SafeWriting(streams, [2 * len(row) for row in ids], self._options)
-
-    @cached_property
-    def _expert(self) -> Reader:
-        return Reader(ready(self.fitted_model("expert")))

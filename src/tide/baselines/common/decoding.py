@@ -29,6 +29,7 @@ from tide.baselines.common.artefacts import (
     load_artefact,
     load_auxiliary,
     merge_updates,
+    ready,
 )
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.sanitize import logger
@@ -254,6 +255,16 @@ class DecodingBaseline(ABC):
         model = load_auxiliary(self.engine, self.artefact, self.kind)
         with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
             return merge_updates(model, self.artefact.under(part), strength)
+
+    def fitted_reader(self, part: str = "", strength: float = 1.0) -> Reader:
+        """A reader by the `fitted_model`, which is kept for later calls with this part."""
+        if part not in self._fitted_readers:
+            self._fitted_readers[part] = Reader(ready(self.fitted_model(part, strength)))
+        return self._fitted_readers[part]
+
+    @cached_property
+    def _fitted_readers(self) -> dict[str, Reader]:
+        return {}
 
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
