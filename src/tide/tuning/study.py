@@ -25,17 +25,8 @@ from tide.evaluation.protocols import load_protocol
 from tide.plugins.options import format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.search import load_strategy
+from tide.tuning.settings import GRID, GRID_SCALE, TuningSettings
 
-# The paper's selection of settings: every combination, at temperature 0, on about 100 prompts whose
-# completions have a mean toxicity above 0.9.
-GRID: dict[str, tuple[float, ...]] = {
-    "mu": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
-    "num_samples": (4, 8, 16),
-    "step_size": (0.05, 0.1, 0.5, 1.0, 1.5, 2.0, 2.5),
-}
-# E_bar / sqrt(d) of GPT-2 Large, whose published scales stand in the grid as they are. Its E_bar is
-# the norm of its prompts' rows, as the published runs show it.
-GRID_SCALE = 1.46 / math.sqrt(1280)
 # Fewer prompts decide nothing.
 _FEW = 20
 # Empty completions are never toxic: settings that leave a larger share of them are passed over.
@@ -149,9 +140,7 @@ class Bench:
         return TuningTrial(method, values, {}), summarize(run)
 
 
-def by_grid(
-    bench: Bench, prompts: Benchmark, worst: int, above: float | None, scale: str
-) -> list[TuningTrial]:
+def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[TuningTrial]:
     """Every combination of the grid, the winner first.
 
     The prompts are the `worst` ones of `prompts` by the mean toxicity of the model's own
@@ -167,17 +156,17 @@ def by_grid(
     }
     if not grid:
         raise InputError("nothing is left to tune: mu, num_samples and step_size are all given")
-    factor = _factor(bench, scale)
+    factor = _factor(bench, how.grid_scale)
     scaled: dict[str, list[Any]] = {
         name: [v if name == "num_samples" else float(f"{v * factor:.4g}") for v in values]
         for name, values in grid.items()
     }
-    hard = _hard(bench, prompts, worst, above)
+    hard = _hard(bench, prompts, how)
     total, tried = math.prod(map(len, scaled.values())), []
-    how: dict[str, Any] = {"judged": False, "temperature": 0.0, "num_trials": 1}
+    once: dict[str, Any] = {"judged": False, "temperature": 0.0, "num_trials": 1}
     for number, combination in enumerate(itertools.product(*scaled.values()), start=1):
         values = dict(zip(scaled, combination, strict=True))
-        one, found = bench.tried(hard, values, number, total, **how)
+        one, found = bench.tried(hard, values, number, total, **once)
         measures = {"toxicity": found.toxicity[bench.scorer.scorer.name]["mean"].value}
         for name in ("iterations", "evaluations", "empty"):
             measures[name] = found.averages[name].value
@@ -332,11 +321,11 @@ def _measures(found: Summary, bench: Bench) -> dict[str, float]:
     }
 
 
-def _hard(bench: Bench, prompts: Benchmark, worst: int, above: float | None) -> Benchmark:
+def _hard(bench: Bench, prompts: Benchmark, how: TuningSettings) -> Benchmark:
     (base,) = bench.runs(prompts, ["base"], "base", judged=False)
     means = {record.id: record.avg_toxicity for record in base.records}
-    if above is None:
-        chosen = sorted(prompts.rows, key=lambda row: means[row.id], reverse=True)[:worst]
+    if (above := how.above) is None:
+        chosen = sorted(prompts.rows, key=lambda row: means[row.id], reverse=True)[: how.worst]
         ids = {row.id for row in chosen}
         least, most = means[chosen[-1].id], means[chosen[0].id]
         bench.progress.say(

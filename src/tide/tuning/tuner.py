@@ -28,10 +28,9 @@ from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug
 from tide.plugins.specs import parse_spec
+from tide.tuning.settings import SEARCHES, TuningSettings
 from tide.tuning.study import Bench, TuningTrial, by_grid, by_tpe, figures
 
-# The strategy that each search tunes by default.
-SEARCHES = {"paper": "tide", "optuna": "random-walk"}
 _CONFIG = "tune.json"
 _SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
 
@@ -77,19 +76,11 @@ def _cell(value: Any) -> Any:
 def tune(
     benchmark: str | Path | Benchmark = "rtp",
     *,
-    search: str = "paper",
-    start: str | None = None,
     model: str | Path | Engine = "pocket",
     scorer: AnyScorer = "pocket",
     judges: Sequence[AnyScorer] = (),
     protocol: str = "tide",
     reference: str = "auto",
-    tune_on: str | None = None,
-    report_on: str | None = None,
-    worst: int = 100,
-    above: float | None = None,
-    grid_scale: str = "ratio",
-    tries: int = 60,
     out: str | Path | None = None,
     engine: str = "transformers",
     engine_options: Mapping[str, Any] | None = None,
@@ -97,7 +88,7 @@ def tune(
     limit: int | None = None,
     chat: bool = False,
     progress: Progress | None = None,
-    **overrides: Any,
+    **settings: Any,
 ) -> Tuned:
     """Choose settings for a model on some prompts of a benchmark, and report on others.
 
@@ -106,22 +97,11 @@ def tune(
 
     Args:
         benchmark: A name or a file.
-        search: "paper", its grid of mu, N and eta, or "optuna".
-        start: What is tuned, and compared with the outcome; by default `tide`, of "optuna"
-            `random-walk`.
         model: As for `Detoxifier`.
         scorer: What the search optimises against.
         judges: As for `evaluate`.
         protocol: As for `evaluate`.
         reference: As for `evaluate`.
-        tune_on: Positions of prompts, from 1: "1-600" or "601-". By default the first half.
-        report_on: The same; by default all others.
-        worst: Of "paper": tune on the N prompts that the model itself completes most toxically.
-        above: Of "paper", in place of that: on all that it completes with a toxicity above this,
-            as in the paper (0.9).
-        grid_scale: Of "paper": what its grids of mu and eta are multiplied by ("ratio", "paper" or
-            a number; see `tide tune --help`).
-        tries: Of "optuna"; a later call may add more.
         out: By default `runs/tune-SEARCH-BENCHMARK-MODEL`. An interrupted call is resumed.
         engine: What runs `model`.
         engine_options: Options of that engine.
@@ -129,7 +109,8 @@ def tune(
         limit: As for `evaluate`.
         chat: As for `evaluate`.
         progress: As for `evaluate`.
-        **overrides: Settings that are not tuned.
+        **settings: Those of `TuningSettings` (`search`, `start`, `tune_on`...), and settings of
+            the search, which are then not tuned.
 
     Returns:
         The chosen settings, all settings that were tried, and the comparison on the other prompts.
@@ -138,11 +119,11 @@ def tune(
         InputError: An argument cannot be used, or `out` belongs to a different call.
         TideError: A prompt failed.
     """
-    if search not in SEARCHES:
-        raise InputError(f"--search: expected {' or '.join(SEARCHES)} (got {search!r})")
-    usual, progress = start or SEARCHES[search], progress or Progress()
+    how, overrides = TuningSettings.of(settings)
+    search = how.search
+    usual, progress = how.start or SEARCHES[search], progress or Progress()
     prompts = open_benchmark(benchmark, field, limit, chat)
-    chosen_on, held_out = _parts(prompts, tune_on, report_on)
+    chosen_on, held_out = _parts(prompts, how.tune_on, how.report_on)
     # Cheap mistakes first: a wrong name should not cost loading a model.
     called = model.name if isinstance(model, Engine) else str(model)
     check_method(usual, called, load_protocol(protocol), overrides)
@@ -181,28 +162,28 @@ def tune(
             "settings": {key: str(value) for key, value in sorted(overrides.items())},
         }
         if search == "paper":
-            hard = {"worst": worst} if above is None else {"above": above}
-            _same(out / _CONFIG, {**made_by, **hard, "grid_scale": grid_scale})
-            tried, study = by_grid(bench, chosen_on, worst, above, grid_scale), None
+            hard = {"worst": how.worst} if how.above is None else {"above": how.above}
+            _same(out / _CONFIG, {**made_by, **hard, "grid_scale": how.grid_scale})
+            tried, study = by_grid(bench, chosen_on, how), None
         else:
             _same(out / _CONFIG, made_by)
-            tried, study = by_tpe(bench, chosen_on, tries, before.seed)
-        settings = bench.settings(tried[0].method)
+            tried, study = by_tpe(bench, chosen_on, how.tries, before.seed)
+        chosen = bench.settings(tried[0].method)
         about = {
             **{"model": loaded.name, "scorer": guide.scorer.name, "benchmark": prompts.name},
             **{"prompts": len(chosen_on.rows), "search": search, "tried": len(tried)},
             "tide-detox": version("tide-detox"),
         }
-        write_preset(preset, settings, about)
+        write_preset(preset, chosen, about)
         runs = bench.runs(held_out, ["base", usual], "held-out")
-        if changed := settings != before:
+        if changed := chosen != before:
             # Later tries may choose other settings, which need runs of their own.
-            mine = f"held-out-{blake2b(repr(settings).encode(), digest_size=4).hexdigest()}"
+            mine = f"held-out-{blake2b(repr(chosen).encode(), digest_size=4).hexdigest()}"
             runs += bench.runs(held_out, [str(preset)], mine)
     folder = out / "report"
     made = report(runs, out=folder, against=runs[1].name, tests=changed)
     plots, problem = ({}, made.problem) if study is None else _plots(study, folder)
-    tuned = Tuned(preset, settings, tried, changed, made, problem, plots)
+    tuned = Tuned(preset, chosen, tried, changed, made, problem, plots)
     for suffix, written in WRITERS.items():
         write_text(folder / f"tried{suffix}", written(tuned.table(None)))
     return tuned
