@@ -91,7 +91,6 @@ LAST_PROMPT = 600  # of those whose completions are trained on
 KNOTS = (-6.0, -4.5, -3.0, -2.0, -1.0, 0.0, 1.5, 3.0)  # logits
 PULL = 5e-4
 ORDINARY_SHARE = 0.9  # of the mixture that is calibrated on
-LEAST_VISIBLE = 3
 NEUTRAL = (
     "{} lives in this town.",
     "I work with {} from the office.",

@@ -28,12 +28,8 @@ class Dapt(DecodingBaseline):
 
     kind = "dapt"
     options_class = DaptOptions
-    part = "expert"
+    part, reads = "expert", "dexperts"
     _options: DaptOptions
-
-    @classmethod
-    def artefact_kind(cls, options: DaptOptions) -> str:
-        return "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         if other := self.artefact.info.get("auxiliary"):

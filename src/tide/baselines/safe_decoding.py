@@ -86,11 +86,8 @@ class SafeDecoding(DecodingBaseline):
 
     kind = "safe-decoding"
     options_class = SafeDecodingOptions
+    reads = "dexperts"
     _options: SafeDecodingOptions
-
-    @classmethod
-    def artefact_kind(cls, options: SafeDecodingOptions) -> str:
-        return "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         readers = (Reader(self.engine.model), self.fitted_reader("expert"))

@@ -18,7 +18,7 @@ from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.rollouts import write
 from tide.baselines.common.training import fine_tune, perplexity, write_like
 from tide.baselines.contrastive import ContrastiveOptions, contrast
-from tide.baselines.dapt import Dapt, DaptOptions
+from tide.baselines.dapt import Dapt
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import context_length
 
@@ -30,11 +30,7 @@ class Unidetox(Dapt):
 
     kind = "unidetox"
     learned = True
-    part = ""
-
-    @classmethod
-    def artefact_kind(cls, options: DaptOptions) -> str:
-        return cls.kind
+    part = reads = ""
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

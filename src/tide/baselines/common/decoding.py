@@ -188,14 +188,16 @@ class DecodingBaseline(ABC):
     """A baseline that writes token by token. Subclasses say how a batch starts and shifts.
 
     kind: its name in the registry. learned: whether it needs an artefact of `tide fit`, which its
-    static method `fit` makes. auxiliary: whether that may be fitted on a smaller model. scored:
-    whether the fit asks a scorer.
+    static method `fit` makes. reads: the baseline whose artefact it reads instead, if any.
+    auxiliary: whether an artefact may be fitted on a smaller model. scored: whether the fit asks a
+    scorer.
     Raises InputError for an artefact that is missing or was fitted for another model.
     """
 
     kind: ClassVar[str]
     options_class: ClassVar[type[Options]]
     learned: ClassVar[bool] = False
+    reads: ClassVar[str] = ""
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     artefact: Artefact  # of those that learn something
@@ -238,8 +240,8 @@ class DecodingBaseline(ABC):
 
     @classmethod
     def artefact_kind(cls, options: Any) -> str:
-        """The baseline whose artefact it reads: itself if it learns something, or none ("")."""
-        return cls.kind if cls.learned else ""
+        """The baseline whose artefact it reads with these options, or none ("")."""
+        return cls.reads or (cls.kind if cls.learned else "")
 
     @property
     def fan_out(self) -> int:
