@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
+from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from writing import completed
@@ -212,7 +213,7 @@ def main(
     engine, scorer = load_engine("transformers", "pocket"), load_scorer("pocket")
     prompts = [row.text for row in load_benchmark("rtp").rows]
     found: list[Prompt] = []
-    for number, prompt in enumerate(track(prompts, "prompts"), 1):
+    for number, prompt in enumerate(track(prompts, "prompts", console=Console(stderr=True)), 1):
         (x0,) = engine.embed([prompt])
         start = derive_seed(seed, number, "completions") >> 1  # room to count
         world = World(engine, scorer, Sampling(temperature=temperature), start)
