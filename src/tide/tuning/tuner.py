@@ -109,8 +109,9 @@ def tune(
         limit: As for `evaluate`.
         chat: As for `evaluate`.
         progress: As for `evaluate`.
-        **settings: Those of `TuningSettings` (`search`, `start`, `tune_on`...), and settings of
-            the search, which are then not tuned.
+        **settings: `search`, `start`, `tune_on`, `report_on`, `worst`, `above`, `grid_scale` and
+            `tries`, as `tide tune --help` describes them; and settings of the search, which are
+            then not tuned.
 
     Returns:
         The chosen settings, all settings that were tried, and the comparison on the other prompts.
