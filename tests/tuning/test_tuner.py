@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -11,8 +11,10 @@ from tests.tuning.world import TEXTS, Killed, Kills, tuned
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
+from tide.core.settings import Overrides
 from tide.evaluation import Progress, evaluate, find_runs, read_run
 from tide.tuning import settings, study
+from tide.tuning.settings import TuningOverrides, TuningSettings
 from tide.tuning.study import TuningTrial
 
 SMALL: dict[str, tuple[float, ...]] = {
@@ -27,6 +29,12 @@ pytestmark = pytest.mark.usefixtures("_words")
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
     monkeypatch.setattr(study, "GRID", SMALL)
+
+
+def test_keywords_are_the_settings() -> None:
+    hints = get_type_hints(TuningSettings)
+    own = {name: hints[name] for name in TuningSettings.model_fields}
+    assert get_type_hints(TuningOverrides) == get_type_hints(Overrides) | own
 
 
 def test_the_grid_of_the_paper_is_complete() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import InputError, TideError
 from tide.data.files import write_text, writing
@@ -51,6 +51,11 @@ from tide.evaluation.runs import (
 from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import Scorer
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tide.core.settings import Overrides
+
 AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer
 AnyReference = str | Reference
 Failed = dict[RecordId, TideError]
@@ -84,7 +89,7 @@ def evaluate(
     chat: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    **overrides: Any,
+    **overrides: Unpack[Overrides],
 ) -> list[Run]:
     """Run methods on a benchmark, each into its own folder, and read the runs.
 

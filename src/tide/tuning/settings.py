@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tide.core.errors import InputError
+from tide.core.settings import Overrides
 from tide.core.validation import one_line
 
 # The paper's selection of settings: every combination, at temperature 0, on about 100 prompts whose
@@ -77,3 +78,16 @@ class TuningSettings(BaseModel):
             return cls(**own), others
         except ValidationError as error:
             raise InputError(one_line(error)) from None
+
+
+class TuningOverrides(Overrides, total=False):
+    """Keywords of a tuning: the fields of `TuningSettings`, too, for type checkers."""
+
+    search: Literal["paper", "optuna"]
+    start: str | None
+    tune_on: str | None
+    report_on: str | None
+    worst: int
+    above: float | None
+    grid_scale: str
+    tries: int

@@ -10,7 +10,7 @@ from dataclasses import field as dataclass_field
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.core.settings import Settings
@@ -30,6 +30,11 @@ from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug
 from tide.plugins.specs import parse_spec
 from tide.tuning.settings import SEARCHES, TuningSettings
 from tide.tuning.study import Bench, TuningTrial, by_grid, by_tpe, figures
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tide.tuning.settings import TuningOverrides
 
 _CONFIG = "tune.json"
 _SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
@@ -88,7 +93,7 @@ def tune(
     limit: int | None = None,
     chat: bool = False,
     progress: Progress | None = None,
-    **settings: Any,
+    **settings: Unpack[TuningOverrides],
 ) -> Tuned:
     """Choose settings for a model on some prompts of a benchmark, and report on others.
 
