@@ -43,7 +43,7 @@ def ensemble(
 
 
 class Dexperts(DecodingBaseline):
-    """Shifts the model's logits by what an expert and an anti-expert disagree on."""
+    """Shifts the model's logits by the difference of an expert and an anti-expert."""
 
     kind = "dexperts"
     options_class = DexpertsOptions

@@ -85,7 +85,7 @@ def fit_classifier(
     starts: Sequence[int],
     measured: Sequence[Sequence[int]],
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """What `prefix_loss` makes of the task's model, and its logit at the end of `measured` texts.
+    """The task's model trained by `prefix_loss`, and its logit at the end of `measured` texts.
 
     ids: texts with these labels, each to be learned from its start on.
     """

@@ -57,7 +57,7 @@ def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Quark(DecodingBaseline):
-    """The model trained on with what it wrote itself, after the token of its least toxic fifth."""
+    """The model trained on its own texts, conditioned on the token of the least toxic fifth."""
 
     kind = "quark"
     options_class = QuarkOptions
@@ -76,8 +76,7 @@ class Quark(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Updates of the model, and an embedding for each fifth: codes (5, d).
 
-        Figures: mean toxicity of what it writes after a tenth of the prompts, which is held out,
-        before and after.
+        Figures: mean toxicity of its continuations of held-out prompts (a tenth), before and after.
         """
         prompts, asked = held_out(beginnings(task))
         toxic = _mean(roll_out(task, asked))

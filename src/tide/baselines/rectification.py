@@ -8,7 +8,7 @@ The cap is that of the authors' code (mcao516/rectification-lm, `SecurityLogitsP
 
 They learn Q by SARSA with a target network, on the most and the least toxic of 25 continuations of
 each prompt, the outcome being 0 or -1. Without a discount that comes to the mean outcome of those.
-Here it is the mean score of what the model writes, one continuation a prompt, learned directly: Q
+Here it is the mean score of the model's continuations, one a prompt, learned directly: Q
 is nearer to 0, and a scale means less. Their head has a hidden layer of twice the width and an
 output for each token; this one has one of the LoRA rank.
 """

@@ -97,7 +97,7 @@ class _ReversedWriting(Writing):
 
 
 class Reversal(DecodingBaseline):
-    """Moves each head's output at the last token by what a negative prefix does to it, reversed.
+    """Moves each head's output at the last token against the effect of a negative prefix.
 
     The prefixed passes are those of the untouched model and see the text written so far. Raises
     EngineError for a model whose layers are not known.

@@ -64,7 +64,7 @@ class _DebiasedWriting(Writing):
 class SelfDebias(DecodingBaseline):
     """Probabilities p become p max(eps, exp(-lambda max(0, q - p))), q the largest with a prefix.
 
-    prefixes: what is put before the prompt; the rest of the loop sees the prompt alone.
+    prefixes: put before the prompt; the rest of the loop sees the prompt alone.
     """
 
     kind = "self-debias"

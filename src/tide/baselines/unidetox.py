@@ -5,7 +5,7 @@ The model writes texts by contrastive decoding against a copy of itself that was
 text, from nothing but the token that begins a text, and is trained on with what it wrote. As in the
 authors' code (EminLU/UniDetox): p / p_toxic among the tokens with at least a tenth of the best
 probability, of those the 50 likeliest (the default of `generate`), 640 texts of up to 256 tokens
-(here: of as many as the fit's texts have).
+(here: as long as the fit's texts).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class VocabularyShift(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Weight (2, V): what is added to the logits in non-toxic text, and in toxic text.
+        """Weight (2, V): added to the logits in non-toxic text, and in toxic text.
 
         Likelihood of the texts, each under its own kind, with the model as it is. Figure: AUC of
         the difference between a text's likelihoods under the two kinds.

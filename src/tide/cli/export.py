@@ -50,8 +50,8 @@ def export(
 ) -> None:
     """Write the repairs in RECORDS as training data for TRL, a JSON line each.
 
-    A pair is a repair that the scorer accepted, and the completion of the model that it replaced;
-    'blamed_at' is the character at which the two part. Trials without a repair, and repairs that
+    A pair is an accepted repair and the model's completion that it replaced; 'blamed_at' is the
+    character at which the two differ. Trials without a repair, and repairs that
     were not accepted, are empty, repeat themselves or an earlier pair, are left out and counted.
     The rejected texts are toxic, and nothing is masked.
     """

@@ -1,4 +1,4 @@
-"""`tide fit`: learn what the baselines need."""
+"""`tide fit`: fit baselines to a model."""
 
 from __future__ import annotations
 

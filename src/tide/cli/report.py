@@ -55,8 +55,8 @@ def report(
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
     `report.html` in it holds all of that in one file, and the texts before and after of the twenty
-    worst prompts, whose toxic words are masked until a button shows them. What an earlier report
-    wrote to the folder is removed, and nothing else.
+    worst prompts, whose toxic words are masked until a button shows them. Files of an earlier
+    report in the folder are removed, and no others.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
     in seed share one row: mean and standard deviation.

@@ -92,7 +92,7 @@ def run(
     """Complete PROMPTS (or those of --input) with text that the scorer accepts; or answer chats.
 
     With --output, records are appended as prompts finish, and the same command resumes a killed
-    run; with another judge, a larger --limit or more --trials, it adds what is missing. `tide
+    run; with another judge, a larger --limit or more --trials, it adds the missing parts. `tide
     report` reads the file. Without it, the completions are printed.
     """
     if output is not None and shape is not None:
@@ -240,7 +240,7 @@ class _PromptRun:
         self._warn()
 
     def hint(self, line: str) -> None:
-        """What to try next, for a person."""
+        """Advice on the next step."""
         if OUTPUT.is_terminal:
             OUTPUT.print(line, soft_wrap=True)
 

@@ -229,7 +229,7 @@ def _reload_soon(policies: Policies) -> None:
 
 
 def _config(app: Any, drain: float) -> Any:
-    """What uvicorn serves, and how. drain: seconds for open requests at the end."""
+    """The configuration of uvicorn. drain: seconds for open requests at the end."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
     from tide.server.connections import HeaderTimeoutProtocol  # noqa: PLC0415

@@ -116,7 +116,7 @@ class _Process:
         popen.wait()
         for pipe in (popen.stdin, popen.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not sent yet
+                with suppress(OSError):  # the part not sent yet
                     pipe.close()
 
 

@@ -263,7 +263,7 @@ class RecordFile:
         return RecordPart(where, parse_object(without_mark(line), where))
 
     def _index(self, offset: int, part: RecordPart) -> None:
-        """Note where a valid part stands, and what it holds."""
+        """Note the place and the content of a valid part."""
         if part.id not in self._places:
             self._prompts[part.id] = _digest(part.values.get("messages") or part.values["prompt"])
         self._lines += 1

@@ -42,7 +42,7 @@ class _Frozen(BaseModel):
 
 
 class Step(_Frozen):
-    """What a search would return if it ended after this number of evaluations."""
+    """The result of a search that ends after this number of evaluations."""
 
     evaluations: int = Field(ge=1, le=2**53)
     text: str

@@ -261,7 +261,7 @@ class DetoxifierBase:
         strategy: LoadedStrategy,
         priority: int,
     ) -> str | None:
-        """In the engine's loop: a text in which what fails is written anew."""
+        """In the engine's loop: the text with its failing sentences rewritten."""
         scoring = Scoring(MaxScorer([self.scorer, beside]))
         try:
             async with self._capacity:

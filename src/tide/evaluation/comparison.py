@@ -61,7 +61,7 @@ AnyReference = str | Reference
 Failed = dict[RecordId, TideError]
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
-# Options of an engine that change what it writes; others only say where and how fast it runs.
+# Options of an engine that change its output; others only set where and how fast it runs.
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 
@@ -248,7 +248,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Job:
-    """What the runs of one command share.
+    """State that the runs of one command share.
 
     config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
     """
@@ -262,7 +262,7 @@ class Job:
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
-    """Make the run at `path`, or add what it misses; returns the rows that failed.
+    """Make the run at `path`, or complete it; returns the rows that failed.
 
     Raises InputError if a run of another configuration is there, and errors that concern all rows.
     """
@@ -334,7 +334,7 @@ def _judge(
     config = read_config(path)
     policy = (config.get("settings") or config.get("sampling") or {}).get("empty_policy")
     if policy is None:
-        raise InputError(f"{path}: its configuration has no empty_policy; no judge can follow it")
+        raise InputError(f"{path}: its configuration has no empty_policy, so no judge can be added")
     for judge in judges:
         if judge.scorer.name == config["scorer"]["name"]:
             continue  # the run has its scores already

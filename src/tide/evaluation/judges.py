@@ -90,7 +90,7 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
 
 
 def _steps(trial: TrialRecord) -> list[str]:
-    """The texts of a trial that a judge scores: its steps, of which the last is the completion."""
+    """The texts of a trial that a judge scores: its steps, the last being the completion."""
     return [step.text for step in trial.steps] if trial.steps else [trial.text]
 
 

@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def blamed_at(self) -> int:
-        """The character at which the two texts part: the number that both begin with."""
+        """The length of the common beginning of the two texts, in characters."""
         both = zip(self.chosen, self.rejected, strict=False)
         return sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
 

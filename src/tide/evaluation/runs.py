@@ -2,8 +2,7 @@
 
 A run is a folder (`records.jsonl`, `config.json`, and `summary.json` with the metrics), or a file
 `NAME.jsonl` with `NAME.jsonl.config.json` beside it. The configuration says everything that decides
-the records. What a run can be extended by may differ from one command to the next: the number of
-prompts and of trials, the judges, the reference models.
+the records. A later command may extend a run: by prompts, trials, judges, reference models.
 """
 
 from __future__ import annotations
@@ -320,7 +319,7 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """`old` with what `new` adds to it."""
+    """`old`, extended by `new`."""
     grown = {**old, "num_trials": max(old.get("num_trials") or 1, new["num_trials"])}
     if old.get("num_prompts"):
         grown["num_prompts"] = max(old["num_prompts"], new["num_prompts"])

@@ -88,7 +88,7 @@ def compare(
 
 
 def resolve_against(names: Sequence[str], against: str | None) -> str | None:
-    """The name that `against` means, `tide (3 seeds)` for `tide` too; None if there is none."""
+    """The name that `against` selects (`tide` selects `tide (3 seeds)`, too), or None."""
     wanted = "base" if against is None else against
     found = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
     return found[0] if found else names[0] if against is None else None

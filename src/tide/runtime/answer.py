@@ -149,7 +149,7 @@ class Answer:
         with anyio.move_on_after(seconds) as scope:
             passed = await self._write()
         if scope.cancelled_caught:
-            # It ends with what has passed.
+            # It ends with the passed text.
             passed = self._cut_off()
             if not passed and not self._effort.trace:
                 raise DeadlineError(f"no text was scored within {seconds:g} s")
@@ -203,7 +203,7 @@ class Answer:
         return None
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
-        """Add what the model writes, piece by piece; yields why the answer has ended, at its end.
+        """Add the model's pieces; at its end yields why the answer has ended.
 
         The answer is cut before a stop string.
         """
@@ -230,7 +230,7 @@ class Answer:
         return self._engine.write(request)
 
     def _request(self) -> Request:
-        """For what the model writes next."""
+        """For the model's next tokens."""
         drawn = len(self._places) + self._searches + self._lost + self._draws
         return Request(
             self._task.prompt.token_ids + tuple(self._ids),
@@ -296,10 +296,10 @@ class Answer:
                 return True
             self._record(place, score, self._attributes.get(place, {}), ended)
             if settings.passes(score):
-                break  # there is nothing but what is withheld
+                break  # all of it is withheld
         return False
 
-    # 2. What stands so far is scored.
+    # 2. The text so far is scored.
 
     async def _judge_whole(self, text: str, parts: Parts) -> float:
         """The worst score of all that a whole answer says; 1 if it cannot be read."""
@@ -355,7 +355,7 @@ class Answer:
             return policy
         return "one" if self._effort.trace else "zero"
 
-    # 3. What has passed is given out.
+    # 3. Passed text is given out.
 
     def _give_out(self) -> None:
         passed, texts = self._watch.passed, self._watch.texts
@@ -384,7 +384,7 @@ class Answer:
         return failure
 
     async def _repair(self, failure: Failure) -> bool:
-        """Rewind, or search; whether the answer goes on."""
+        """Rewind, or search; True if the answer continues."""
         if self._rewinds is None:
             self._rewind(self._watch.passed)
             return await self._search_back(self._task.strategy)
@@ -429,7 +429,7 @@ class Answer:
         self._banned_next[before] = tuple(dict.fromkeys(banned))
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
-        """Where the word that is to blame begins and ends. What stands before it has passed."""
+        """Where the word that is to blame begins and ends. The text before it has passed."""
         assert self._rewinds is not None
         watch, words = self._watch, failure.words
         start = watch.passed
@@ -455,7 +455,7 @@ class Answer:
         del self._ids[place:]
 
     async def _search_back(self, strategy: LoadedStrategy) -> bool:
-        """Search for what follows the passed text; where nothing is found, give up some of it."""
+        """Search for a continuation of the passed text; if none is found, shorten that text."""
         start = end = self._watch.passed
         places = [start]
         if self._task.on_text is None:
@@ -539,7 +539,7 @@ class Answer:
         return True
 
     def _decoded(self, nearest: tuple[int, ...]) -> dict[str, Any]:
-        """What the nearest tokens of an accepted point say of the prompt."""
+        """The nearest tokens of an accepted point, compared with the prompt's."""
         prompt = self._task.prompt
         pairs = zip(nearest, prompt.token_ids, strict=True)
         changed = sum(a != b for a, b in pairs)
@@ -549,11 +549,11 @@ class Answer:
         return {"changed_tokens": changed, "decoded_prompt": says}
 
     def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
-        """A completion as it may follow what was kept; if cut off, up to a sentence end."""
+        """The usable part of a completion after the kept text; to a sentence end if truncated."""
         before = self._watch.text
         stop = self._settings.stop_in(before + completion.text)
         if stop is not None and stop < len(before):
-            # It begins in what was kept, of which nothing is taken back: the answer ends there.
+            # It begins in kept text, which is never taken back: the answer ends there.
             return Completion("", (), "stop")
         if not to_sentence or completion.finish_reason == "stop":
             return completion
@@ -606,7 +606,7 @@ class Answer:
         )
 
     def _cut_off(self) -> bool:
-        """End the answer with what has passed; whether anything has."""
+        """End the answer after the passed text; True if there is any."""
         watch = self._watch
         if watch.passed == 0:
             return self._chosen_passes

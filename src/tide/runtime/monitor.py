@@ -19,7 +19,7 @@ from tide.scorers.scoring import Scoring
 
 @dataclass(frozen=True)
 class Draft:
-    """What the model itself writes. parts: beside its text. pieces: as the engine gave them."""
+    """The model's own answer. parts: beside its text. pieces: as the engine gave them."""
 
     task: TrialTask
     text: str

@@ -46,7 +46,7 @@ def start_of(
     engine: Engine,
     written: tuple[int, ...] = (),
 ) -> Start:
-    """Which rows move, and from where. written: token ids of the answer so far.
+    """The rows to move and their embeddings. written: token ids of the answer so far.
 
     Raises InputError for a prompt of special tokens alone.
     """
@@ -202,7 +202,7 @@ class Search:
         effort.scorer_calls += len(self.context) * len(sent)
         told = [float(scores.values[row]) for row in rows]
         if self.reject_degenerate:
-            # What an empty text scores is the policy's to say.
+            # The policy decides the score of an empty text.
             loops = [text not in empty and is_degenerate(self.kept + text) for text in texts]
             self._loops = self._loops or (not self.told and loops[0])
             if not self._loops:

@@ -1,6 +1,6 @@
 """1.0 for a text with a name or number that its sources do not hold, else 0.0.
 
-For text that a model writes into a text of others, which is to say nothing new of anybody.
+For text that a model writes into somebody's text: it must not add facts about people.
 """
 
 from __future__ import annotations

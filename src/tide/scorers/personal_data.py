@@ -25,7 +25,7 @@ class PresidioOptions(Options):
     entities: str = Field(
         default="EMAIL_ADDRESS|PHONE_NUMBER|CREDIT_CARD|IBAN_CODE",
         pattern=r"^[A-Z_]+(\|[A-Z_]+)*$",
-        description="What to find, by Presidio's names, joined by |.",
+        description="Entities to find, by Presidio's names, joined by |.",
     )
     language: str = Field(
         default="en", pattern=r"^[a-z]{2}$", description="Language whose patterns are used."

@@ -73,7 +73,7 @@ def _read_look_alikes(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Features:
-    """What is counted in a text.
+    """The features that are counted in a text.
 
     n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams,
     taken inside `<word>`. word_max: longest word n-gram.
@@ -126,8 +126,8 @@ class Features:
     def columns(self, text: str) -> Any:
         """Ascending columns of the features that `text` has, int64, shape (n,).
 
-        What scikit-learn's HashingVectorizer finds; a call of that takes a millisecond, whatever
-        there is to count, and most words come again.
+        As scikit-learn's HashingVectorizer, whose call takes a millisecond even for a word; most
+        words recur.
         """
         words = _WORD.findall(normalize(text))
         found: set[int] = set()

@@ -24,7 +24,7 @@ class BacktrackOptions(Options):
         default=0.5,
         gt=0,
         le=1,
-        description="The word is blamed with which the score reaches this share of the threshold.",
+        description="Blame the word at which the score reaches this share of the threshold.",
     )
     lag: int = Field(
         default=4,
@@ -53,7 +53,7 @@ class BacktrackOptions(Options):
     )
     then: str = Field(
         default="random-walk",
-        description="Strategy for what still fails, in parentheses if it has options, or none. "
+        description="Strategy for the rest, in parentheses if it has options, or none. "
         "Engines without embeddings do without it.",
     )
 

@@ -39,7 +39,7 @@ _PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
 }
 _NO_STORE = {"cache-control": "no-store"}
-# Settings that a request may change, and what they are without.
+# Settings that a request may change, and their defaults.
 _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
@@ -206,7 +206,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    """What is wrong with a request, in its client's field names."""
+    """The validation errors of a request, by the client's field names."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")

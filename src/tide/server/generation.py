@@ -64,9 +64,9 @@ class Asker:
 
 @dataclass(frozen=True)
 class Call:
-    """One completion that was asked for. settings: what differs from the policy's.
+    """A requested completion. settings: those that differ from the policy's.
 
-    tokens_name: what the request calls `max_new_tokens`.
+    tokens_name: the request's name of `max_new_tokens`.
     """
 
     policy: ServedPolicy
@@ -78,8 +78,8 @@ class Call:
 class Serving:
     """Generation for many clients at once.
 
-    policies: decide what is accepted; what is not is refused, whatever their `on_unresolved` says.
-    name: of the model, as clients call it.
+    policies: decide which texts are accepted; others are refused, whatever their `on_unresolved`.
+    name: the clients' name of the model.
     """
 
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
@@ -220,8 +220,8 @@ class Serving:
     ) -> AsyncGenerator[tuple[int, str | Answered | None], None]:
         """The calls' output as it arrives, with call numbers; None after a silence.
 
-        Leaving it cancels them. Raises what the first call that fails raises, and Refused if there
-        is no room or no time.
+        Leaving it cancels them. Raises the first failed call's error, and Refused if there is no
+        room or no time.
         """
         limits = self.limits
         if self._under_way + len(calls) > limits.max_under_way:
@@ -266,7 +266,7 @@ class Serving:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _told(self, answered: Answered, call: Call, length: int, traces: bool) -> dict[str, Any]:
-        """What a completion cost, and how it ended. length: of the prompt, in tokens."""
+        """Cost and end of a completion. length: of the prompt, in tokens."""
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
         if isinstance(answered, Draft):
             written = answered.generated_tokens
@@ -312,10 +312,10 @@ class Serving:
 async def _items(call: Call, in_pieces: bool) -> Items:
     """The text in pieces, if so asked for: as it is accepted, or as the model writes it.
 
-    At the end what came of the call.
+    At the end the outcome of the call.
     """
     detox, settings = call.policy.detox, call.settings
-    # What is judged as a whole is given out in the order of a message: first its reasoning.
+    # An answer judged as a whole is given out in the order of a message: first its reasoning.
     is_whole = not in_pieces or detox.settings.in_parts(call.prompt)
     if call.policy.mode == "enforce" and is_whole:
         yield await detox(call.prompt, **settings)
@@ -343,7 +343,7 @@ async def _pump(
 
 
 def given(answered: Answered) -> str:
-    """The text that is sent: what was accepted. If refused: what was already streamed."""
+    """The text that is sent: the accepted one. If refused: the text that was already streamed."""
     if isinstance(answered, Draft):
         return answered.text
     trial = answered.best
@@ -351,7 +351,7 @@ def given(answered: Answered) -> str:
 
 
 def parts_of(answered: Answered) -> Parts:
-    """What is sent beside the text."""
+    """The parts that are sent beside the text."""
     return answered.parts if isinstance(answered, Draft) else answered.best.parts
 
 

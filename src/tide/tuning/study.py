@@ -182,12 +182,12 @@ def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """Try `tries` settings: the winner first, then the frontier, then the others.
+    """Try `tries` settings: the winner first, then the Pareto front, then the others.
 
     Returns the study, too. The first try is `bench.usual`. The winner is no worse than that in any
-    measure; of those that are not, it has the largest gain over all (the product of ratios). A try
-    follows from those before it and the seed: an interrupted call that is made again finds its
-    runs, and goes on. Raises InputError for a strategy without ranges.
+    measure and has the largest gain over all (the product of ratios). Earlier tries and the seed
+    determine a try, so a repeated call finds its runs, and resumes. Raises InputError for a
+    strategy without ranges.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -92,7 +92,7 @@ def decode(
     stop_strings: StopStrings | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
-    """Each row whole: up to its own `max_new_tokens` ids, of which a stop id is the last.
+    """Complete rows: up to `max_new_tokens` ids each; a stop id is the last.
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as for
     `Sampler`. stop_strings: of each row; a row ends with the token that completes one of its own,

@@ -214,11 +214,11 @@ def fit(
         out: A folder, in which each baseline gets a folder of its own.
         model: The model that is to be detoxified.
         auxiliary: A smaller model of the same vocabulary, for baselines that can be fitted on one.
-        scorer: Scores what the model writes, for baselines that learn from that.
+        scorer: Scores the model's own text, for baselines that learn from it.
         device: As for `Detoxifier`.
         dtype: As for `Detoxifier`.
-        overwrite: Fit again. Otherwise "all" keeps what an identical call has finished.
-        progress: Called with what is being done, how much is done, and how much there is.
+        overwrite: Fit again. Otherwise "all" keeps the fits that an identical call has finished.
+        progress: Called with the task, the amount done, and the total.
         say: Called with a line for the reader: how long a training will take.
         **settings: Those of `FitSettings`.
 

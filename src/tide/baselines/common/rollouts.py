@@ -58,7 +58,7 @@ def write(
     start: Callable[[list[list[int]]], Writing],
     seed: int = 0,
 ) -> list[list[int]]:
-    """What follows the prompts, up to the token that ends a text; `start` reads a batch of them.
+    """Continuations of the prompts, up to the end of the text; `start` reads a batch of prompts.
 
     seed: of the draws.
     """
@@ -114,7 +114,7 @@ def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
 def judged(
     tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], what: str
 ) -> Fitted:
-    """What was learned, with the share of toxic rollouts and the AUC of `danger` (one of each).
+    """The fit, with the share of toxic rollouts and the AUC of `danger` (one of each).
 
     If all are of one kind, there is no AUC but a doubt.
     """

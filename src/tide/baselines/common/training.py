@@ -111,8 +111,8 @@ def train(
 ) -> None:
     """AdamW with a short warm-up and linear decay on `loss` of batches (numbers of rows).
 
-    early: the last rows are kept back, and it ends before all steps are done where the loss on them
-    gets no better, with the parameters with which it was least. Such a training goes on from its
+    early: hold out the last rows, stop when the loss on them no longer improves, and keep the best
+    parameters. Such a training goes on from its
     checkpoint, with the same result; one without has a `loss` that changes as it goes.
 
     groups: parameters, as torch's optimizers take them, with a learning rate of their own or not.

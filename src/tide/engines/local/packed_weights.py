@@ -57,7 +57,7 @@ def speed_up(model: nn.Module) -> None:
 def pack(module: nn.Module) -> bool:
     """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights; True if it does.
 
-    Only those two types themselves: what a subclass computes is not known here.
+    Only those two types themselves: a subclass may compute something else.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
@@ -74,7 +74,7 @@ def pack(module: nn.Module) -> bool:
 def _packed_as(
     plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None
 ) -> Callable[[Tensor], Tensor] | None:
-    """A packed layer, if oneDNN has one on this machine and it gives what `plain` gives."""
+    """A packed layer, if oneDNN has one on this machine and its output equals that of `plain`."""
     try:
         apply = _packed(weight, bias)
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)

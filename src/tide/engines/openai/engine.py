@@ -2,9 +2,9 @@
 
     tide serve --engine openai --base-url http://HOST:PORT
 
-Chats about tools, and those whose answer has a format, are answered as a whole: what the server
-takes of them is passed on. What else it can do is found out when it is looked at first: whether it
-goes on with a last message of the assistant's, and whether a bias keeps it from drawing a token.
+Chats about tools, and those whose answer has a format, are answered as a whole: fields that the
+server takes are passed on. It is probed before its first use: whether it continues a last assistant
+message, and whether a bias bans a token.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class OpenAIEngine(Engine):
 
     @property
     def capability_notes(self) -> str:
-        """One line on what was found out."""
+        """The findings on one line."""
         (first, *_) = self._found.values()
         banned = "drawing again where they come"
         if first.banned:
@@ -229,7 +229,7 @@ _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 
 class Banned(Exception):
-    """What is held back came: a banned word, or the end before `min_new_tokens`.
+    """Held-back output came: a banned word, or the end before `min_new_tokens`.
 
     reason: why the answer ends there if nothing else can be drawn.
     """
@@ -269,7 +269,7 @@ class StreamedAnswer:
         return min(most, _DRAWN) if self._drawn and not self._whole else most
 
     def body(self, found: Capabilities) -> dict[str, Any]:
-        """What a server is sent to write on."""
+        """The body of a request that continues a text."""
         assert isinstance(self._request.prompt, Sequence)
         first, *rest = (word_of(one) for one in self._request.prompt)
         if not isinstance(first, Chat):

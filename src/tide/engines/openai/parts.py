@@ -1,4 +1,4 @@
-"""What a server's answer to a chat holds beside its text: reasoning, and calls of tools.
+"""Parts of a server's answer to a chat beside its text: reasoning, and calls of tools.
 
 vLLM, llama.cpp, Ollama and others stream calls in parts that differ in their indexes and ids.
 """
@@ -25,7 +25,7 @@ class _Function(BaseModel):
 
 
 class CallDelta(BaseModel):
-    """The next of a call. index, id: by which it is told from others, as far as it has them."""
+    """The next piece of a tool call. index, id: identify the call; either may be missing."""
 
     index: int | None = None
     id: _Name | None = None
@@ -53,7 +53,7 @@ class Delta(BaseModel):
 
 
 class Aside:
-    """Puts together what an answer holds beside its text.
+    """Assembles the parts of an answer beside its text.
 
     inline: whether reasoning that the text begins with is told from it.
     """
@@ -79,7 +79,7 @@ class Aside:
             own.arguments = (own.arguments or "") + (more.arguments or "")
 
     def text(self, said: str) -> str:
-        """What of the text that came next is known to be no reasoning."""
+        """The part of the next text that is known to be no reasoning."""
         return said if self._thoughts is None else self._thoughts.add(said)
 
     def end(self) -> str:
@@ -101,7 +101,7 @@ class Aside:
         return Parts(reasoning=reasoning, tool_calls=tuple(calls), num_tokens=tokens)
 
     def _call_of(self, new: CallDelta) -> CallDelta | None:
-        """The call that `new` goes on with; None if it begins one.
+        """The call that `new` continues; None if it begins one.
 
         Ollama leaves out the index, or has the same for all; older versions of vLLM and SGLang as
         well. Another id is another call, and so is another name without an index.

@@ -1,6 +1,6 @@
-"""A server of completions: what it can do, found out by asking it, and what it streams.
+"""A server of completions: its capabilities, found by probing, and its streams.
 
-What it answers is parsed; anything else is refused.
+Its answers are parsed; anything else is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tide.engines.remote.protocol import NEUTRAL, NEVER
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _Text = Annotated[str, Field(max_length=1_000_000)]
 
-# What a server may do by itself, switched off. `repeat_penalty` is llama.cpp's name.
+# Features that a server may have on by default, switched off. `repeat_penalty` is llama.cpp's name.
 OFF = {**NEUTRAL, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "repeat_penalty": 1.0}
 
 
@@ -157,7 +157,7 @@ def _end_of(part: _Part, has_tools: bool) -> str | None:
 
 _log = logger(__name__)
 
-# What is asked of a server to see how it goes on. All of them answer something.
+# The question that tests how a server continues. All of them answer something.
 _ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
 _PROBES = (
     "The people of the town were kind, and in the morning",
@@ -175,7 +175,7 @@ _CONTINUED: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Capabilities:
-    """What was found out about a server.
+    """The capabilities of a server.
 
     model: its name there. context: most tokens, if it says. off: what it is sent in any case.
     continued: what it is sent to go on with an assistant's message; None if it cannot. banned: the
@@ -192,7 +192,7 @@ class Capabilities:
 async def look_at(
     pool: EndpointPool, endpoint: Endpoint, name: str, named: BannedWords | None
 ) -> Capabilities:
-    """What can be found out about a server. named: tells its token ids, whatever it tells itself.
+    """Find the capabilities of a server. named: tells its token ids, whatever it tells itself.
 
     Raises ServerFailed and EndpointRefused if it cannot be used.
     """
@@ -259,9 +259,9 @@ async def _find_banned(
 async def _find_continued(
     pool: EndpointPool, endpoint: Endpoint, found: Capabilities
 ) -> dict[str, Any] | None:
-    """What lets a server go on with an assistant's message.
+    """The fields with which a server continues an assistant's message.
 
-    It is given the first half of what it answered: it goes on if it writes the second.
+    It gets the first half of its own answer, and continues if it writes the second.
     """
     for asked in _ASKED:
         messages = [{"role": "user", "content": asked}]

@@ -167,7 +167,7 @@ def scaled_probes(embeddings: Sequence[Tensor]) -> list[Tensor]:
 def difference(
     by_ids: Sequence[FirstToken], by_scaled: Sequence[FirstToken], dim: int
 ) -> str | None:
-    """What is wrong, or None.
+    """The fault, or None.
 
     by_ids: the most likely first token after each probe, and its log-probability. by_scaled: the
     same after each of `scaled_probes`.

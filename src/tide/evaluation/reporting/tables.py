@@ -265,7 +265,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """What a prompt costs, all its trials together; a row a method."""
+    """Cost of a prompt, all trials together; a row a method."""
     keys = {key for key, *_ in _COST}
     columns = [
         Column("method"),
