@@ -42,7 +42,7 @@ Candidates = Annotated[int, Field(ge=1, le=10_000)]
 
 @dataclass(frozen=True)
 class Generated:
-    """One completion of a baseline, and what it cost.
+    """One completion of a baseline, and its cost.
 
     evaluations: completions generated to get it. forward_tokens: tokens that passed through any
     model: prompt and generated, of every pass and every auxiliary model, up to its own end.

@@ -87,7 +87,7 @@ def fit_classifier(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """The task's model trained by `prefix_loss`, and its logit at the end of `measured` texts.
 
-    ids: texts with these labels, each to be learned from its start on.
+    ids: texts with these labels, each learned from its start.
     """
     device = task.model.device
     goal, begin = torch.tensor(labels, device=device), torch.tensor(starts, device=device)

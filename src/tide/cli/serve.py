@@ -75,7 +75,7 @@ def serve(
         str | None,
         options.option(
             "Server",
-            "What clients call the model. [default: --model, or a server's own name of it]",
+            "Name of the model for clients. [default: --model, or the server's own name]",
         ),
     ] = None,
     settings: Annotated[

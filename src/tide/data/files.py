@@ -197,7 +197,7 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def appended(path: Path) -> IO[str]:
-    """A text file to whose end whole lines are added. Raises InputError if it cannot be written."""
+    """A text file to which whole lines are appended. Raises InputError if it cannot be written."""
     with reported(path, "written"):
         return path.open("a", encoding="utf-8", buffering=1)
 

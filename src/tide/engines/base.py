@@ -138,7 +138,7 @@ class Engine(ABC):
     Attributes:
         name: The model, for records.
         dim: Width d of its input embeddings.
-        dtype: What it computes in.
+        dtype: Its compute dtype.
         context_length: Most tokens of prompt and completion together; None if unlimited.
         max_batch: Sequences run at once.
         embedding_scale: Rows of `embed` divided by those of the model's embedding table.

@@ -103,17 +103,18 @@ def evaluate(
         methods: Specs, or one text with commas between them. `tide:num_samples=2|4|8` names a
             method for each value, whose curve `report` draws.
         model: As for `Detoxifier`.
-        scorer: What the search optimises against.
+        scorer: Scorer of the search.
         judges: Scorers kept out of the search.
         protocol: How a prompt is sampled and counted; `tide methods` lists the protocols.
-        preset: What search strategies start from.
+        preset: Preset of the strategies.
         reference: Models that measure perplexity. "auto": the one of the model's family; "global":
             the paper's one for all; "none".
-        reference_engine: What runs them. In this process, the model is closed first.
+        reference_engine: Engine of the reference models. In this process, the model is closed
+        first.
         reference_options: Options of that engine (`tensor_parallel_size`, ...).
         artefacts: The folder that `tide fit` wrote, for baselines that learn.
         out: By default `runs/BENCHMARK-MODEL`. Finished records are kept, missing ones are added.
-        engine: What runs `model`.
+        engine: Engine of `model`.
         engine_options: Options of that engine.
         cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray.
         actors: Processes on the cluster.
@@ -122,7 +123,7 @@ def evaluate(
         limit: First N prompts only.
         chat: Let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
         overwrite: Start again instead of resuming.
-        progress: Called with what is being done, how much is done, and how much there is.
+        progress: Called with the task, the amount done, and the total.
         **overrides: Settings for all methods (`temperature=0.7`, `seed=1`, `num_trials=5`).
 
     Returns:

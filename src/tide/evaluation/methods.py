@@ -261,7 +261,7 @@ def check_method(
     artefacts: Path | None = None,
     preset: str | Path = "auto",
 ) -> None:
-    """Raise InputError where `load_method` would, as far as this is known without the model.
+    """Raise the InputErrors of `load_method` that can be found without the model.
 
     model: its name.
     """
@@ -285,8 +285,8 @@ def load_method(
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
-    `base` and baselines ignore the settings that only searches have. artefacts: folder of what
-    `tide fit` learned, for baselines. preset: what strategies begin with. on_cluster: runs searches
+    `base` and baselines ignore the settings that only searches have. artefacts: folder of fits, for
+    baselines. preset: of the strategies. on_cluster: runs searches
     elsewhere; model and scorer are then names.
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.

@@ -228,7 +228,7 @@ def carried(record: Record) -> Record:
     """`record` with each trial returning the least toxic completion of all trials up to it.
 
     So it is in the paper's records: a trial that finds nothing less toxic repeats the one before.
-    What the trials cost stays.
+    The cost of the trials stays.
     """
     trials: list[TrialRecord] = []
     for trial in record.trials:

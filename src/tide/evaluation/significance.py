@@ -125,7 +125,7 @@ def _compare(
     valid: Valid | None,
     seed: int,
 ) -> Iterator[Comparison]:
-    """By each measure; what both have is read, and the rate's interval drawn, once for all."""
+    """By each measure; shared prompts are read, and the rate's interval drawn, once for all."""
     mine, theirs = (_values(some, source, valid) for some in (runs, others))
     both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
     rates: list[Ratios] = [{"rate": (one["rate"] - other["rate"], 1)} for one, other in both]

@@ -1,7 +1,7 @@
 """Monitoring: the model's own answer is given out, and the effect of enforcing is forecast later.
 
-Nothing is scored before it is given out. The forecast lets the loop of an enforced answer
-(`Answer`) read what was written, so both obey one rule.
+Nothing is scored before it is given out. The forecast feeds the written text to the loop of an
+enforced answer (`Answer`), so both obey one rule.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from tide.scorers.base import is_empty
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
     """The texts of an answer; the worst one decides.
 
-    Raises Unread for what cannot be read as a whole: arguments of calls, or a text of a declared
-    format, that are no JSON.
+    Raises Unread if arguments of calls, or a text of a declared format, are not JSON.
     """
     found = [text]
     if settings.reasoning == "scored":

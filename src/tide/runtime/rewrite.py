@@ -44,8 +44,8 @@ async def rewrite(
     """The text with its failing sentences written anew; None if no repair is found.
 
     strategy: its options are taken if it rewinds; no search follows. The same text comes out the
-    same. Raises CompletionError for a text that the model cannot read as it is, and what the engine
-    and the scorer raise.
+    same. Raises CompletionError for a text that the model cannot read unchanged, and the errors of
+    the engine and the scorer.
     """
     options = strategy.options if strategy.rewinds else BacktrackOptions()
     strategy = load_strategy(options.model_copy(update={"then": "none"}).spec("backtrack"))

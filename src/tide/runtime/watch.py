@@ -119,7 +119,7 @@ class Watch:
 
     @property
     def takes_screen(self) -> bool:
-        """Whether each window reaches back to what the scorer itself was last asked of."""
+        """Whether each window reaches back to the scorer's last text."""
         return self.context >= 2 * _AGAIN
 
     def decides(self, place: int, *, ended: bool) -> bool:

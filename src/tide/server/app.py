@@ -129,7 +129,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
         return _state(engine.available and not engine.closed and await to_thread(answer))
 
     def answer() -> bool:
-        """Whether every scorer answers, as far as is known."""
+        """False if a scorer is known not to answer."""
         # Each once: one that is down is asked, and policies may share it.
         scorers = {one.plan.measured for one in policies.table.policies.values()}
         return all(scorer.check() for scorer in scorers)

@@ -89,7 +89,7 @@ class Serving:
         self._seconds = 1.0
 
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
-        """The answer to a request without a stream, and what to call when it was sent."""
+        """The answer to a request without a stream, and a callback for after it was sent."""
         calls = self._calls(request, asker)
         found: dict[int, Answered] = {}
         async with aclosing(self._run(calls, False)) as running:
@@ -115,7 +115,7 @@ class Serving:
         return shape.whole(choices, usage_of(lengths, results), summed(told)), afterwards
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
-        """The events of an answer, without those of its end. Raises what `whole` raises."""
+        """The events of an answer, without those of its end. Raises the errors of `whole`."""
         calls, shape = self._calls(request, asker), self._shape(request)
         results: dict[int, Answered] = {}
         told: list[dict[str, Any]] = []
@@ -356,7 +356,7 @@ def parts_of(answered: Answered) -> Parts:
 
 
 def tokens(answered: Answered) -> int:
-    """Those of the text that leaves, and of what the model wrote beside it."""
+    """Those of the text that leaves, and of its other parts."""
     beside = parts_of(answered).num_tokens
     if isinstance(answered, Draft):
         return answered.num_tokens + beside

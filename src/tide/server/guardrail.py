@@ -1,12 +1,13 @@
-"""Litellm's generic guardrail: every text of a request is read and scored; what fails is blocked.
+"""Litellm's generic guardrail: every text of a request is read and scored; a request with a failing
+one is blocked.
 
 Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and
 in fields that are not known here. All strings and all keys are read, also as they are without their
 escapes, because arguments of calls are JSON inside of JSON. Unreadable content is blocked.
 
 Answers are NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts. Only texts of a response are
-written anew, where the policy allows it and the request asks for it: litellm drops new texts in
-streams unless it is told otherwise, and no request says whether it is of a stream. Of each text
+written anew, where the policy allows it and the request asks for it: by default litellm drops new
+texts in streams, and requests do not show whether they are of one. Of each text
 that fails, the sentences that fail are new from the blamed word on. All that is sent back is scored
 once more as a request of its own. Texts that cannot be matched back or repaired are blocked.
 """

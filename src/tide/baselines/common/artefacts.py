@@ -30,7 +30,7 @@ _SAMPLES = 16  # values of each parameter that go into a model's fingerprint
 
 @dataclass(frozen=True)
 class Artefact:
-    """tensors: what was learned. info: model, settings, held-out figures. digest: of both."""
+    """tensors: the fit. info: model, settings, held-out figures. digest: of both."""
 
     tensors: dict[str, Tensor]
     info: dict[str, Any]

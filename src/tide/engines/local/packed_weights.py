@@ -22,8 +22,8 @@ _ROWS_HINT = 16
 # Of the largest result. float32 sums in another order differ by about 1e-6, each rounding to
 # bfloat16 by 4e-3 at most, and anything wrong by 1.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-# oneDNN and torch's layer above it keep what they compiled for each of the last 1024 shapes, and
-# every batch has shapes of its own: half a gigabyte in a long run. A batch needs about 20 of them;
+# oneDNN and torch's layer above it cache kernels for the last 1024 shapes, and shapes differ
+# between batches: half a gigabyte in a long run. A batch needs about 20 of them;
 # more than 64 in torch made nothing faster. Both read these variables when they are first used.
 _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 256, "LRU_CACHE_CAPACITY": 64}
 

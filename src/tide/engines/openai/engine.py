@@ -336,7 +336,7 @@ class StreamedAnswer:
         self._finish(reason)
 
     def draw_again(self, wrote: bool, reason: FinishReason) -> None:
-        """The next tokens are drawn hotter. wrote: something stood before what was held back."""
+        """The next tokens are drawn hotter. wrote: there was text before the held-back output."""
         self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
             self._finish(reason)  # it breaks off there

@@ -33,12 +33,12 @@ class _Part(BaseModel):
 
     @property
     def said(self) -> str:
-        """What was written next."""
+        """The next text."""
         raise NotImplementedError
 
     @property
     def beside(self) -> Delta:
-        """What was told beside it."""
+        """The parts beside it."""
         return Delta()
 
 
@@ -66,7 +66,7 @@ class ChatPart(_Part):
         return self.delta or Delta()
 
 
-# Without a choice an event tells what was used, or what a filter found in the prompt.
+# An event without a choice has the usage, or a filter's findings in the prompt.
 _NO_CHOICE = BeforeValidator(lambda choices: [] if choices is None else choices)
 
 
@@ -104,10 +104,10 @@ _REFUSALS = ("content_filter", "tool_calls", "function_call")
 async def streamed(
     pool: EndpointPool, endpoint: Endpoint, body: dict[str, Any], aside: Aside | None = None
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
-    """The text that a server streams, up to its end. aside: gets what else an answer holds.
+    """The text that a server streams, up to its end. aside: gets the other parts of an answer.
 
-    Raises ServerFailed for what cannot be that, and EndpointRefused for an end by a filter, and for
-    a call of a tool where the server was sent none.
+    Raises ServerFailed for an invalid stream, and EndpointRefused for an end by a filter or a tool
+    call without tools.
     """
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
@@ -192,7 +192,7 @@ class Capabilities:
 async def look_at(
     pool: EndpointPool, endpoint: Endpoint, name: str, named: BannedWords | None
 ) -> Capabilities:
-    """Find the capabilities of a server. named: tells its token ids, whatever it tells itself.
+    """Find the capabilities of a server. named: gives its token ids, in place of its own endpoint.
 
     Raises ServerFailed and EndpointRefused if it cannot be used.
     """
@@ -272,7 +272,7 @@ async def _find_continued(
             return None  # it has no chats
         half = len(whole) // 2
         begun, rest = "".join(whole[:half]), "".join(whole[half:])
-        # Of what is repeated, it cannot be seen where it goes on.
+        # In repetitive text a continuation cannot be told from a repetition.
         if half < 2 or "".join(whole).startswith(rest[:8]) or not rest.strip():
             continue
         said = {"role": "assistant", "content": begun}

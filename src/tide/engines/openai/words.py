@@ -62,7 +62,7 @@ def id_of(word: str | Chat) -> int:
 
 
 def word_of(token_id: int) -> str | Chat:
-    """What `id_of` made the id of. Raises ValueError for any other number."""
+    """The inverse of `id_of`. Raises ValueError for any other number."""
     if token_id < 0:
         raise ValueError("a token id below 0")
     kind, *_ = written = token_id.to_bytes((token_id.bit_length() + 7) // 8 or 1, "big")
@@ -228,7 +228,7 @@ def same_word(word: str) -> str:
 async def ask_server(pool: EndpointPool, endpoint: Endpoint, model: str) -> BannedWords | None:
     """The server's answer about its tokens; None if it gives none.
 
-    Raises ServerFailed if it tells what cannot be.
+    Raises ServerFailed for impossible answers.
     """
     for wire in _WIRES:
         tokenize = partial(_tokens, pool, endpoint, model, wire)

@@ -88,7 +88,7 @@ class EventChoice(BaseModel):
     index: Literal[0]
     finish_reason: Literal["length", "stop"] | None = None
     stop_reason: int | str | None = None
-    # Not `Rows[_Count] | None`: what `Rows` is marked with cannot be hashed.
+    # Not `Rows[_Count] | None`: the metadata of `Rows` cannot be hashed.
     token_ids: Annotated[list[_Count] | None, FailFast()] = None
 
 

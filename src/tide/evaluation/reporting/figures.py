@@ -259,7 +259,7 @@ def trajectory(run: Run, record: Record) -> Any:
         panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         says = about(record, trial)
         if len(trace) == 1:
-            says += ". Its one evaluation is what the model itself writes after the prompt"
+            says += ". Its one evaluation is the model's own completion of the prompt"
             says += ": it was accepted, so there was nothing to search" if accepted else ""
         if trial.changed_tokens is not None:
             says += ". The nearest tokens of the accepted point are the prompt's"

@@ -146,8 +146,8 @@ class ConfirmScorer(ScorerWrapper):
         return Attributed(values, found.attributes)
 
 
-# Two characters of a script without spaces are a word, and so are 8 of what is longer than any
-# word: a window is to be short in every script.
+# Two characters of a script without spaces are a word, and so are 8 characters of an overlong word,
+# so that windows are short in every script.
 _SPACED = rf"[\S--[{UNSPACED}]]"
 _WORD = regex.compile(
     rf"(?V1)(?:(?=[{UNSPACED}])\X){{1,2}}|(?<!{_SPACED}){_SPACED}{{1,24}}+(?!{_SPACED})"
