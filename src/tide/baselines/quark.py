@@ -5,8 +5,8 @@ what it wrote, after a token that says in which fifth by toxicity a text is; the
 after the token of the best fifth, and so on. In the end it writes after that token.
 
 Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of what was written,
-0.05 times the divergence from the model as it was, -0.06 times the entropy. They write anew
-every 500 steps, up to 47 times; here the model writes four times.
+0.05 times the divergence from the model as it was, -0.06 times the entropy. Their model writes new
+texts every 500 steps, up to 47 times; here it writes four times.
 """
 
 from __future__ import annotations

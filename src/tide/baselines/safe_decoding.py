@@ -1,8 +1,8 @@
 """`safe-decoding`: Xu et al. 2024, "SafeDecoding: Defending against Jailbreak Attacks via
 Safety-Aware Decoding" (ACL 2024, arXiv:2402.08983).
 
-The first tokens alone are drawn from p + alpha (p_expert - p), over the tokens that model and
-expert both rank high: the smallest k is taken at which their k likeliest have `common` in common.
+Only the first tokens are drawn from p + alpha (p_expert - p), over tokens that model and expert
+both rank high: those in both top-k lists, with the smallest k that gives `common` of them.
 Defaults and floor are those of the authors' code (uw-nsl/SafeDecoding). Their expert was tuned to
 refuse; this one is the one that `dexperts` tuned on non-toxic text (its artefact is read). The
 model's own likeliest token is always among those that are tried, so that alpha 0 is the model; at
@@ -34,7 +34,7 @@ class SafeDecodingOptions(Options):
 
 
 def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
-    """Mask (B, V): the k likeliest of both, k the smallest at which they are at least so many.
+    """Mask (B, V): tokens in both top-k lists, with the smallest k that gives at least `least`.
 
     With the likeliest by `scores`. A token is among the k likeliest of both from its worse rank on.
     """

@@ -3,8 +3,8 @@ Dataset Distillation" (ICLR 2025).
 
 The model writes texts by contrastive decoding against a copy of itself that was tuned on toxic
 text, from nothing but the token that begins a text, and is trained on with what it wrote. As in the
-authors' code (EminLU/UniDetox): p / p_toxic among the tokens with at least a tenth of the best
-probability, of those the 50 likeliest (the default of `generate`), 640 texts of up to 256 tokens
+authors' code (EminLU/UniDetox), tokens are drawn by p / p_toxic from the 50 likeliest (the default
+of `generate`) that have at least a tenth of the best probability; 640 texts of up to 256 tokens
 (here: as long as the fit's texts).
 """
 

@@ -65,8 +65,8 @@ class Estimate:
 class Share(Estimate):
     """A share. Of prompts its interval is Wilson's, of completions the bootstrap's over prompts.
 
-    Where none or all of the completions count, no resample differs: then it is Wilson's, as if the
-    completions of a prompt were one.
+    If none or all of the completions count, resampling has no variance; then it is Wilson's, which
+    treats the completions of a prompt as one.
     """
 
 

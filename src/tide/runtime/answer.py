@@ -479,7 +479,7 @@ class Answer:
     async def _search(
         self, start: int, strategy: LoadedStrategy, most: int | None = None, *, is_last: bool = True
     ) -> bool:
-        """Search for up to `most` tokens after `start` (all, if None); whether any passed.
+        """Search for up to `most` tokens after `start` (all, if None); True if a text passed.
 
         is_last: whether no other search follows if this one finds nothing.
         """

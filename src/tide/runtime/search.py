@@ -223,7 +223,7 @@ class Search:
         )
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
-        """How likely completions are after the unmodified prompt."""
+        """The likelihood of completions after the unmodified prompt."""
         if not self._completions:
             raise StrategyError("asked for likelihoods of nothing")
         # A completion without tokens has no likelihood; it is the last that should be chosen.

@@ -125,8 +125,8 @@ class Watch:
     def decides(self, place: int, *, ended: bool) -> bool:
         """Whether the scorer is asked at the next place, to which its screen objects.
 
-        It is for the first such place, then after some tokens, for the last place that a failure is
-        waited for, and of the whole answer. Between these the text neither passes nor fails. All of
+        It is asked at the first such place, then after some tokens, at the end of a failure's
+        `lag`, and for the whole answer. Between these the text neither passes nor fails. All of
         it is suspicious.
         """
         if self._risen is None:

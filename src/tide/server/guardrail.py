@@ -1,5 +1,5 @@
-"""Litellm's generic guardrail: every text of a request is read and scored; a request with a failing
-one is blocked.
+"""Litellm's generic guardrail: it reads and scores every text of a request, and blocks the request
+if one fails.
 
 Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and
 in fields that are not known here. All strings and all keys are read, also as they are without their

@@ -103,7 +103,7 @@ def tune(
     Args:
         benchmark: A name or a file.
         model: As for `Detoxifier`.
-        scorer: What the search optimises against.
+        scorer: Scorer of the search.
         judges: As for `evaluate`.
         protocol: As for `evaluate`.
         reference: As for `evaluate`.

@@ -64,7 +64,7 @@ class Aside:
         self._thoughts = Thoughts() if inline else None
 
     def add(self, delta: Delta) -> None:
-        """Raises ServerFailed for a part of no call, and for too many calls."""
+        """Raises ServerFailed for a part without a call, and for too many calls."""
         self._reasoning += delta.thought
         for new in delta.tool_calls or ():
             call = self._call_of(new)

@@ -131,7 +131,7 @@ async def streamed(
                 if told and end is None:
                     raise ServerFailed(f"ended a text by {told!r}")
                 if last is not None:
-                    # Some tell an end twice, and Azure a filter's results after it.
+                    # Some servers send the end twice, and Azure a filter's results after it.
                     if beside.size or (said, end) not in (("", None), ("", last[1]), last):
                         raise ServerFailed("wrote on after the end that it told")
                 elif end is not None:
