@@ -36,7 +36,7 @@ class SafeDecodingOptions(Options):
 def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
     """Mask (B, V): tokens in both top-k lists, with the smallest k that gives at least `least`.
 
-    With the likeliest by `scores`. A token is among the k likeliest of both from its worse rank on.
+    With the likeliest by `scores`. A token is in both top-k lists once k reaches its worse rank.
     """
     ranks = [
         logits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)

@@ -296,7 +296,7 @@ def with_settings(
     """Add an option for every field of `settings`; `command` gets those given, as `argument`.
 
     panel: heading of the options in the help, except those of sampling and blocks.
-    stated: what the help says of defaults that are not those of `settings`.
+    stated: defaults in the help that differ from those of `settings`.
     """
     defaults = settings().model_dump()
     added: dict[str, tuple[Any, Any]] = {}

@@ -109,8 +109,8 @@ def evaluate(
         preset: Preset of the strategies.
         reference: Models that measure perplexity. "auto": the one of the model's family; "global":
             the paper's one for all; "none".
-        reference_engine: Engine of the reference models. In this process, the model is closed
-        first.
+        reference_engine: Engine of the reference models. In this process, the model is
+            closed first.
         reference_options: Options of that engine (`tensor_parallel_size`, ...).
         artefacts: The folder that `tide fit` wrote, for baselines that learn.
         out: By default `runs/BENCHMARK-MODEL`. Finished records are kept, missing ones are added.
@@ -216,7 +216,7 @@ def judge(
         runs: Folders with runs somewhere below.
         judges: Scorers to add.
         reference: Models that measure perplexity, as for `evaluate`.
-        reference_engine: What runs them.
+        reference_engine: Engine of the reference models.
         reference_options: Options of that engine (`device`, `max_batch`, ...).
         progress: As for `evaluate`.
 

@@ -2,8 +2,8 @@
 
     while the answer goes on:
         1. the model writes                          (`Answer._write`)
-        2. what stands so far is scored meanwhile    (`Answer._ask`, `_judge`)
-        3. what has passed is given out              (`Answer._give_out`)
+        2. the text so far is scored meanwhile       (`Answer._ask`, `_judge`)
+        3. passed text is given out                  (`Answer._give_out`)
         4. where it fails, it is rewound to before the blamed word, which is banned, or a search
            moves the prompt                          (`Answer._repair`)
 

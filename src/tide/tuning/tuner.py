@@ -108,7 +108,7 @@ def tune(
         protocol: As for `evaluate`.
         reference: As for `evaluate`.
         out: By default `runs/tune-SEARCH-BENCHMARK-MODEL`. An interrupted call is resumed.
-        engine: What runs `model`.
+        engine: Engine of `model`.
         engine_options: Options of that engine.
         field: As for `evaluate`.
         limit: As for `evaluate`.

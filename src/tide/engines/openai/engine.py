@@ -57,7 +57,8 @@ class OpenAIEngine(Engine):
     fails meanwhile. timeout: seconds after which a server that sends nothing counts as failed.
     api_key_env: the environment variable with the servers' API key. tokenizer: folder or hub id of
     the model's tokenizer, where the server has no `/tokenize`; words are then banned by
-    `logit_bias`. Without either they are drawn again, hotter, where they come.
+    `logit_bias`. Without either, a banned word is redrawn at a higher
+    temperature.
 
     Its tokens are words (see `words`). It has no embeddings and tells no likelihoods. Raises
     InputError for options that cannot be used, and EngineError if no server can be.
