@@ -130,7 +130,7 @@ class Rectification(DecodingBaseline):
 
 
 def with_q_head(model: Any, rank: int) -> nn.Module:
-    """Put a head of this rank in the place of the model's own, which says 0 for every token."""
+    """Replace the model's head by one of this rank, which predicts 0 for every token."""
     old: Any = output_layer(model, "Q")
     place = {"device": old.weight.device, "dtype": old.weight.dtype}
     width, vocabulary = old.weight.shape[1], old.weight.shape[0]

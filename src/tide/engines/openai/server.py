@@ -144,7 +144,7 @@ async def streamed(
 
 
 def _end_of(part: _Part, has_tools: bool) -> str | None:
-    """The finish reason of a server. Raises EndpointRefused for a filter or an unasked tool call."""
+    """The server's finish reason. Raises EndpointRefused for a filter or an unasked tool call."""
     told = part.finish_reason
     if part.beside.tool_calls and not has_tools:
         raise EndpointRefused("called a tool, and was sent none")
