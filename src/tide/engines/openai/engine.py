@@ -163,7 +163,7 @@ class OpenAIEngine(Engine):
                 yield piece
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
-        """Request continuations from a server until the answer ends. Another may take over from there."""
+        """Request text from a server until the answer ends. Another may take over from there."""
         found = self._found[endpoint.url]
         while answer.reason is None:
             body = answer.body(found)
