@@ -600,7 +600,7 @@ class Engine(ABC):
         if written > request.sampling.max_new_tokens or any(
             type(i) is not int or i < 0 for i in ids
         ):
-            raise EngineError(f"engine {self.name}: did not answer with a completion")
+            raise EngineError(f"engine {self.name}: the answer is not a completion")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
 
