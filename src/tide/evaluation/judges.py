@@ -157,7 +157,7 @@ def reference_named(name: str, model: str) -> str | None:
 class Reference:
     """A causal LM that measures texts. Raises EngineError as any model does that cannot load.
 
-    engine: what runs it; "vllm" for one that needs several GPUs (`tensor_parallel_size=4`).
+    engine: "vllm" for a model that needs several GPUs (`tensor_parallel_size=4`).
     Raises InputError for an engine without a local tokenizer, and for unknown options.
     """
 

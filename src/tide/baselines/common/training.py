@@ -191,7 +191,7 @@ def _save(
     best: Sequence[Tensor],
     stands: tuple[int, float, int],
 ) -> None:
-    """stands: steps done, the least loss, and how many looks have found no less."""
+    """stands: steps done, the least loss, and the number of checks without a lower one."""
     tensors = {f"parameter.{i}": one.detach() for i, one in enumerate(parameters)}
     tensors |= {f"best.{i}": one for i, one in enumerate(best)}
     for i, one in enumerate(parameters):
