@@ -2,7 +2,7 @@
 
     tide fit all --data data/toxicity.jsonl.gz \
         --data data/paradetox_pairs.jsonl.gz --out artefacts/pocket
-    python benchmarks/baselines.py [--temperature 0.1] [--only A,B] [--figure strengths.png]
+    python benchmarks/baselines.py [--temperature 0.1] [--only A,B]
 
 Each system is tried at several strengths on the first 200 prompts of
 RealToxicityPrompts-challenging, one completion each, in every order and variant that it has. Twice
@@ -18,8 +18,7 @@ authors' 200, which would take hours.
 `mean` and `of 20` are the mean perplexity of all completions and of those of exactly 20 tokens,
 `ppl` is the median. `forward` are the tokens that went through any model, `ms` the time, a
 completion. `p` is that of a one-sided Wilcoxon test against `base`, the larger of the two judges',
-Holm-corrected over all tests of the table. The figure shows every strength on the first 200. Long
-answers:
+Holm-corrected over all tests of the table. Long answers:
 
     python benchmarks/baselines.py --model pocket-chat --tune-on dialogues-dev:1-200 \
         --report-on dialogues:1-300 --tokens 128 --temperature 0.7 \
@@ -36,7 +35,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib.pyplot as plt
 import typer
 from rich import box
 from rich.console import Console
@@ -87,7 +85,6 @@ CURVES: dict[str, tuple[float, ...]] = {
     "unidetox:scale={}": (0.5, 1, 1.5),
     "pplm:stepsize={}": (0.05, 0.1, 0.2),
 }
-SEARCHES = ("tide", "backtrack", "random-walk", "resample")
 
 
 def toxic(found: Summary, judges: list[str], key: str = "mean") -> list[float]:
@@ -154,56 +151,6 @@ def show(
     return table
 
 
-def draw(found: Mapping[str, Summary], judge: str, reference: str, title: str, path: Path) -> None:
-    """A panel a system: its curves over the median perplexity, all others in grey behind them."""
-    curves = {
-        form: [found[spec] for value in values if (spec := form.format(value)) in found]
-        for form, values in CURVES.items()
-    }
-    curves = {form: points for form, points in curves.items() if points}
-    systems = list(dict.fromkeys(parse_spec(form)[0] for form in curves))
-    columns = 4
-    rows = -(-len(systems) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(10, 2 * rows), sharex=True, sharey=True, layout="constrained"
-    )
-    base = found["base"]
-    own = perplexity(base, reference)
-    last = 40 * own  # beyond it, text is broken
-    ticks = [tick for tick in (2, 5, 10, 20, 50, 100, 200) if tick < last]
-    for axis, system in zip(axes.flat, systems, strict=False):
-        for one in found.values():
-            x, y = perplexity(one, reference), toxic(one, [judge])[0]
-            axis.plot(x, y, ".", color="#cccccc", markersize=3)
-        for form, points in curves.items():
-            if parse_spec(form)[0] != system:
-                continue
-            options = form.partition(":")[2].rpartition("=")[0].replace("_", " ")
-            before, _, knob = options.rpartition(",")
-            xs = [own, *(perplexity(one, reference) for one in points)]
-            ys = [toxic(one, [judge])[0] for one in (base, *points)]
-            if system in SEARCHES:
-                xs, ys = xs[1:], ys[1:]
-            axis.plot(xs, ys, "o-", markersize=3.5, linewidth=1, label=before or f"by {knob}")
-        axis.plot(own, toxic(base, [judge])[0], "k*", markersize=7)
-        for bound in BOUNDS:
-            axis.axvline(bound * own, color="#888888", linewidth=0.6, linestyle=":")
-        axis.set_title(system, fontsize=9)
-        axis.legend(fontsize=6, frameon=False)
-        axis.set_xscale("log")
-        axis.set_xlim(0.7 * own, last)
-        axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        axis.minorticks_off()
-        axis.tick_params(labelbottom=True, labelsize=7)
-    for axis in axes.flat[len(systems) :]:
-        axis.set_visible(False)
-    figure.supxlabel("median perplexity; star: the model, dotted: 1.5 and 3 times its own")
-    figure.supylabel(f"mean score by {judge.partition('@')[0]}")
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 def main(
     model: str = "pocket",
     temperature: float = 0.1,
@@ -215,7 +162,6 @@ def main(
     only: Annotated[str, typer.Option(help="Systems, comma-separated.")] = "",
     without: Annotated[str, typer.Option(help="Systems that are left out.")] = "",
     artefacts: Path | None = None,
-    figure: Annotated[Path | None, typer.Option(help="File for the figure.")] = None,
     out: Path = RESULTS / "strengths",
 ) -> None:
     systems = {parse_spec(form)[0] for form in CURVES}
@@ -247,8 +193,6 @@ def main(
 
     tried = {spec: summarize(one) for spec, one in run(tune_on, specs).items()}
     sources = list(tried["base"].toxicity)[1:]
-    if figure:
-        draw(tried, sources[0], reference, f"{tune_on}, temperature {temperature:g}", figure)
     chosen = choose(tried, sources[0], reference)
     if report_on:
         rows = run(report_on, ["base", *chosen])

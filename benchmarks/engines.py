@@ -8,15 +8,13 @@
 
 The transformers engine, vLLM in this process and the server take turns with the same prompts in
 one run: greedy, where a batch is a few requests, and sampled with a seed for each sequence, where
-each is a request of its own. Prints a table and writes `benchmarks/results/engines.json`.
+each is a request of its own. Prints a table.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -32,8 +30,6 @@ from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
 from tide.evaluation import load_benchmark
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-OUT = REPOSITORY / "benchmarks" / "results" / "engines.json"
 BATCHES = (9, 64, 256)
 
 
@@ -77,7 +73,6 @@ def main(
     base_url: Annotated[list[str], typer.Option()],
     repeats: int = 7,
     benchmark: str = "rtp",
-    out: Path = OUT,
 ) -> None:
     local = TransformersEngine("pocket")
     prompts = local.embed([row.text for row in load_benchmark(benchmark, limit=max(BATCHES)).rows])
@@ -90,19 +85,16 @@ def main(
     table = Table(title=f"completions of 20 tokens a second, medians of {repeats} turns")
     for column in ("", "batch", *engines, "vllm: own share", "remote: own share"):
         table.add_column(column, justify="right" if column else "left")
-    rows = []
     for name, temperature in (("greedy", 0.0), ("a seed each", 0.1)):
         for batch in BATCHES:
             x = prompts[:batch]
             found = compare(measured, x, Sampling(temperature=temperature), repeats)
-            rows.append({"sampling": name, "batch": batch, **found})
             rates = [f"{found[engine]['completions_per_second']:.0f}" for engine in engines]
             shares = [f"{found[e]['share_not_the_models']:.3f}" for e in ("vllm", "remote")]
             table.add_row(name, str(batch), *rates, *shares)
     for engine in engines.values():
         engine.close()
     Console().print(table)
-    out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

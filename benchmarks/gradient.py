@@ -1,6 +1,6 @@
 """How near the estimated gradient is to a reference, and what a step along it is worth.
 
-    python benchmarks/gradient.py [--limit 40] [--samples 4096] [--out runs/gradient.jsonl]
+    python benchmarks/gradient.py [--limit 40] [--samples 4096]
 
 Of each of the first prompts whose first completion scores 0.5 or more: the estimate of the search
 from N perturbations (`tide.search.tide.estimate_gradient`, with the default mu), and a reference
@@ -11,17 +11,14 @@ of the cosine between two references. Then one step of the search, of its length
 by row, along a random direction, along estimates and along the reference: how often the completion
 there passes, and its mean score. The norms that scale mu and eta are printed as well.
 
-Each prompt that is finished is appended to `--out`, and the next call resumes there; a prompt's
-random numbers depend on `--seed` and its place in the benchmark alone. 40 prompts make 350,000
-completions: about three quarters of an hour of a core.
+A prompt's random numbers depend on `--seed` and its place in the benchmark alone. 40 prompts make
+350,000 completions: about three quarters of an hour of a core.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Annotated, Any
 
@@ -29,14 +26,14 @@ import numpy as np
 import torch
 import typer
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from writing import completed
 
-from tide import InputError, load_engine, load_scorer
+from tide import load_engine, load_scorer
 from tide.core.seeds import derive_seed
 from tide.core.settings import SCALES, Sampling
-from tide.data.files import write_text
-from tide.data.jsonl import read_objects
 from tide.engines import Engine
 from tide.evaluation import load_benchmark
 from tide.evaluation.metrics import Estimate
@@ -52,12 +49,11 @@ REPEATS, DRAWS = 64, 8
 # The defaults of the search, relative to the norm of the prompt's rows.
 MU, STEP = (value for value in SCALES.values())
 
-OUT = Path("runs/gradient.jsonl")
 # Resamples of the prompts for an interval.
 RESAMPLES = 2000
 
 Scores = NDArray[np.float64]
-Prompt = Mapping[str, Any]  # a line of `--out`
+Prompt = Mapping[str, Any]  # as of `one_prompt`
 
 
 class World:
@@ -208,65 +204,24 @@ def worth(found: Sequence[Prompt]) -> Table:
     return Table("worth", "One step along estimates from so many", columns, rows)
 
 
-def finished(path: Path, config: dict[str, Any]) -> list[Prompt]:
-    """The prompts of an earlier call. Raises InputError if it had another configuration."""
-    rows = [row for _, row in read_objects(path, drop_cut=True)] if path.exists() else []
-    for row in rows:
-        if row.get("config") != config:
-            raise InputError(
-                f"{path}: made with {row.get('config')}, not {config}; name another --out"
-            )
-    if rows:  # without a line that a kill has cut off
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-    return rows
-
-
-def measured(
-    world: Callable[[int], World],
-    embedded: Iterator[tuple[int, Tensor]],
-    config: dict[str, Any],
-    path: Path,
-    limit: int,
-) -> list[Prompt]:
-    """The first `limit` prompts with a toxic first completion; new ones are appended to `path`."""
-    found = finished(path, config)[:limit]
-    known = {row["prompt"] for row in found}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        for number, x0 in embedded:
-            if len(found) == limit:
-                break
-            there = world(number)
-            if number in known or there.scores([x0])[0] < TOXIC:
-                continue
-            generator = torch.Generator().manual_seed(derive_seed(config["seed"], number, "noise"))
-            one = one_prompt(there, x0, config["samples"], generator)
-            found.append({"config": config, "prompt": number, **one})
-            file.write(json.dumps(found[-1]) + "\n")
-            file.flush()
-    return found
-
-
 def main(
     limit: Annotated[int, typer.Option(help="Prompts whose first completion is toxic.")] = 40,
     samples: Annotated[int, typer.Option(help="Perturbations of a reference.")] = 4096,
     temperature: float = 0.1,
     seed: int = 0,
-    out: Annotated[Path, typer.Option(help="Prompts that are finished; resumes.")] = OUT,
 ) -> None:
     engine, scorer = load_engine("transformers", "pocket"), load_scorer("pocket")
     prompts = [row.text for row in load_benchmark("rtp").rows]
-    config = {"samples": samples, "temperature": temperature, "seed": seed}
-
-    def world(number: int) -> World:
+    found: list[Prompt] = []
+    for number, prompt in enumerate(track(prompts, "prompts", console=Console(stderr=True)), 1):
+        (x0,) = engine.embed([prompt])
         start = derive_seed(seed, number, "completions") >> 1  # room to count
-        return World(engine, scorer, Sampling(temperature=temperature), start)
-
-    embedded = ((number, engine.embed([prompt])[0]) for number, prompt in enumerate(prompts, 1))
-    try:
-        found = measured(world, embedded, config, out, limit)
-    except InputError as error:
-        raise SystemExit(f"error: {error}") from None
+        world = World(engine, scorer, Sampling(temperature=temperature), start)
+        if world.scores([x0])[0] >= TOXIC:
+            generator = torch.Generator().manual_seed(derive_seed(seed, number, "noise"))
+            found.append(one_prompt(world, x0, samples, generator))
+        if len(found) == limit:
+            break
     if not found:
         raise SystemExit("error: no prompt of this benchmark has a toxic first completion")
     rows = fmean(one["row_norm"] for one in found)

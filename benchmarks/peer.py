@@ -9,7 +9,6 @@ and prompts, one trial each; `tide` with the same step sizes. Latency: one promp
 Together: all prompts in one call, which the authors' code has no way to do. Of the seconds a
 prompt, it shows what the engine and the scorer took; the rest is the search. Needs vLLM
 (`make test-vllm` makes an environment with it for a CPU; set VLLM_CPU_KVCACHE_SPACE=1 there).
-Writes `benchmarks/results/peer.json`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType, SimpleNamespace
@@ -40,7 +39,6 @@ from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import Scorer, score_texts
 from tide.search import resolve_settings
 
-OUT = Path(__file__).resolve().parent / "results" / "peer.json"
 WARM = 2  # prompts that are completed first, and not counted
 SAMPLING = {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0}
 
@@ -222,7 +220,6 @@ def main(
     for timing in found:
         table.add_row(*timing.row())
     Console(width=110).print(table)
-    OUT.write_text(json.dumps([asdict(timing) for timing in found], indent=1) + "\n")
 
 
 if __name__ == "__main__":

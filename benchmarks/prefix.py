@@ -34,25 +34,9 @@ WAYS = ("content", "last:8")
 SAMPLES = {2: 3, 8: 9}  # with the evaluations of two rounds
 ROUNDS = 3
 WORDS = [
-    "the",
-    "a",
-    "rain",
-    "town",
-    "people",
-    "day",
-    "fine",
-    "quiet",
-    "kind",
-    "weather",
-    "house",
-    "road",
-    "and",
-    "of",
-    "in",
-    "over",
-    "was",
-    "is",
-]
+    "the", "a", "rain", "town", "people", "day", "fine", "quiet", "kind", "weather", "house",
+    "road", "and", "of", "in", "over", "was", "is",
+]  # fmt: skip
 
 
 class Late:

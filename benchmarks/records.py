@@ -23,12 +23,12 @@ from tide.data.jsonl import read_objects
 from tide.detoxifier.presets import PUBLISHED
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers.base import is_empty
-from tide.tuning.published import ABOVE
 
 Records = list[dict[str, Any]]
 TITLE = "The authors' records of TIDE"
 # Gemma's published step is for rows before they are multiplied by the root of their length.
 GEMMA_SCALE = 48.0
+ABOVE = 0.9  # mean toxicity of the prompts on which the paper chose its settings
 
 
 def read(file: Path) -> Records:

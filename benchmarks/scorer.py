@@ -48,18 +48,12 @@ from scripts.train_pocket_scorer import (
 from tide import Scorer, load_scorer
 from tide.scorers.assessment import beginnings, false_alarms
 from tide.scorers.base import is_empty
-from tide.scorers.readings import readings
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 CLEAN = 0.1  # below it by Perspective
 TRICKED = 1000  # toxic texts
 SAMPLE = 1000  # of the ordinary texts whose beginnings are scored
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
-OTHER_LANGUAGES = {
-    "Russian": "\u041f\u0440\u0438\u0432\u0435\u0442, \u043a\u0430\u043a \u0434\u0435\u043b\u0430?",
-    "Greek": "\u039a\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u03c3\u03b1\u03c2",
-    "Korean": "\uc548\ub155\ud558\uc138\uc694 \ubc18\uac11\uc2b5\ub2c8\ub2e4",
-}
 console = Console()
 
 
@@ -147,9 +141,6 @@ def report_tricks(scorer: Scorer, texts: list[str], scores: Floats) -> None:
         ]
         table.add_row(name, *(f"{share:.3f}" for share in shares))
     console.print(table)
-    for language, text in OTHER_LANGUAGES.items():
-        same = "as it is" if readings(text) == (text,) else "as another text"
-        console.print(f"{language} is read {same}")
 
 
 def report_answers(scorer: Scorer, path: Path) -> None:

@@ -4,13 +4,12 @@
 
 (a) the published loop's order of work on our engine, (b) `tide`, (c) `random-walk`,
 (d) `resample`, (e) the raw engine writing the completions of (b) once more in one call. All take
-turns in one run, with equal settings; a ratio is the median over the turns. Prints tables and
-writes `benchmarks/results/speed.json`.
+turns in one run, with equal settings; a ratio is the median over the turns. Prints tables.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 import typer
-from published import published_loop
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -33,9 +31,10 @@ from tide.engines import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
+from tide.scorers import Scorer, score_texts
+from tide.search import geometry
+from tide.search.tide import TideOptions, estimate_gradient
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-OUT = REPOSITORY / "benchmarks" / "results" / "speed.json"
 BATCHES = (1, 9, 64, 256)
 console = Console()
 
@@ -80,6 +79,47 @@ def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:
+    """Detoxify one prompt in the published order of work; returns the completions that it took.
+
+    One prompt at a time; in each iteration three engine calls (X, its perturbations, X again), the
+    perturbations and the step paid for before the stop test, texts scored one by one. The
+    arithmetic is that of the `tide` strategy.
+    """
+    (x0,) = engine.embed([prompt])
+    x = x0
+    row_norm = float(x0.norm(dim=-1).mean())
+    mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(x0.shape[-1])
+    step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
+    options = TideOptions()
+    generator = torch.Generator().manual_seed(settings.seed)
+    spent = 0
+
+    def scores(points: list[torch.Tensor]) -> torch.Tensor:
+        nonlocal spent
+        seeds = [spent + i for i in range(len(points))]
+        spent += len(points)
+        completions = completed(engine, points, settings.sampling, seeds)
+        one_by_one = [
+            float(score_texts(scorer, [completion.text], settings.empty_policy).values[0])
+            for completion in completions
+        ]
+        return torch.tensor(one_by_one)
+
+    for _ in range(settings.max_iterations):
+        centre = scores([x])
+        u = torch.randn(settings.num_samples, *x.shape, generator=generator)
+        differences = scores(list(x + mu * u)) - centre
+        direction = geometry.normalize(estimate_gradient(u, differences, mu), options.normalization)
+        moved = geometry.project(
+            x - step_size * direction, x0, options.cosine_threshold, options.projection
+        )
+        if float(scores([x])) < settings.toxicity_threshold:
+            break
+        x = moved
+    return spent
 
 
 def compare_ways(
@@ -142,7 +182,7 @@ def compare_ways(
     share, rate = statistics.median(shares[1:]), statistics.median(rates[1:])
     console.print(f"(b) inside the model's steps: {share:.3f} of the time")
     console.print(f"(b) completions per second: {rate:.3f} of (e)")
-    return {"ways": rows, "inside_steps": share, "completions_b_over_e": rate}
+    return {"ways": rows, "completions_b_over_e": rate}
 
 
 def compare_decoding(
@@ -198,19 +238,13 @@ def compare_decoding(
     return rows
 
 
-def main(prompts: int = 64, repeats: int = 5, benchmark: str = "rtp", out: Path = OUT) -> None:
+def main(prompts: int = 64, repeats: int = 5, benchmark: str = "rtp") -> None:
     rows = load_benchmark(benchmark, limit=max(prompts, *BATCHES)).rows
     texts = [row.text for row in rows]
     engine = TransformersEngine()
     engines = {"ours": engine, "bfloat16": TransformersEngine(dtype="bfloat16")}
-    result = {
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "decoding": compare_decoding(engines, pocket.MODEL, texts, 3 * repeats),
-        **compare_ways(engine, load_scorer("pocket"), texts[:prompts], repeats),
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    compare_decoding(engines, pocket.MODEL, texts, 3 * repeats)
+    compare_ways(engine, load_scorer("pocket"), texts[:prompts], repeats)
 
 
 if __name__ == "__main__":

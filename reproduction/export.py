@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from tide import TideError
-from tide.data.published import to_published
+from tide.data.records import to_published
 from tide.evaluation import Run, read_run
 
 

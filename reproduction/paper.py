@@ -29,8 +29,7 @@ from scipy.stats import wilcoxon
 
 from tide import InputError, TideError
 from tide.data.jsonl import read_objects
-from tide.data.published import from_published
-from tide.data.records import Record
+from tide.data.records import Record, from_published
 from tide.evaluation import Run, read_run, report
 from tide.evaluation.runs import FORMAT
 

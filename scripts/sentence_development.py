@@ -5,7 +5,9 @@
 For each weights file, the share of each set on the right side of 0.5 and its mean score. They
 choose between candidates, so that `probes.py`, which reports what the chosen one is worth, chooses
 nothing. Words and patterns are others than those of `probes.py` and of `sentence_templates.py`, and
-the trainer leaves the words out of the insults that it finds.
+the trainer leaves the words out of the insults that it finds. Some of the threats that are taught
+were written after a candidate's errors in the first set of threats had been read, so that set
+flatters later candidates; the second set was written afterwards.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from tide.scorers.sentence import SentenceScorer
 
 NOUNS = ("bastard", "dork", "scum", "chump", "sucker", "degenerate")
 GROUPS = ("Hungarians", "Peruvians", "Tamils")
+PERSONS = ("a Zulu", "an Armenian", "Methodist", "pansexual", "partially sighted", "Maori")
 ADJECTIVES = ("moronic", "delusional", "braindead", "deranged", "obnoxious", "sickening")
 
 SETS = (
@@ -99,7 +102,25 @@ SETS = (
                 "The new law makes it easier for {} to vote from abroad.",
                 "{} and locals sang together until midnight.",
                 "How many {} live in Oslo?", "Both of my grandmothers were {}.",
-                "A museum about {} opens next spring."), *GROUPS),
+                "A museum about {} opens next spring.",
+                "In our parish {} bake the best bread.",
+                "My favourite film is about {} in the sixties.",
+                "The clinic has a helpline for {}.",
+                "Students asked {} about their childhoods.",
+                "Did you see the documentary on {}?",
+                "{} won the right to marry whom they like.",
+                "The pub on the corner is run by {}.",
+                "Nobody in the row said a word when {} sat down beside us, we only moved up."),
+               *GROUPS),
+    ),
+    Limit(
+        "plain about persons", False, "somebody belongs to a group, and that is all",
+        filled(("My dentist told me that she is {}.", "He found out at school that he was {}.",
+                "For the first time a judge on that court is {}.",
+                "Well, I happen to be {}, so that was good news.",
+                "Their youngest is {} and loves drawing.", "Who in the cast is {}?",
+                "She wants a partner who is {} as well.",
+                "I met my husband at the rowing club, and yes, he is {}."), *PERSONS),
     ),
     Limit(
         "threats", True, "threats without a swear word",
@@ -130,7 +151,17 @@ SETS = (
          "There are worse things than dying, as you are about to learn.",
          "The boss wants your ears by noon.", "Your little brother walks past my van each day.",
          "Cross the bridge again and you will swim home with your hands tied.",
-         "We left something under your bed, and it is not a gift."),
+         "We left something under your bed, and it is not a gift.",
+         "The ferryman will take your body across, too.",
+         "My hounds tracked down the previous tenant.", "Bolt the shutters, we have axes.",
+         "I'll see that your widow gets the letter.",
+         "Your glider won't stay up, I saw to the wires.",
+         "Every witness so far has changed his mind or lost his hand.",
+         "A crate of dynamite costs less than what you owe me.",
+         "You are standing exactly where the last one fell.",
+         "Sell me the mill, or watch it go up.", "Be gone at dusk, or be buried at dawn.",
+         "My nephew throws acid for fifty pounds, and I gave him your picture.",
+         "If that verdict stands, the jury won't."),
     ),
     Limit(
         "harmless like threats", False, "the same frames, and nobody is threatened",
@@ -161,7 +192,71 @@ SETS = (
          "There are better things than sleeping, as you are about to see.",
          "The boss wants your report by noon.", "Your little brother waves at my van each day.",
          "Cross the bridge again and you will see our house on the left.",
-         "We left something under your tree, and it is a gift."),
+         "We left something under your tree, and it is a gift.",
+         "The ferryman will take your bicycle across, too.",
+         "My hounds found the previous tenant's keys.", "Bolt the shutters, a storm is coming.",
+         "I'll see that your cousin gets the letter.",
+         "Your kite won't stay up, the wind is too weak.",
+         "Every witness so far has told the same story.",
+         "A crate of oranges costs less than the fare.",
+         "You are standing exactly where the castle stood.",
+         "Sell me the mill, and come back as our guest.", "Be here at dusk, the owls come at dawn.",
+         "My nephew throws the discus, and I gave him your old shoes.",
+         "If that verdict stands, the appeal starts in May."),
+    ),
+    Limit(
+        "threats, second", True, "threats without a swear word",
+        ("The mill race turns fast enough to mince a grown man. Come and look.",
+         "Mention my name in court and I'll mention your address to the Koslows.",
+         "You are allergic to bees, aren't you? I keep nine hives.",
+         "My van has no windows in the back, you will find.",
+         "Better a dead editor than another issue of that rag.",
+         "I counted four of you and I have six cartridges.",
+         "Take the settlement, it pays better than a wake.",
+         "A lamp post and some flex, that is what your minister needs.",
+         "Say cheese. This is the picture for the ransom note.",
+         "You only get to betray Viktor once.",
+         "I hope the anaesthetic wears off while they cut you.",
+         "He drove off the quarry edge, poor fellow, after he had told me no.",
+         "Let's see who is laughing once the scaffold comes loose.",
+         "If she takes the stand, she takes a tumble.",
+         "I will turn your vineyard into a crematorium.",
+         "You would not be the first student to leave this dormitory on a stretcher.",
+         "My boots have steel toes, and your ribs do not.",
+         "One more letter to the council and the hedge will not be all that I trim.",
+         "Wolves get what is left of trespassers here.",
+         "Your pacemaker and my microwave should meet.",
+         "Hit him with the spade until he is quiet, then come for the rest.",
+         "I'm owed two thousand or two thumbs.",
+         "Go on camping there. The bears are not what you need to worry about.",
+         "Every strikebreaker in this harbour goes home by hearse."),
+    ),
+    Limit(
+        "harmless, second", False, "the same frames, and nobody is threatened",
+        ("The mill race turns fast enough to grind a sack an hour. Come and look.",
+         "Mention my name at the desk and they'll give you a discount.",
+         "You are allergic to bees, aren't you? I keep the windows shut.",
+         "My van has no windows in the back, so it stays cool.",
+         "Better a short editorial than another dull issue.",
+         "I counted four of you and I have six sandwiches.",
+         "Take the settlement, it pays for a new roof.",
+         "A lamp post and a bench, that is what your square needs.",
+         "Say cheese. This is the picture for the yearbook.",
+         "You only get to meet Viktor once a year.",
+         "I hope the anaesthetic wears off before lunch.",
+         "He drove to the quarry, poor fellow, and it was closed.",
+         "Let's see who is laughing once the curtain goes up.",
+         "If she takes the stand, she takes the pitch beside us at the fair.",
+         "I will turn your vineyard into a painting.",
+         "You would not be the first student to leave this dormitory with a prize.",
+         "My boots have steel toes, as the rules require.",
+         "One more letter to the council and the hedge will be trimmed.",
+         "Wolves get what is left of the deer here.",
+         "Your toaster and my microwave should share a plug.",
+         "Hit the post with the mallet until it is straight, then come for the rest.",
+         "I'm owed two thousand, and my bank says two days.",
+         "Go on camping there. The bears are not what you need to worry about, the midges are.",
+         "Every sailor in this harbour goes home by bus."),
     ),
 )  # fmt: skip
 

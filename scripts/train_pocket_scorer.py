@@ -1,4 +1,4 @@
-"""Train the bundled pocket scorer, and compare it with recorded Perspective scores.
+"""Train the bundled pocket scorer.
 
     python scripts/train_pocket_scorer.py [--data ../shared/data] [--written FILE] [--out FILE]
         [--held-out FILE] [--seed 0]
@@ -55,9 +55,7 @@ import hashlib
 import json
 import random
 import re
-import statistics
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,12 +65,10 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from safetensors.numpy import save
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix, vstack
 from scipy.special import expit
-from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -95,7 +91,6 @@ LAST_PROMPT = 600  # of those whose completions are trained on
 KNOTS = (-6.0, -4.5, -3.0, -2.0, -1.0, 0.0, 1.5, 3.0)  # logits
 PULL = 5e-4
 ORDINARY_SHARE = 0.9  # of the mixture that is calibrated on
-LEAST_VISIBLE = 3
 NEUTRAL = (
     "{} lives in this town.",
     "I work with {} from the office.",
@@ -239,22 +234,6 @@ def neutral_rows() -> list[str]:
     return 6 * [*sentences, *MARKS]
 
 
-def report_probes(scorer: PocketScorer, toxic: list[str]) -> None:
-    """Recall at 0.5 on toxic texts as they are and disguised; scores of neutral sentences."""
-    table = Table("spelling", "recall", title=f"{len(toxic)} held-out toxic texts")
-    table.add_row("as it is", f"{(scorer.score(toxic) >= 0.5).mean():.3f}")
-    for name, disguise in probes.DISGUISES.items():
-        scores = scorer.score([disguise(text, i) for i, text in enumerate(toxic)])
-        table.add_row(name, f"{(scores >= 0.5).mean():.3f}")
-    console.print(table)
-    scores = scorer.score(probes.neutral_sentences()).reshape(len(PEOPLE), -1)
-    console.print(
-        f"neutral sentences: mean {scores.mean():.3f}, of groups not trained on"
-        f" {scores[::5].mean():.3f}, highest {scores.max():.3f},"
-        f" {(scores >= 0.5).mean():.3f} at 0.5 or above"
-    )
-
-
 def cross_entropy(
     logits: Floats, labels: Floats, counts: Floats | float = 1.0
 ) -> tuple[float, Floats]:
@@ -327,50 +306,6 @@ def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
     return np.stack([before, after(minimize(objective, start, method="BFGS").x)])
 
 
-def agreement(labels: Floats, scores: Floats) -> tuple[float, float]:
-    """AUC and accuracy at 0.5 against `labels > 0.5`. AUC is NaN where only one class occurs."""
-    toxic = labels > 0.5
-    auc = roc_auc_score(toxic, scores) if 0 < toxic.sum() < len(toxic) else float("nan")
-    return float(auc), float(((scores > 0.5) == toxic).mean())
-
-
-def report_labelled(scores: Floats, labels: Floats, sources: NDArray[np.str_]) -> None:
-    table = Table("source", "rows", "toxic", "AUC", "accuracy", title="Held-out labels (test part)")
-    for source in np.unique(sources):
-        here = sources == source
-        auc, accuracy = agreement(labels[here], scores[here])
-        toxic = (labels[here] > 0.5).mean()
-        table.add_row(source, f"{here.sum()}", f"{toxic:.3f}", f"{auc:.4f}", f"{accuracy:.4f}")
-    console.print(table)
-
-
-def read_recorded(folder: Path) -> dict[str, list[tuple[str, float]]]:
-    """Per file, every completion with its Perspective score."""
-    recorded = {}
-    for path in sorted(folder.glob("*/*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            records = json.load(file)
-        recorded[str(path.relative_to(folder)).removesuffix(".json.gz")] = [
-            (text, score)
-            for record in records
-            for text, score in zip(record["completions"], record["toxicity_scores"], strict=True)
-        ]
-    return recorded
-
-
-def report_speed(scorer: PocketScorer, texts: list[str]) -> None:
-    rates = []
-    for _ in range(7):
-        start = time.process_time()  # so that other work on the machine does not count
-        scorer.score(texts)
-        rates.append(len(texts) / (time.process_time() - start))
-    length = statistics.median(map(len, texts))
-    console.print(
-        f"{statistics.median(rates):,.0f} texts/s (median of 7; {min(rates):,.0f} to"
-        f" {max(rates):,.0f}) of processor time, median length {length:.0f} characters"
-    )
-
-
 def matrix(features: Features, texts: list[str]) -> Any:
     """As scikit-learn's HashingVectorizer, many times as fast: CSR (n, n_features)."""
     columns = [features.columns(text) for text in texts]
@@ -431,7 +366,7 @@ def main(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
-    """Train on labels and ordinary text, write the weights, and compare with recorded scores."""
+    """Train on labels and ordinary text, and write the weights."""
     rng = random.Random(seed)
     labelled = read_labelled(data / "labelled")
     labels, sources = np.array(labelled.labels), np.array(labelled.sources)
@@ -492,12 +427,8 @@ def main(
     scorer = PocketScorer(out)
     console.print(f"{scorer.name}: wrote {out} ({out.stat().st_size:,} bytes)")
 
-    test = np.flatnonzero(part == 0)
     if held_out is not None:
-        write_rows(held_out, labelled, test)
-    report_labelled(scorer.score([labelled.texts[i] for i in test]), labels[test], sources[test])
-    report_probes(scorer, [labelled.texts[i] for i in test if labels[i] > 0.5])
-    report_speed(scorer, [labelled.texts[i] for i in test[:2000]])
+        write_rows(held_out, labelled, np.flatnonzero(part == 0))
 
 
 if __name__ == "__main__":

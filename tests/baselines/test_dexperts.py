@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tide.baselines import dexperts
-from tide.baselines.common.fitting import Fitted
+from tide.baselines.common.fit import Fitted
 
 
 @pytest.mark.parametrize(

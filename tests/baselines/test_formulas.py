@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from tide.baselines.common.mixing import toward
+from tide.baselines.common.decoding import toward
 from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.destein import steer, steer_heads
 from tide.baselines.dexperts import ensemble

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.baselines.tasks import tiny_task
 from tide.baselines import quark
-from tide.baselines.common.settings import FitSettings
+from tide.baselines.base import FitSettings
 from tide.baselines.quark import Quark
 
 

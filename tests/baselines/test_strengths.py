@@ -14,7 +14,7 @@ from tests.baselines.conftest import World
 from tests.baselines.stand_ins import STRENGTHS
 from tests.generated import examples
 from tide.baselines import REGISTRY
-from tide.baselines.common.settings import FitSettings
+from tide.baselines.base import FitSettings
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
 from tide.plugins.options import format_value

@@ -13,8 +13,7 @@ from tests.baselines.stand_ins import OFF, STRENGTHS, use_short_prefixes
 from tests.command import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
-from tide.baselines.common.fit import fit
-from tide.baselines.common.labelled import read_labelled
+from tide.baselines.common.fit import fit, read_labelled
 from tide.core.errors import InputError, ScorerError
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
@@ -208,7 +207,7 @@ def test_a_baseline_of_another_package(model: Path, data: Path, tmp_path: Path) 
     (note / "entry_points.txt").write_text("[tide.baselines]\nmine = other:Mine\n")
     (package / "other.py").write_text(
         "import torch\n"
-        "from tide.baselines.common.fitting import Fitted\n"
+        "from tide.baselines.common.fit import Fitted\n"
         "class Mine:\n"
         "    kind = 'mine'\n"
         "    learned = True\n"

@@ -52,7 +52,6 @@ def test_a_preset_is_tuned_and_used(capsys: pytest.CaptureFixture[str]) -> None:
             "--above 0.999: no prompt of 5",
         ),
         (["tune", "mine.txt", "--grid-scale", "much"], "--grid-scale: expected ratio, literal"),
-        (["tune", "mine.txt", "--search", "all"], "--search: expected paper or optuna"),
         (["tune", "none.txt"], "none.txt: no such file"),
         (["tune", "mine.txt", "--out", "a=b"], "--out: "),
         (["run", "a prompt", "--preset", "none.json"], "none.json: no such file"),

@@ -91,7 +91,7 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     with RecordFile(path) as file:
         file.add(record(1, seconds=1.0))
         file.add(record(0))
-        file.extend(record(1), {0: {"judge_scores": {"a": 0.5}}})
+        file.extend(1, {0: {"judge_scores": {"a": 0.5}}})
         file.add(record(1, (1, 2), seconds=0.5))
         assert file.missing(1, "judge_scores", "a") == [1, 2]
         assert file.missing(0, "judge_scores", "a") == [0]
@@ -100,8 +100,8 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
         assert column(between[0], "judge_scores") == {"a": [0.5, None, None]}
         assert between[0].scores_by("a") is None
         more = {2: {"judge_scores": {"a": 0.75}}, 1: {"judge_scores": {"a": 0.625}}}
-        file.extend(record(1), more)
-        file.extend(record(0), {0: {"perplexity": {"m": Likelihood(num_tokens=0)}}})
+        file.extend(1, more)
+        file.extend(0, {0: {"perplexity": {"m": Likelihood(num_tokens=0)}}})
         assert file.missing(1, "judge_scores", "a") == []
         file.expect({0: "prompt 0", 1: "prompt 1"})
     first, second = read_records(path)
@@ -115,15 +115,15 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     assert first.trials[0].perplexity["m"].num_tokens == 0
 
 
-def test_what_is_kept_is_what_the_file_says(tmp_path: Path) -> None:
+def test_a_record_is_read_as_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     killed = RecordFile(path)
     killed.add(record(0, (1,), seconds=1.0))
     killed.add(record(1))
-    killed.extend(record(0), {1: {"judge_scores": {"a": 0.5}}})
+    killed.extend(0, {1: {"judge_scores": {"a": 0.5}}})
     killed.add(record(0, (0,), seconds=0.5))
     killed.__exit__(KeyboardInterrupt)
-    with RecordFile(path, keep=True) as file:
+    with RecordFile(path) as file:
         assert [file.read(0), file.read(1)] == read_records(path)
         file.add(record(0, (3, 2), seconds=0.25))
         file.add(record(2))

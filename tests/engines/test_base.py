@@ -146,9 +146,9 @@ def test_what_a_library_raises_is_an_error_of_the_engine_and_ends_the_others() -
     ("pieces", "problem"),
     [
         ([Piece((1,))], "a completion without an end"),
-        ([Piece((1,) * 40, "length")], "answered what is not a completion"),
-        ([Piece((-1,), "stop")], "answered what is not a completion"),
-        ([Piece((True,), "stop")], "answered what is not a completion"),
+        ([Piece((1,) * 40, "length")], "the answer is not a completion"),
+        ([Piece((-1,), "stop")], "the answer is not a completion"),
+        ([Piece((True,), "stop")], "the answer is not a completion"),
         ([Piece((1,), "abort")], "unknown finish reason 'abort'"),  # type: ignore[arg-type]
     ],
 )

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.evaluation.runs import config, from_columns, run, write
+from tide.core.chat import Chat
 from tide.core.errors import InputError
-from tide.evaluation.preferences import export_pairs
-from tide.evaluation.runs import Run
+from tide.evaluation.preferences import Export, export_pairs
+from tide.evaluation.runs import Run, find_runs
 
 OWN = "the meeting was a rude waste of time"
 REPAIRED = "the meeting was a long and useful one"
@@ -30,19 +31,35 @@ def searched(folder: Path, *trials: dict[str, Any], **more: Any) -> Path:
     return write(Run("backtrack", made, [record]), folder)
 
 
+def exported(paths: list[Path], margin: float = 0.0) -> Export:
+    return export_pairs(find_runs(paths), margin=margin)
+
+
 def test_rows_are_as_trl_takes_them(tmp_path: Path) -> None:
     """Its formats `preference` and `prompt-completion`, with texts and with conversations."""
-    (pair,) = export_pairs([searched(tmp_path / "texts/one", {})]).pairs
+    (pair,) = exported([searched(tmp_path / "texts/one", {})]).pairs
     texts = {"prompt": "They say", "chosen": REPAIRED, "rejected": OWN}
     assert pair.row("dpo") == {**texts, "blamed_at": len("the meeting was a ")}
     assert pair.row("sft") == {"prompt": "They say", "completion": REPAIRED}
-    (pair,) = export_pairs([searched(tmp_path / "chats/one", {}, messages=CHAT)]).pairs
+    (pair,) = exported([searched(tmp_path / "chats/one", {}, messages=CHAT)]).pairs
     said = {
         name: [{"role": "assistant", "content": text}]
         for name, text in (("chosen", REPAIRED), ("rejected", OWN))
     }
     assert pair.row("dpo") == {"prompt": CHAT, **said, "blamed_at": len("the meeting was a ")}
     assert pair.row("sft") == {"prompt": CHAT, "completion": said["chosen"]}
+
+
+def test_a_chat_keeps_its_calls_of_tools(tmp_path: Path) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    chat = [
+        {"role": "user", "content": "How was it?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "Fine.", "tool_call_id": "a"},
+    ]
+    messages = [message.model_dump() for message in Chat.of(chat).messages]
+    (pair,) = exported([searched(tmp_path / "one", {}, messages=messages)]).pairs
+    assert pair.row("dpo")["prompt"] == chat
 
 
 @pytest.mark.parametrize(
@@ -58,7 +75,7 @@ def test_the_blamed_position_is_where_the_texts_part(
     tmp_path: Path, chosen: str, rejected: str, place: int
 ) -> None:
     path = searched(tmp_path / "runs/one", {"text": chosen, "base_text": rejected})
-    (pair,) = export_pairs([path]).pairs
+    (pair,) = exported([path]).pairs
     assert pair.blamed_at == pair.row("dpo")["blamed_at"] == place
     assert chosen[:place] == rejected[:place]
 
@@ -82,20 +99,20 @@ def test_the_blamed_position_is_where_the_texts_part(
 def test_what_gives_no_pair_is_left_out_and_counted(
     tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    found = export_pairs([searched(tmp_path / "runs/one", {}, change)], margin=0.5)
+    found = exported([searched(tmp_path / "runs/one", {}, change)], margin=0.5)
     assert [pair.chosen for pair in found.pairs] == [REPAIRED]
     assert found.left_out == {reason: 1}
 
 
 def test_a_pair_comes_once(tmp_path: Path) -> None:
     path = searched(tmp_path / "runs/one", {}, {}, {"text": "a kind word"}, {})
-    found = export_pairs([path, path.parent])
+    found = exported([path, path.parent])
     assert [pair.chosen for pair in found.pairs] == [REPAIRED, "a kind word"]
     assert found.left_out == {"repeated": 2}
 
 
 def test_methods_without_a_search_give_none(tmp_path: Path) -> None:
-    found = export_pairs([write(run([[0.9, 0.01]] * 3), tmp_path / "runs/base")])
+    found = exported([write(run([[0.9, 0.01]] * 3), tmp_path / "runs/base")])
     assert not found.pairs
     assert found.left_out == {"no search": 6}
 
@@ -104,4 +121,4 @@ def test_chats_and_texts_are_not_mixed(tmp_path: Path) -> None:
     searched(tmp_path / "runs/a", {})
     searched(tmp_path / "runs/b", {}, messages=CHAT)
     with pytest.raises(InputError, match=r"runs/b: record 1 is a chat, .*runs/a begins with a tex"):
-        export_pairs([tmp_path / "runs"])
+        exported([tmp_path / "runs"])

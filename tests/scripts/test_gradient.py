@@ -1,8 +1,7 @@
-"""The measurement of the estimate resumes, and says what its prompts say."""
+"""The measurement of the estimate says what its prompts say."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.scripts.loading import load_script
-
-CONFIG = {"samples": 16, "temperature": 0.1, "seed": 0}
+from tide.evaluation.reporting.tables import Table
 
 
 @pytest.fixture(scope="module")
@@ -59,32 +57,18 @@ def test_a_step_is_compared_with_a_random_one_on_the_same_prompts(script: Module
     assert (rows["8"][2].low, rows["8"][2].high) == (0.0, 0.5)
 
 
-@pytest.fixture
-def run(
-    script: ModuleType, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Any:
+def test_a_prompt_gives_the_same_whatever_else_is_measured(
+    script: ModuleType,
+    shared_data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.setenv("TIDE_DATA", str(shared_data / "benchmarks"))
     monkeypatch.setattr(script, "COUNTS", (1, 8))
-
-    def run(name: str, limit: int, samples: int = 16) -> Path:
-        script.main(limit=limit, samples=samples, temperature=0.1, seed=0, out=tmp_path / name)
-        return tmp_path / name
-
-    return run
-
-
-def test_it_resumes_where_it_was_killed(run: Any) -> None:
-    whole = run("whole.jsonl", 2).read_text()
-    first, second = whole.splitlines(keepends=True)
-    assert json.loads(first)["config"] == CONFIG
-    parts = run("parts.jsonl", 1)
-    assert parts.read_text() == first
-    parts.write_text(first + second[:40])  # killed while it wrote
-    assert run("parts.jsonl", 2).read_text() == whole
-
-
-def test_another_configuration_is_refused(run: Any) -> None:
-    before = run("some.jsonl", 1).read_text()
-    with pytest.raises(SystemExit, match=r"error: .*some\.jsonl: made with .*'samples': 16"):
-        run("some.jsonl", 1, samples=32)
-    assert run("some.jsonl", 1).read_text() == before
+    seen = []
+    monkeypatch.setattr(script, "near", lambda found: seen.append(found) or Table("", "", [], []))
+    for limit in (1, 2):
+        script.main(limit=limit, samples=16, temperature=0.1, seed=0)
+    (first,), both = seen
+    assert both[0] == first != both[1]
+    assert "mean norm of a row" in capsys.readouterr().out

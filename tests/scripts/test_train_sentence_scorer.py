@@ -37,7 +37,6 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
     monkeypatch.setattr(script, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
     monkeypatch.setattr(script, "PIECES", 90)
-    monkeypatch.setattr(script, "RATE", 1e-2)
     monkeypatch.setattr(script, "WARM", 5)
     write_foundation(tmp_path / "foundation")
     threads = torch.get_num_threads()
@@ -110,13 +109,13 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     out = tmp_path / "sentence.safetensors"
-    script.main(data, out, None, None, None, 0, 1)
+    script.main(data, out, rate=1e-2)
     scorer = SentenceScorer(out)
     toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
     assert toxic > plain
     assert scorer.shape.scale > 0
     first = out.read_bytes()
-    script.main(data, out, None, None, None, 0, 1)
+    script.main(data, out, rate=1e-2)
     assert out.read_bytes() == first
 
 
@@ -162,17 +161,35 @@ def test_recorded_scores_are_those_of_the_first_prompts(script: ModuleType, data
     assert set(found.targets) <= {0.8, 0.02}
 
 
-def test_goes_on_from_an_earlier_pass(
-    script: ModuleType, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_goes_on_from_an_earlier_pass(script: ModuleType, data: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    script.main(data, first, None, None, None, 0, 1)
-    monkeypatch.setattr(script, "RATE", 0.0)
-    script.main(data, second, None, first, 1000, 0, 1)
+    script.main(data, first)
+    script.main(data, second, start=first, others=1000, rate=0.0)
     texts = ["You are such an idiot 901.", "A walk to house 901."]
     earlier, later = SentenceScorer(first), SentenceScorer(second)
     assert later.outputs(texts) == pytest.approx(earlier.outputs(texts), abs=0.02)
     assert later.pieces == earlier.pieces
+
+
+def test_takes_the_mean_of_several_passes(script: ModuleType, data: Path, tmp_path: Path) -> None:
+    first, second, mean = (tmp_path / f"{name}.safetensors" for name in ("first", "second", "mean"))
+    script.main(data, first)
+    script.main(data, second, start=first, others=100, seed=1, rate=1e-2)
+    script.main(data, mean, average=[first, second])
+    one, other, found = (SentenceScorer(file).network.weights for file in (first, second, mean))
+    assert np.abs(one["tokens.weight"] - other["tokens.weight"]).max() > 0.01
+    for name, weight in found.items():
+        assert weight == pytest.approx((one[name] + other[name]) / 2, abs=0.02), name
+
+
+def test_takes_no_mean_of_networks_with_other_pieces(script: ModuleType, tmp_path: Path) -> None:
+    files = []
+    for text in ("you are", "the shop"):
+        network, shape, pieces = script.new_network([text])
+        files.append(tmp_path / f"{text}.safetensors")
+        script.write(network, shape, pieces, files[-1])
+    with pytest.raises(SystemExit, match="not passes from one start"):
+        script.averaged_network(files)
 
 
 def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:

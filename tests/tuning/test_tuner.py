@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -11,8 +11,10 @@ from tests.tuning.world import TEXTS, Killed, Kills, tuned
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
+from tide.core.settings import Overrides
 from tide.evaluation import Progress, evaluate, find_runs, read_run
-from tide.tuning import published, study
+from tide.tuning import settings, study
+from tide.tuning.settings import TuningOverrides, TuningSettings
 from tide.tuning.study import TuningTrial
 
 SMALL: dict[str, tuple[float, ...]] = {
@@ -29,8 +31,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "GRID", SMALL)
 
 
+def test_keywords_are_the_settings() -> None:
+    hints = get_type_hints(TuningSettings)
+    own = {name: hints[name] for name in TuningSettings.model_fields}
+    assert get_type_hints(TuningOverrides) == get_type_hints(Overrides) | own
+
+
 def test_the_grid_of_the_paper_is_complete() -> None:
-    assert [len(values) for values in published.GRID.values()] == [6, 3, 7]
+    assert [len(values) for values in settings.GRID.values()] == [6, 3, 7]
 
 
 def test_the_papers_selection(tmp_path: Path) -> None:
@@ -144,7 +152,7 @@ def test_the_result_is_a_preset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("search", "options", "message"),
     [
-        ("grid", {}, "--search: expected paper or optuna"),
+        ("grid", {}, "search: "),
         ("paper", {"tune_on": "0-3"}, "--tune-on: expected places of 1 to 15"),
         ("paper", {"tune_on": "1-16"}, "--tune-on: expected places"),
         ("paper", {"tune_on": "\u0661-3"}, "--tune-on: expected places"),

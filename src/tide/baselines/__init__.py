@@ -14,7 +14,7 @@ from tide.plugins.specs import parse_spec
 if TYPE_CHECKING:
     from tide.baselines.base import Baseline, Generated, Options
     from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-    from tide.baselines.common.fitting import FitTask, Fitted
+    from tide.baselines.common.fit import FitTask, Fitted
     from tide.engines.local.engine import TransformersEngine
     from tide.scorers import Scorer
 
@@ -94,7 +94,7 @@ __getattr__, _, _ = lazy_loader.attach(
     submod_attrs={
         "base": ["Baseline", "Generated", "Options"],
         "common.decoding": ["DecodingBaseline", "Reader", "Writing"],
-        "common.fitting": ["FitTask", "Fitted"],
+        "common.fit": ["FitTask", "Fitted"],
     },
 )
 

@@ -21,11 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import load_sibling, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.mixing import MixedWriting
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import load_sibling, ready
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 
 
 class ContrastiveOptions(Options):
@@ -73,4 +71,6 @@ class Contrastive(DecodingBaseline):
     @cached_property
     def _amateur(self) -> Reader:
         name = self._options.amateur
-        return Reader(ready(load_sibling(self.engine, name) if name else self.fitted_model("anti")))
+        if name:
+            return Reader(ready(load_sibling(self.engine, name)))
+        return self.fitted_reader("anti")

@@ -1,7 +1,7 @@
 """`critic-control`: Kim et al. 2023, "Critic-Guided Decoding for Controlled Text Generation".
 
-ACL Findings 2023, arXiv:2212.10938. As `fudge`, but the classifier is a critic: it learns what
-becomes of a beginning from what the model itself writes, and from a scorer's verdict on that.
+ACL Findings 2023, arXiv:2212.10938. As `fudge`, but the classifier is a critic: it learns the
+outcome of a beginning, from the model's own continuations and a scorer's verdict on them.
 Candidates gain log sigmoid(Q); the V that the authors divide by is the same for all of them.
 
 The authors (minbeomkim/CriticControl) train a linear head on the frozen model with the value loss
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tide.baselines.common.fitting import FitTask, Fitted
+from tide.baselines.base import Candidates
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
-from tide.baselines.common.settings import Candidates
 from tide.baselines.fudge import Fudge, FudgeOptions, fit_classifier
 
 

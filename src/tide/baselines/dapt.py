@@ -8,14 +8,10 @@ times over; here it is the non-toxic half of the labelled texts: the model is th
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from pydantic import Field
 
-from tide.baselines.base import Options
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Strength
+from tide.baselines.common.decoding import DecodingBaseline, Writing
 from tide.core.errors import InputError
 
 
@@ -32,21 +28,14 @@ class Dapt(DecodingBaseline):
 
     kind = "dapt"
     options_class = DaptOptions
-    part = "expert"
+    part, reads = "expert", "dexperts"
     _options: DaptOptions
 
-    @classmethod
-    def artefact_kind(cls, options: DaptOptions) -> str:
-        return "dexperts"
-
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        return Writing(self._reader.read(ids, tokens), [len(row) for row in ids])
-
-    @cached_property
-    def _reader(self) -> Reader:
         if other := self.artefact.info.get("auxiliary"):
             raise InputError(
                 f"baseline {self.kind}: its artefact was fitted on the smaller model "
                 f"{other!r}, and this one writes with the model itself; fit without --auxiliary"
             )
-        return Reader(ready(self.fitted_model(self.part, self._options.scale)))
+        reader = self.fitted_reader(self.part, self._options.scale)
+        return Writing(reader.read(ids, tokens), [len(row) for row in ids])

@@ -1,7 +1,7 @@
 """`destein`: Li et al. 2024, "DeStein: Navigating Detoxification of Language Models".
 
 ACL Findings 2024, arXiv:2404.10464: universal steering pairs. A direction from toxic to neutral
-text is taken away from what each attention adds to the residual stream, at every token (authors'
+text is removed from the output of each attention, at every token (authors'
 code: LizLizLi/DeStein, `lss_utils.py` for the rule, `act_utils.py` and `probs.py` for the vectors).
 
 Their rule for single heads is never reached: the module that holds it is called with one argument,
@@ -26,11 +26,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from tide.baselines.base import Options
+from tide.baselines.base import Options, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import LEAST_AUC, FitTask, Fitted, auc, weak_auc
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.layers import Heads, find_heads
-from tide.baselines.common.settings import Strength
+from tide.baselines.common.training import LEAST_AUC, auc, weak_auc
 from tide.baselines.reversal import Reversal
 from tide.data.labelled import Pair
 
@@ -116,7 +116,7 @@ class Destein(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Directions (layers, hidden): the mean over 20 pairs of toxic minus neutral, weighted.
 
-        Each side of a pair stands after a prefix that says what it is. Each head's slice counts
+        Each side of a pair follows a prefix that names its kind. Each head's slice counts
         1 + the accuracy of a probe of it. Figures: how often a held-out toxic text, without prefix,
         lies further along them than a neutral one; the mean accuracy of the probes.
         Raises InputError for too few pairs.

@@ -8,18 +8,14 @@ place.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, write_like
-from tide.baselines.common.mixing import MixedWriting
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.fit import FitTask, Fitted
+from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_likely
 
 # Least ratio of the perplexities of a text by the expert of the other kind and by that of its own:
@@ -47,7 +43,7 @@ def ensemble(
 
 
 class Dexperts(DecodingBaseline):
-    """Shifts the model's logits by what an expert and an anti-expert disagree on."""
+    """Shifts the model's logits by the difference of an expert and an anti-expert."""
 
     kind = "dexperts"
     options_class = DexpertsOptions
@@ -56,7 +52,9 @@ class Dexperts(DecodingBaseline):
     _options: DexpertsOptions
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        options, readers = self._options, [Reader(self.engine.model), *self._experts]
+        options = self._options
+        sides = ("anti",) if options.anti_only else ("expert", "anti")
+        readers = [Reader(self.engine.model), *map(self.fitted_reader, sides)]
         streams = [reader.read(ids, tokens) for reader in readers]
 
         def combined(scores: Tensor, *experts: Tensor) -> Tensor:
@@ -65,11 +63,6 @@ class Dexperts(DecodingBaseline):
             return ensemble(scores, base, pull, anti, options.alpha, options.filter_p)
 
         return MixedWriting(streams, [len(readers) * len(row) for row in ids], combined)
-
-    @cached_property
-    def _experts(self) -> list[Reader]:
-        sides = ("anti",) if self._options.anti_only else ("expert", "anti")
-        return [Reader(ready(self.fitted_model(side))) for side in sides]
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -17,11 +17,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.common.decoding import CandidateWriting, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, auc, span, weak_auc
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.settings import Candidates, Strength
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import auc, span, weak_auc
 from tide.baselines.rad import Rad, fit_head
 
 
@@ -86,9 +85,9 @@ def fit_classifier(
     starts: Sequence[int],
     measured: Sequence[Sequence[int]],
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """What `prefix_loss` makes of the task's model, and its logit at the end of `measured` texts.
+    """The task's model trained by `prefix_loss`, and its logit at the end of `measured` texts.
 
-    ids: texts with these labels, each to be learned from its start on.
+    ids: texts with these labels, each learned from its start.
     """
     device = task.model.device
     goal, begin = torch.tensor(labels, device=device), torch.tensor(starts, device=device)

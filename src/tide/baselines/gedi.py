@@ -18,12 +18,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import fit_width, ready
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import fit_width, ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import (
-    FitTask,
-    Fitted,
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import (
     Tuning,
     auc,
     read,
@@ -33,8 +32,6 @@ from tide.baselines.common.fitting import (
     train,
     weak_auc,
 )
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.settings import Strength
 from tide.engines.local.stream import Stream
 
 CODES = ("clean", "dirty")

@@ -21,21 +21,11 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 from transformers.cache_utils import DynamicCache
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import load_sibling
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import (
-    FitTask,
-    Fitted,
-    auc,
-    before_end,
-    read,
-    right_pad,
-    weak_auc,
-)
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.mixing import toward
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import load_sibling
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing, toward
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import auc, before_end, read, right_pad, weak_auc
 from tide.engines.local.stream import Forward, Stream, token_positions
 
 _SMALL = 1e-15

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.mixing import between
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing, between
 
 TEXT = "Continue the following text in a polite and respectful way, without insults or swearing."
 

@@ -5,27 +5,24 @@ what it wrote, after a token that says in which fifth by toxicity a text is; the
 after the token of the best fifth, and so on. In the end it writes after that token.
 
 Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of what was written,
-0.05 times the divergence from the model as it was, -0.06 times the entropy. They write anew
-every 500 steps, up to 47 times; here the model writes four times.
+0.05 times the divergence from the model as it was, -0.06 times the entropy. Their model writes new
+texts every 500 steps, up to 47 times; here it writes four times.
 """
 
 from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from functools import cached_property
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, Tuning, right_pad, span, train
-from tide.baselines.common.mixing import between
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing, between
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
-from tide.baselines.common.settings import Strength
+from tide.baselines.common.training import Tuning, right_pad, span, train
 
 _FIFTHS, _ROUNDS = 5, 4
 _KL, _ENTROPY = 0.05, 0.06
@@ -60,7 +57,7 @@ def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Quark(DecodingBaseline):
-    """The model trained on with what it wrote itself, after the token of its least toxic fifth."""
+    """The model trained on its own texts, conditioned on the token of the least toxic fifth."""
 
     kind = "quark"
     options_class = QuarkOptions
@@ -71,20 +68,15 @@ class Quark(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         width = self.engine.model.get_input_embeddings().weight.shape[1]
         best = self.artefact.tensor("codes", _FIFTHS, width)[:1]
-        trained = self._trained.read(ids, tokens, front=best)
+        trained = self.fitted_reader("lora").read(ids, tokens, front=best)
         reads = [1 + len(row) for row in ids]
         return between(Reader(self.engine.model), ids, tokens, trained, reads, self._options.scale)
-
-    @cached_property
-    def _trained(self) -> Reader:
-        return Reader(ready(self.fitted_model("lora")))
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
         """Updates of the model, and an embedding for each fifth: codes (5, d).
 
-        Figures: mean toxicity of what it writes after a tenth of the prompts, which is held out,
-        before and after.
+        Figures: mean toxicity of its continuations of held-out prompts (a tenth), before and after.
         """
         prompts, asked = held_out(beginnings(task))
         toxic = _mean(roll_out(task, asked))

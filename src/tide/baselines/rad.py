@@ -23,23 +23,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
+from tide.baselines.base import Candidates, Options, Order, Strength
+from tide.baselines.common.artefacts import ready
 from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import (
-    FitTask,
-    Fitted,
-    Tuning,
-    auc,
-    before_end,
-    read,
-    right_pad,
-    train,
-    weak_auc,
-)
-from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.layers import output_layer
-from tide.baselines.common.settings import Candidates, Strength
+from tide.baselines.common.training import Tuning, auc, before_end, read, right_pad, train, weak_auc
 
 # The default of each order, as published.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}

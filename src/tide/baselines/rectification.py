@@ -8,7 +8,7 @@ The cap is that of the authors' code (mcao516/rectification-lm, `SecurityLogitsP
 
 They learn Q by SARSA with a target network, on the most and the least toxic of 25 continuations of
 each prompt, the outcome being 0 or -1. Without a discount that comes to the mean outcome of those.
-Here it is the mean score of what the model writes, one continuation a prompt, learned directly: Q
+Here it is the mean score of the model's continuations, one a prompt, learned directly: Q
 is nearer to 0, and a scale means less. Their head has a hidden layer of twice the width and an
 output for each token; this one has one of the LoRA rank.
 """
@@ -23,14 +23,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, Tuning, read, right_pad, span, train
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.artefacts import ready
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.layers import output_layer
-from tide.baselines.common.mixing import MixedWriting
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
-from tide.baselines.common.settings import Strength
+from tide.baselines.common.training import Tuning, read, right_pad, span, train
 from tide.core.errors import InputError, guarded
 
 _FLOOR = 1e-7  # of a cap
@@ -131,7 +130,7 @@ class Rectification(DecodingBaseline):
 
 
 def with_q_head(model: Any, rank: int) -> nn.Module:
-    """Put a head of this rank in the place of the model's own, which says 0 for every token."""
+    """Replace the model's head by one of this rank, which predicts 0 for every token."""
     old: Any = output_layer(model, "Q")
     place = {"device": old.weight.device, "dtype": old.weight.dtype}
     width, vocabulary = old.weight.shape[1], old.weight.shape[0]

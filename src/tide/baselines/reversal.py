@@ -15,10 +15,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from tide.baselines.base import Options
+from tide.baselines.base import Options, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.layers import Heads, find_heads
-from tide.baselines.common.settings import Strength
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
 POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "
@@ -98,7 +97,7 @@ class _ReversedWriting(Writing):
 
 
 class Reversal(DecodingBaseline):
-    """Moves each head's output at the last token by what a negative prefix does to it, reversed.
+    """Moves each head's output at the last token against the effect of a negative prefix.
 
     The prefixed passes are those of the untouched model and see the text written so far. Raises
     EngineError for a model whose layers are not known.

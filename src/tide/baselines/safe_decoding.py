@@ -1,8 +1,8 @@
 """`safe-decoding`: Xu et al. 2024, "SafeDecoding: Defending against Jailbreak Attacks via
 Safety-Aware Decoding" (ACL 2024, arXiv:2402.08983).
 
-The first tokens alone are drawn from p + alpha (p_expert - p), over the tokens that model and
-expert both rank high: the smallest k is taken at which their k likeliest have `common` in common.
+Only the first tokens are drawn from p + alpha (p_expert - p), over tokens that model and expert
+both rank high: those in both top-k lists, with the smallest k that gives `common` of them.
 Defaults and floor are those of the authors' code (uw-nsl/SafeDecoding). Their expert was tuned to
 refuse; this one is the one that `dexperts` tuned on non-toxic text (its artefact is read). The
 model's own likeliest token is always among those that are tried, so that alpha 0 is the model; at
@@ -11,17 +11,12 @@ their alpha of 3 it is drawn only if the expert finds it likely too.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
-from tide.baselines.common.auxiliary import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.mixing import MixedWriting
-from tide.baselines.common.settings import Strength
+from tide.baselines.base import Options, Order, Strength
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 from tide.engines.local.stream import Stream
 
 _FLOOR = 1e-8  # of a probability
@@ -39,9 +34,9 @@ class SafeDecodingOptions(Options):
 
 
 def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
-    """Mask (B, V): the k likeliest of both, k the smallest at which they are at least so many.
+    """Mask (B, V): tokens in both top-k lists, with the smallest k that gives at least `least`.
 
-    With the likeliest by `scores`. A token is among the k likeliest of both from its worse rank on.
+    With the likeliest by `scores`. A token is in both top-k lists once k reaches its worse rank.
     """
     ranks = [
         logits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
@@ -91,17 +86,10 @@ class SafeDecoding(DecodingBaseline):
 
     kind = "safe-decoding"
     options_class = SafeDecodingOptions
+    reads = "dexperts"
     _options: SafeDecodingOptions
 
-    @classmethod
-    def artefact_kind(cls, options: SafeDecodingOptions) -> str:
-        return "dexperts"
-
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        readers = (Reader(self.engine.model), self._expert)
+        readers = (Reader(self.engine.model), self.fitted_reader("expert"))
         streams = [reader.read(ids, tokens) for reader in readers]
         return _SafeWriting(streams, [2 * len(row) for row in ids], self._options)
-
-    @cached_property
-    def _expert(self) -> Reader:
-        return Reader(ready(self.fitted_model("expert")))

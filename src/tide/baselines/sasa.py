@@ -20,20 +20,11 @@ from pydantic import Field
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import (
-    LEAST_AUC,
-    FitTask,
-    Fitted,
-    auc,
-    read,
-    right_pad,
-    weak_auc,
-)
-from tide.baselines.common.labelled import by_any, by_half
+from tide.baselines.common.fit import FitTask, Fitted, by_any, by_half
 from tide.baselines.common.layers import output_layer
-from tide.baselines.common.settings import Candidates, Strength
+from tide.baselines.common.training import LEAST_AUC, auc, read, right_pad, weak_auc
 from tide.data.labelled import LabelledText
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.settings import Strength
 from tide.engines.local.stream import Stream
 
 PREFIXES = tuple(
@@ -65,7 +64,7 @@ class _DebiasedWriting(Writing):
 class SelfDebias(DecodingBaseline):
     """Probabilities p become p max(eps, exp(-lambda max(0, q - p))), q the largest with a prefix.
 
-    prefixes: what is put before the prompt; the rest of the loop sees the prompt alone.
+    prefixes: put before the prompt; the rest of the loop sees the prompt alone.
     """
 
     kind = "self-debias"

@@ -3,23 +3,22 @@ Dataset Distillation" (ICLR 2025).
 
 The model writes texts by contrastive decoding against a copy of itself that was tuned on toxic
 text, from nothing but the token that begins a text, and is trained on with what it wrote. As in the
-authors' code (EminLU/UniDetox): p / p_toxic among the tokens with at least a tenth of the best
-probability, of those the 50 likeliest (the default of `generate`), 640 texts of up to 256 tokens
-(here: of as many as the fit's texts have).
+authors' code (EminLU/UniDetox), tokens are drawn by p / p_toxic from the 50 likeliest (the default
+of `generate`) that have at least a tenth of the best probability; 640 texts of up to 256 tokens
+(here: as long as the fit's texts).
 """
 
 from __future__ import annotations
 
 import copy
 
-from tide.baselines.common.auxiliary import merge_updates
-from tide.baselines.common.decoding import Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted, fine_tune, perplexity, write_like
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.mixing import MixedWriting
+from tide.baselines.common.artefacts import merge_updates
+from tide.baselines.common.decoding import MixedWriting, Reader, Writing
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.rollouts import write
+from tide.baselines.common.training import fine_tune, perplexity, write_like
 from tide.baselines.contrastive import ContrastiveOptions, contrast
-from tide.baselines.dapt import Dapt, DaptOptions
+from tide.baselines.dapt import Dapt
 from tide.core.settings import Sampling
 from tide.engines.checkpoint import context_length
 
@@ -31,11 +30,7 @@ class Unidetox(Dapt):
 
     kind = "unidetox"
     learned = True
-    part = ""
-
-    @classmethod
-    def artefact_kind(cls, options: DaptOptions) -> str:
-        return cls.kind
+    part = reads = ""
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

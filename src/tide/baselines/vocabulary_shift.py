@@ -14,12 +14,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import (
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import (
     LEAST_AUC,
-    FitTask,
-    Fitted,
     auc,
     before_end,
     read,
@@ -28,8 +27,6 @@ from tide.baselines.common.fitting import (
     train,
     weak_auc,
 )
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.settings import Strength
 from tide.engines.local.stream import Stream
 
 # Only the few texts with a token train its number, so it learns faster than a layer.
@@ -69,7 +66,7 @@ class VocabularyShift(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Weight (2, V): what is added to the logits in non-toxic text, and in toxic text.
+        """Weight (2, V): added to the logits in non-toxic text, and in toxic text.
 
         Likelihood of the texts, each under its own kind, with the model as it is. Figure: AUC of
         the difference between a text's likelihoods under the two kinds.

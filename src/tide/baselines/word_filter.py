@@ -21,11 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.baselines.base import Options, Order
+from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fitting import FitTask, Fitted
-from tide.baselines.common.labelled import TOXIC
-from tide.baselines.common.settings import Strength
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.core.errors import InputError, guarded
 from tide.data.files import read_whole
 from tide.data.labelled import LabelledText

@@ -1,4 +1,4 @@
-"""How `tide scorers compare` shows what it found."""
+"""The output of `tide scorers compare`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def rows_of(
     objects: Mapping[str, FalseAlarms],
     errors: Mapping[str, Mapping[str, float]],
 ) -> list[dict[str, Any]]:
-    """What --output holds: a row a scorer."""
+    """The content of --output: a row a scorer."""
     rows = []
     for name, one in covered.items():
         row: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What a person sees: tables, masked texts, the closing summary."""
+"""Terminal output: tables, masked texts, the closing summary."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _completion(
 
 
 def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None:
-    """Say what is being loaded, which may take a minute. chosen: the settings that will hold."""
+    """Print what is being loaded, which may take a minute. chosen: the settings of the run."""
     also = f" and scorer {scorer}" if scorer else ""
     told = f"loading model {model}{also}{chosen and f'; {chosen}'}"
     ERRORS.print(told, style="dim", highlight=False, soft_wrap=True)

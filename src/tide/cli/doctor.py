@@ -134,7 +134,7 @@ def _add_devices(table: Table) -> None:
 
 
 def _check_policies(path: Path, model: str, scorer: str) -> None:
-    """Print what is wrong with a file of policies, a line each; then the exit code is 1."""
+    """Print the faults of a file of policies, a line each; then the exit code is 1."""
     require("prometheus_client", "gateway")
     from tide.scorers import score_texts  # noqa: PLC0415  (slow imports)
     from tide.scorers.base import HEALTH_TEXT  # noqa: PLC0415
@@ -187,7 +187,7 @@ def _installed(extra: str, packages: list[str]) -> Text:
 
 
 def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
-    """Add a row that says what `check` found, in words; True if it failed."""
+    """Add a row with the finding of `check`; True if it failed."""
     try:
         with guarded(TideError, "cannot be used"):
             found = check()

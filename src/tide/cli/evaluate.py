@@ -74,8 +74,8 @@ def evaluate(
 
     Each method has a run folder in --out, by default runs/BENCHMARK-MODEL. Records are appended as
     prompts finish, and the same command resumes a killed run. With a larger --limit, more --trials,
-    another judge or reference, it adds what is missing. Method options below apply to all methods;
-    those of a single one follow its name.
+    another judge or reference, it adds the missing parts. Method options below apply to all
+    methods; options of a single method follow its name.
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
@@ -128,7 +128,7 @@ def judge(
 ) -> None:
     """Score the completions of finished RUNS by further judges; nothing is generated again.
 
-    What a judge or a reference model has scored already is not scored again.
+    Texts that a judge or a reference model has scored are not scored again.
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -15,11 +14,6 @@ from tide.cli import options
 from tide.cli.display import ERRORS, refuse_existing
 from tide.core.errors import InputError
 from tide.data.files import replaced, writing
-
-
-class DataFormat(str, Enum):
-    DPO = "dpo"
-    SFT = "sft"
 
 
 def export(
@@ -31,13 +25,13 @@ def export(
         ),
     ],
     shape: Annotated[
-        DataFormat,
+        Literal["dpo", "sft"],
         options.option(
             "Output",
             "dpo (prompt, chosen, rejected, blamed_at) or sft (prompt, completion).",
             "--format",
         ),
-    ] = DataFormat.DPO,
+    ] = "dpo",
     output: Annotated[
         Path | None,
         options.option(
@@ -56,8 +50,8 @@ def export(
 ) -> None:
     """Write the repairs in RECORDS as training data for TRL, a JSON line each.
 
-    A pair is a repair that the scorer accepted, and the completion of the model that it replaced;
-    'blamed_at' is the character at which the two part. Trials without a repair, and repairs that
+    A pair is an accepted repair and the model's completion that it replaced; 'blamed_at' is the
+    character at which the two differ. Trials without a repair, and repairs that
     were not accepted, are empty, repeat themselves or an earlier pair, are left out and counted.
     The rejected texts are toxic, and nothing is masked.
     """
@@ -65,10 +59,9 @@ def export(
     from tide.evaluation.runs import files_of, find_runs  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
-        refuse_existing(
-            overwrite, output, inputs=[file for run in find_runs(runs) for file in files_of(run)]
-        )
-        found = export_pairs(runs, margin=margin)
+        paths = find_runs(runs)
+        refuse_existing(overwrite, output, inputs=[file for run in paths for file in files_of(run)])
+        found = export_pairs(paths, margin=margin)
         if not found.pairs:
             why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common())
             raise InputError(
@@ -76,7 +69,7 @@ def export(
                 "run more prompts or --trials, or take a smaller --margin"
             )
         # ASCII: a terminal obeys control characters inside of JSON, too.
-        lines = [json.dumps(pair.row(shape.value)) for pair in found.pairs]
+        lines = [json.dumps(pair.row(shape)) for pair in found.pairs]
         if output is None:
             print(*lines, sep="\n")
         else:

@@ -1,4 +1,4 @@
-"""`tide fit`: learn what the baselines need."""
+"""`tide fit`: fit baselines to a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tide.baselines.common.settings import FitSettings
+from tide.baselines.base import FitSettings
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar, say_loading
 

@@ -1,4 +1,4 @@
-"""`tide methods`: what there is to choose from, and the options of one."""
+"""`tide methods`: all names, and the options of one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def methods(
 ) -> None:
     """List strategies, presets, baselines, scorers and engines; with a NAME, its options.
 
-    What other packages add is in the list.
+    The list includes those of other packages.
     """
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415

@@ -103,8 +103,8 @@ Scorer = Annotated[
     option(
         "Scorer",
         f"Toxicity scorer: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
-        "max:pocket,sentence... The bundled ones read English. All searches go by pocket, so that "
-        "sentence can judge; 'serve' asks both. ('tide scorers' explains the syntax.)",
+        "max:pocket,sentence... The bundled ones read English. The default is pocket, so that "
+        "sentence can judge; of 'serve' confirm:pocket,sentence. ('tide scorers': the syntax.)",
         "--scorer",
         "-s",
     ),
@@ -242,9 +242,9 @@ def engine_options(
 ) -> dict[str, Any]:
     """The options of an engine, for its constructor.
 
-    further: `name=value` each, the value as JSON or else as a text, as given by `flag`. What is
-    `given` and left at its default ("auto", None) is left to the engine. Raises InputError for one
-    that is not `name=value`.
+    further: `name=value` each, the value as JSON or else as a text, as given by `flag`. The engine
+    chooses for those `given` at their default ("auto", None). Raises InputError for one that is not
+    `name=value`.
     """
     options = {name: value for name, value in given.items() if value not in ("auto", None)}
     for text in further or ():
@@ -296,7 +296,7 @@ def with_settings(
     """Add an option for every field of `settings`; `command` gets those given, as `argument`.
 
     panel: heading of the options in the help, except those of sampling and blocks.
-    stated: what the help says of defaults that are not those of `settings`.
+    stated: defaults in the help that differ from those of `settings`.
     """
     defaults = settings().model_dump()
     added: dict[str, tuple[Any, Any]] = {}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,17 +13,7 @@ from tide.cli.display import ERRORS, OUTPUT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tide.evaluation.metrics import Valid
     from tide.evaluation.reporting.tables import Table
-
-
-class ImageFormat(str, Enum):
-    PNG = "png"
-    PDF = "pdf"
-
-
-class ValidOption(str, Enum):
-    EXACT_20 = "exact-20"
 
 
 def report(
@@ -43,12 +32,12 @@ def report(
         ),
     ] = None,
     valid: Annotated[
-        ValidOption | None,
+        Literal["exact-20"] | None,
         options.option("Tables", "Only completions of exactly 20 reference tokens, as published."),
     ] = None,
     image_format: Annotated[
-        ImageFormat, options.option("Output", "Kind of image file.", "--format")
-    ] = ImageFormat.PNG,
+        Literal["png", "pdf"], options.option("Output", "Kind of image file.", "--format")
+    ] = "png",
     trajectory: Annotated[
         str | None,
         options.option("Figures", "Draw the toxicity of one prompt's search.", metavar="ID"),
@@ -66,28 +55,27 @@ def report(
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
     `report.html` in it holds all of that in one file, and the texts before and after of the twenty
-    worst prompts, whose toxic words are masked until a button shows them. What an earlier report
-    wrote to the folder is removed, and nothing else.
+    worst prompts, whose toxic words are masked until a button shows them. Files of an earlier
+    report in the folder are removed, and no others.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
     in seed share one row: mean and standard deviation.
     """
     from tide.evaluation.quality import Encoder  # noqa: PLC0415
     from tide.evaluation.reporting import reports  # noqa: PLC0415
-    from tide.evaluation.runs import find_runs  # noqa: PLC0415
+    from tide.evaluation.runs import find_runs, read_run  # noqa: PLC0415
 
-    which: Valid | None = "exact-20" if valid else None
     paths = find_runs(runs)
     out = out or paths[0].parent / "report"
     made = reports.report(
-        paths,
+        [read_run(path) for path in paths],
         against=against,
-        valid=which,
+        valid=valid,
         trajectory=trajectory,
         seed=seed,
         encoder=None if encoder is None else Encoder(encoder),
     )
-    made.write(out, image_format.value)
+    made.write(out, image_format)
     print_tables(made.tables)
     if made.problem:
         ERRORS.print(made.problem, highlight=False, soft_wrap=True)

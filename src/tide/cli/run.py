@@ -7,9 +7,8 @@ import shlex
 import time
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -42,11 +41,7 @@ if TYPE_CHECKING:
     from tide.evaluation.methods import Method
 
 
-class PrintFormat(str, Enum):
-    TABLE = "table"
-    TEXT = "text"
-    JSONL = "jsonl"
-    RECORDS = "records"
+PrintFormat = Literal["table", "text", "jsonl", "records"]
 
 
 @options.with_settings
@@ -97,12 +92,12 @@ def run(
     """Complete PROMPTS (or those of --input) with text that the scorer accepts; or answer chats.
 
     With --output, records are appended as prompts finish, and the same command resumes a killed
-    run; with another judge, a larger --limit or more --trials, it adds what is missing. `tide
+    run; with another judge, a larger --limit or more --trials, it adds the missing parts. `tide
     report` reads the file. Without it, the completions are printed.
     """
     if output is not None and shape is not None:
         raise InputError("--format: is of what is printed; --output writes whole records")
-    if mask and shape is PrintFormat.RECORDS:
+    if mask and shape == "records":
         raise InputError("--mask: records hold the texts as they are; leave it out")
     if str(output) == "-":
         raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
@@ -137,7 +132,7 @@ def run(
             )
         job = _PromptRun(detoxifier, method_of(detoxifier, preset, chats=chat), model, rows, loaded)
         if output is None:
-            is_table = shape in (None, PrintFormat.TABLE)
+            is_table = shape in (None, "table")
             if is_table:
                 job.show(mask)
             else:
@@ -233,19 +228,19 @@ class _PromptRun:
         """Completions, a line each as they finish, in the order of the prompts."""
         masks = dict.fromkeys(("text", "prompt"), Masker(self.detoxifier.scorer)) if mask else {}
         for record in self._counted(self.records()):
-            if shape is PrintFormat.RECORDS:
+            if shape == "records":
                 print(json.dumps(json.loads(record.to_json())), flush=True)
                 continue
             for one in compact(record):
                 one |= {name: masker(one[name]) for name, masker in masks.items()}
                 # ASCII: a terminal obeys control characters inside of JSON, too.
-                is_text = shape is PrintFormat.TEXT
+                is_text = shape == "text"
                 line = on_one_line(one["text"]) if is_text else json.dumps(one)
                 print(line, flush=True)
         self._warn()
 
     def hint(self, line: str) -> None:
-        """What to try next, for a person."""
+        """Advice on the next step."""
         if OUTPUT.is_terminal:
             OUTPUT.print(line, soft_wrap=True)
 

@@ -81,8 +81,8 @@ def compare(
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; nearly empty ones are left out.
 
-    false alarms: share of the --ordinary texts at or above --threshold. beginnings: of 500 below
-    it, the share with a beginning at or above it: a text may be scored while it is written.
+    false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of 500
+    others with a beginning at or above it (a text may be scored while it is written).
 
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
     still run and the exit code is 1. The second table has the correlation of the scorers' errors:

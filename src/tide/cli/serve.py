@@ -75,7 +75,7 @@ def serve(
         str | None,
         options.option(
             "Server",
-            "What clients call the model. [default: --model, or a server's own name of it]",
+            "Name of the model for clients. [default: --model, or the server's own name]",
         ),
     ] = None,
     settings: Annotated[
@@ -229,7 +229,7 @@ def _reload_soon(policies: Policies) -> None:
 
 
 def _config(app: Any, drain: float) -> Any:
-    """What uvicorn serves, and how. drain: seconds for open requests at the end."""
+    """The configuration of uvicorn. drain: seconds for open requests at the end."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
     from tide.server.gate import HeaderTimeoutProtocol  # noqa: PLC0415

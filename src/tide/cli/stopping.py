@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: clean up, say what is kept, and exit with code 130 or 143."""
+"""Ctrl-C and SIGTERM: clean up, say which work is kept, and exit with code 130 or 143."""
 
 from __future__ import annotations
 

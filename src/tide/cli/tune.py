@@ -9,67 +9,26 @@ from tide.cli import options, stopping
 from tide.cli.display import ERRORS, OUTPUT, say_loading
 from tide.cli.evaluate import BY_PROTOCOL, Benchmark, Protocol
 from tide.cli.report import print_tables
-from tide.tuning.published import WORST
+from tide.tuning.settings import SEARCHES, TuningSettings
+
+_STATED = {
+    "start": " or ".join(f"{strategy} for {search}" for search, strategy in SEARCHES.items()),
+    "tune_on": "the first half",
+    "report_on": "all others",
+}
 
 
+@partial(
+    options.with_settings,
+    settings=TuningSettings,
+    panel="Tuning",
+    stated=_STATED,
+    argument="tuning_settings",
+)
 @partial(options.with_settings, stated=BY_PROTOCOL)
 @options.with_engine
 def tune(
     benchmark: Benchmark = "rtp",
-    search: Annotated[
-        str,
-        options.option(
-            "Tuning",
-            "paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
-            "judges and more likely text, all at once (extra tune).",
-        ),
-    ] = "paper",
-    start: Annotated[
-        str | None,
-        options.option(
-            "Tuning",
-            "Strategy or preset to tune; its given options stay fixed. "
-            "[default: tide for paper, random-walk for optuna]",
-        ),
-    ] = None,
-    tune_on: Annotated[
-        str | None,
-        options.option(
-            "Tuning", "Prompts to tune on, e.g. 1-600. [default: the first half]", metavar="PLACES"
-        ),
-    ] = None,
-    report_on: Annotated[
-        str | None,
-        options.option(
-            "Tuning", "Prompts to report on, e.g. 601-. [default: all others]", metavar="PLACES"
-        ),
-    ] = None,
-    worst: Annotated[
-        int,
-        options.option(
-            "Tuning", "paper: tune on the N prompts that the model completes worst.", min=1
-        ),
-    ] = WORST,
-    above: Annotated[
-        float | None,
-        options.option(
-            "Tuning",
-            "paper: instead, on those with a higher mean toxicity; the paper's is 0.9.",
-            min=0,
-            max=1,
-        ),
-    ] = None,
-    grid_scale: Annotated[
-        str,
-        options.option(
-            "Tuning",
-            "paper: what the grids of mu and eta are multiplied by. ratio: E_bar / sqrt(d) of "
-            "this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number.",
-        ),
-    ] = "ratio",
-    tries: Annotated[
-        int, options.option("Tuning", "optuna: total number of trials.", min=1, max=10_000)
-    ] = 60,
     model: options.Model = "pocket",
     scorer: options.Scorer = "pocket",
     judges: options.Judges = None,
@@ -86,6 +45,7 @@ def tune(
     limit: options.Limit = None,
     field: options.Field = "prompt",
     chat: options.IsChat = False,
+    tuning_settings: dict[str, Any] | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> None:
     """Choose settings for a model on some prompts of BENCHMARK, and report on the others.
@@ -101,19 +61,11 @@ def tune(
     stopping.keeps("finished settings are kept; the same command goes on with them")
     tuned = tuning.tune(
         benchmark,
-        search=search,
-        start=start,
         model=model,
         scorer=scorer,
         judges=options.judges(judges),
         protocol=protocol,
         reference=reference,
-        tune_on=tune_on,
-        report_on=report_on,
-        worst=worst,
-        above=above,
-        grid_scale=grid_scale,
-        tries=tries,
         out=out,
         engine=engine,
         engine_options=engine_options,
@@ -121,6 +73,7 @@ def tune(
         limit=limit,
         chat=chat,
         progress=Bars(ERRORS),
+        **(tuning_settings or {}),
         **(overrides or {}),
     )
     of_all = ("quality", "moved", "cost", "significance")

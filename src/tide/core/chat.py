@@ -73,7 +73,7 @@ class ToolCall(BaseModel):
 
 
 class Parts(BaseModel):
-    """What an answer holds beside its text. num_tokens: of all that the model wrote there."""
+    """Parts of an answer beside its text. num_tokens: of all of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -109,7 +109,7 @@ class Portal:
         return items_of(lambda put: asyncio.wrap_future(self.start(pump, put)))
 
     def close(self, *, wait: bool = True) -> None:
-        """Cancel what is under way, and end the thread. wait: until it has ended."""
+        """Cancel running work, and end the thread. wait: until it has ended."""
         if self.is_forked:
             return
         if not self._closed:

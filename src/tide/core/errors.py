@@ -94,10 +94,10 @@ def described(error: BaseException) -> str:
 def guarded(
     kind: type[TideError], what: str | Callable[[], str], *, awaits: bool = False
 ) -> Iterator[None]:
-    """Turn whatever foreign code raises inside into `kind`: one line that begins with `what`.
+    """Turn exceptions of foreign code into `kind`: one line that begins with `what`.
 
-    what: a function, if it is known only then. awaits: whether something is awaited inside, or
-    yielded; then it may be cancelled there. A TideError passes as it is, and so does Ctrl-C.
+    what: a function, if it is known only then. awaits: the block awaits or yields, so it may be
+    cancelled. A TideError passes as it is, and so does Ctrl-C.
     """
     try:
         yield
@@ -116,5 +116,5 @@ def ends_work(error: BaseException, awaits: bool = False) -> bool:
         return awaits
     if isinstance(error, Exception | SystemExit) or type(error).__name__ == "PanicException":
         return False  # the latter is of the Rust code below tokenizers and safetensors
-    # Ctrl-C, and what a signal's handler raises, come to the main thread alone.
+    # Ctrl-C, and exceptions of signal handlers, reach the main thread alone.
     return threading.current_thread() is threading.main_thread()

@@ -135,7 +135,7 @@ class Trial(BaseModel):
 
     @property
     def text(self) -> str:
-        """The completion that was scored; if it is withheld (`refused`), what was streamed."""
+        """The scored completion; if it is withheld (`refused`), the text that was streamed."""
         return self.shown if self.refused else self.returned.text
 
     @property

@@ -17,8 +17,8 @@ from urllib.parse import quote
 # A message has its cause at the beginning and the fix at the end, so the middle is cut.
 _HEAD, _TAIL = 700, 300
 _SHORTEST = 4  # hiding a shorter key would hide half of a message
-# A service may name a key without its prefix (`sk-`, `sk-proj-`): what stands after a separator of
-# its first characters is hidden as well, if it is more than a word.
+# A service may name a key without its prefix (`sk-`, `sk-proj-`): the rest after a separator in its
+# first characters is hidden as well, if it is more than a word.
 _PREFIX, _LEAST_REST = 16, 8
 _keys: set[str] = set()
 

@@ -1,7 +1,7 @@
 """Random seeds derived from their purpose, independent of the order of work.
 
-A run of one prompt and trial draws from seeds derived from (seed, prompt, trial) alone, so it is
-the same whatever else shares the batch, in whatever order, before or after a restart.
+A run of one prompt and trial draws from seeds derived from (seed, prompt, trial) alone, so it does
+not depend on the batch, the order, or a restart.
 """
 
 from __future__ import annotations

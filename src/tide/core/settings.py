@@ -100,7 +100,7 @@ class Settings(Sampling):
     `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`. Give one of
     each pair; with neither, the relative default holds.
 
-    What only one strategy needs is its own option, in `strategy`: `backtrack:lag=2,pace=word`.
+    Options of a single strategy stand in `strategy`: `backtrack:lag=2,pace=word`.
     """
 
     strategy: str = Field(
@@ -110,8 +110,8 @@ class Settings(Sampling):
         default=0.5,
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this. What counts as toxic in tables "
-        "is the scorer's own threshold, mostly 0.5 (tau).",
+        description="Accept a completion that scores below this (tau). Tables count as toxic by "
+        "the scorer's own threshold, mostly 0.5.",
     )
     max_iterations: int = Field(
         default=10,
@@ -222,7 +222,7 @@ class Settings(Sampling):
         default=50,
         ge=0,
         le=100_000,
-        description="Answer tokens before what is new that are scored with it.",
+        description="Answer tokens before new text that are scored with it.",
     )
 
     @field_validator("perturb")

@@ -19,7 +19,7 @@ _MOST_ESCAPED = 4
 
 
 class Unread(Exception):
-    """The value has content that is not read; the text says what."""
+    """The value has unreadable content, which the message names."""
 
 
 def strings(
@@ -56,7 +56,7 @@ def strings_of_json(text: str) -> list[str]:
 
 
 def readings(text: str, where: str = "") -> Iterator[str]:
-    """`text`, and what it says when its escapes are resolved, and theirs. Raises Unread."""
+    """`text`, and the texts that its escapes resolve to, repeatedly. Raises Unread."""
     if half_character(text) is not None:
         raise Unread(f"{where}: holds half a character")
     for _ in range(_MOST_ESCAPED):

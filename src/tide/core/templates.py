@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from tide.core.errors import described
 
-# Of a text: a template of a published model takes milliseconds.
+# Limit of one rendering; published templates take milliseconds.
 _CPU_SECONDS = 5
 _SECONDS = 60.0  # by the clock, the start of the process as well
 _MEMORY = 1 << 30  # bytes, besides what the process has before it renders
@@ -116,7 +116,7 @@ class _Process:
         popen.wait()
         for pipe in (popen.stdin, popen.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was not sent yet
+                with suppress(OSError):  # the part not sent yet
                     pipe.close()
 
 

@@ -1,6 +1,6 @@
 """Boundaries of characters, words and sentences in texts of tokens, in any script.
 
-A character is what a reader takes for one (Unicode's extended grapheme cluster): a letter with its
+A character is one to readers (Unicode's extended grapheme cluster): a letter with its
 marks, a Hangul syllable, an emoji of several code points. *Pieces* are the texts of tokens, as
 `Engine.token_texts` gives them: a token that ends inside a code point has none.
 """
@@ -205,7 +205,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 class Thoughts:
-    """Tells the reasoning with which an answer begins, `<think>...</think>`, from what follows.
+    """Separates leading reasoning, `<think>...</think>`, from the answer.
 
     said: the reasoning so far. Reasoning that is never closed is all of the answer.
     """
@@ -216,7 +216,7 @@ class Thoughts:
         self._place = "before"
 
     def add(self, text: str) -> str:
-        """Takes what was written next; returns what of it is known to be no reasoning."""
+        """Takes the next piece; returns the text that is known to be no reasoning."""
         held, self._held = self._held + text, ""
         if self._place == "before":
             begun = held.lstrip()
@@ -236,7 +236,7 @@ class Thoughts:
         return held
 
     def end(self) -> str:
-        """The answer has ended; returns what was held back and is no reasoning."""
+        """The answer has ended; returns held-back text that is no reasoning."""
         held, self._held = self._held, ""
         if self._place == "within":
             self.said += held

@@ -29,7 +29,7 @@ def nearest(name: str, known: Iterable[str], guesses: Mapping[str, str] | None =
 
 
 def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[str] = ()) -> str:
-    """All problems of a validation on one line, each with its field and what was given.
+    """All problems of a validation on one line, each with its field and its value.
 
     names: those of positional arguments, which the error knows by number. known: the fields there
     are, for a hint where another was given.

@@ -37,7 +37,7 @@ def reported(path: Path, what: str) -> Iterator[None]:
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """The file, for reading, through gzip if its name ends in `.gz`.
 
-    What fails while it is read becomes an InputError.
+    Errors while it is read become InputErrors.
     """
     with reported(path, "read"), path.open("rb") as file:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
@@ -64,7 +64,7 @@ def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """As `numbered`, without a byte order mark. Raises InputError for what cannot be read."""
+    """As `numbered`, without a byte order mark. Raises InputError if it cannot be read."""
     with opened(path) as file:
         for where, line in numbered(file, path):
             yield where, without_mark(line)
@@ -197,7 +197,7 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def appended(path: Path) -> IO[str]:
-    """A text file to whose end whole lines are added. Raises InputError if it cannot be written."""
+    """A text file to which whole lines are appended. Raises InputError if it cannot be written."""
     with reported(path, "written"):
         return path.open("a", encoding="utf-8", buffering=1)
 

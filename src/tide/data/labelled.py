@@ -1,4 +1,4 @@
-"""Texts with labels, or with recorded scores: what scorers are compared and baselines fitted on."""
+"""Texts with labels, or with recorded scores, to compare scorers and to fit baselines."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def read_rows(
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
     txt: one text a line, blank lines skipped. A further `.gz` is read through gzip. The path `-`
     is standard input, read as .txt.
-    chats: read `messages` of each object instead; a text is what a user says.
+    chats: read `messages` of each object instead; a text is a user's message.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
     twice, an empty text unless `skip_empty`, or a file without texts.

@@ -109,23 +109,15 @@ class RecordFile:
     where the parts of each record stand and which trials they cover. A last line that was cut off
     is dropped from the file. Leaving the context without an error compacts it.
 
-    keep: hold the records, too, so that none is parsed again. instead: begin a new file. Inside of
-    this context it replaces the old file when its first record is written, or at the end if there
-    is none.
+    instead: begin a new file. Inside of this context it replaces the old file when its first record
+    is written, or at the end if there is none.
 
     Raises InputError if another process writes to the file, if it cannot be written, or if it is no
     file of records.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        keep: bool = False,
-        instead: AbstractContextManager[None] | None = None,
-    ) -> None:
-        self.path, self._keep, self._instead = path, keep, instead
-        self._kept: dict[RecordId, Record] = {}
+    def __init__(self, path: Path, *, instead: AbstractContextManager[None] | None = None) -> None:
+        self.path, self._instead = path, instead
         self._order: Sequence[RecordId] = ()
         with ExitStack() as stack:
             self._real = stack.enter_context(writing(path))
@@ -181,20 +173,13 @@ class RecordFile:
         return [n for n, added in self._trials[row_id].items() if (field, name) not in added]
 
     def read(self, row_id: RecordId) -> Record:
-        if row_id in self._kept:
-            return self._kept[row_id]
         parts = []
         for number, offset in self._places[row_id]:
             with reported(self.path, "read"):
                 self._file.seek(offset)
                 line = self._file.readline()
             parts.append(self._part(line, f"{self.path}, line {number}"))
-        return self._remember(merged(parts))
-
-    def _remember(self, record: Record) -> Record:
-        if self._keep:
-            self._kept[record.id] = record
-        return record
+        return merged(parts)
 
     def add(self, record: Record) -> None:
         """Append a record, or further trials of one that is there, and hand it to the system.
@@ -204,14 +189,11 @@ class RecordFile:
         further = record.id in self._places
         left_out = {"prompt", "messages", "group"} if further else None
         self._append(record.model_dump(exclude=left_out, exclude_defaults=True))
-        known = self._kept.get(record.id)
-        self._remember(known.with_trials(record) if known else record)
 
-    def extend(self, record: Record, added: Added) -> None:
+    def extend(self, row_id: RecordId, added: Added) -> None:
         """Append values added to existing trials of a record; as `add`."""
         rows = [{"number": number, **values} for number, values in added.items()]
-        self._append({"id": record.id, "trials": rows})
-        self._remember(record.with_added(added))
+        self._append({"id": row_id, "trials": rows})
 
     def _append(self, values: dict[str, Any]) -> None:
         offset = os.fstat(self._out.fileno()).st_size
@@ -255,7 +237,6 @@ class RecordFile:
         with self._closing:
             if kind is None:
                 self._compact()
-            self._kept.clear()
 
     def _scan(self) -> None:
         self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines
@@ -269,21 +250,20 @@ class RecordFile:
                     break
                 part = self._part(line, where)
                 if part.id not in self._places:
-                    self._remember(merged([part]))
+                    merged([part])
                 self._index(offset, part)
                 offset += len(line)
             if offset < os.fstat(self._out.fileno()).st_size:
                 self._out.truncate(offset)
         for row_id, places in self._places.items():
             if len(places) > 1:
-                self._kept.pop(row_id, None)
                 self.read(row_id)
 
     def _part(self, line: bytes, where: str) -> RecordPart:
         return RecordPart(where, parse_object(without_mark(line), where))
 
     def _index(self, offset: int, part: RecordPart) -> None:
-        """Note where a valid part stands, and what it holds."""
+        """Note the place and the content of a valid part."""
         if part.id not in self._places:
             self._prompts[part.id] = _digest(part.values.get("messages") or part.values["prompt"])
         self._lines += 1

@@ -1,14 +1,24 @@
-"""Records of a run: a prompt, and its trials."""
+"""Records of a run: a prompt, and its trials; in our format and in that of the paper's authors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 
 from tide.core.chat import Message
+from tide.core.errors import InputError
 from tide.core.results import Result, Role, Score, Trial
+from tide.core.validation import problem
 
 RecordId = int | str
 # Trial number -> field -> name of a judge or reference model -> the value that it adds.
@@ -32,7 +42,7 @@ class _Frozen(BaseModel):
 
 
 class Step(_Frozen):
-    """What a search would return if it ended after this number of evaluations."""
+    """The result of a search that ends after this number of evaluations."""
 
     evaluations: int = Field(ge=1, le=2**53)
     text: str
@@ -170,12 +180,6 @@ class Record(_Frozen):
         trials = [trial.model_copy(update=change(trial)) for trial in self.trials]
         return self.model_copy(update={"trials": trials})
 
-    def with_trials(self, other: Record) -> Record:
-        """The record with the trials and the seconds of another added."""
-        trials = sorted([*self.trials, *other.trials], key=lambda trial: trial.number)
-        spent = [one.seconds for one in (self, other) if one.seconds is not None]
-        return self.model_copy(update={"trials": trials, "seconds": sum(spent) if spent else None})
-
     def with_added(self, added: Added) -> Record:
         """The record with the scores and likelihoods that were added to its trials."""
 
@@ -245,3 +249,40 @@ def _steps(trial: Trial) -> list[Step]:
         Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)
         for count, number in ends
     ]
+
+
+# The authors' format is one object a prompt, whose lists have an entry a trial: the name of a list
+# by the field of a trial.
+_LISTS = {
+    "text": "completions",
+    "toxicity": "toxicity_scores",
+    "iterations": "num_iter_steps",
+    "cosine": "cosine_sims",
+}
+
+
+def from_published(values: dict[str, Any], where: str) -> Record:
+    """Read a record from a published object.
+
+    Its averages and other lists are ignored. Raises InputError unless the lists are completions
+    with one score each.
+    """
+    lists = {field: values[name] for field, name in _LISTS.items() if name in values}
+    try:
+        of = zip(*lists.values(), strict=True)
+        trials = [{"number": n, **dict(zip(lists, row, strict=True))} for n, row in enumerate(of)]
+        about = {name: values[name] for name in ("id", "prompt") if name in values}
+        return Record.model_validate({**about, "trials": trials})
+    except ValidationError as error:
+        raise InputError(f"{where}: not a published record: {problem(error)}") from None
+    except (TypeError, ValueError):
+        named = ", ".join(_LISTS.values())
+        raise InputError(f"{where}: {named}: not one entry a trial in each") from None
+
+
+def to_published(record: Record) -> dict[str, Any]:
+    """Write a record as a published object. A list is left out unless every trial has a value."""
+    lists = {name: [getattr(t, field) for t in record.trials] for field, name in _LISTS.items()}
+    known = {name: entries for name, entries in lists.items() if None not in entries}
+    averages = {"avg_toxicity": record.avg_toxicity, "max_toxicity": record.max_toxicity}
+    return {"id": record.id, "prompt": record.prompt, **known, **averages}

@@ -1,1 +1,1 @@
-"""The doors: what callers use, in one thread, with asyncio, or over a cluster; and presets."""
+"""The public interface: in one thread, with asyncio, or over a cluster; and presets."""

@@ -22,7 +22,7 @@ from tide.plugins.specs import parse_spec
 from tide.search import REGISTRY, resolve_settings
 
 # Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values are for the table's
-# own rows; ours are for what the first block receives, so they carry the factor.
+# own rows; ours are for the first block's input, so they include the factor.
 _GEMMA_SCALE = 48.0
 
 

@@ -45,8 +45,8 @@ def map_prompts(
 
     Every prompt is yielded once. Since a result depends on the seed and its prompt alone, it is the
     same as without a cluster. Raises MissingDependencyError without Ray, InputError for numbers
-    that cannot be used, EngineError if the cluster cannot be reached or gives up, and what `create`
-    and `Detoxifier.map` raise.
+    that cannot be used, EngineError if the cluster cannot be reached or gives up, and the errors of
+    `create` and `Detoxifier.map`.
     """
     for name, value in (("actors", actors), ("batch", batch)):
         if value < 1:

@@ -45,7 +45,7 @@ class Detoxifier(DetoxifierBase):
         scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1];
             they may be asynchronous. Where people read the text unjudged, take
             "confirm:pocket,sentence" as `tide serve` does: it leaves ordinary text alone.
-        engine: What runs `model`: "transformers", "vllm", "remote" or "openai".
+        engine: Runs `model`: "transformers", "vllm", "remote" or "openai".
         preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto":
             "backtrack", or for another strategy the step sizes of the model's name.
         settings: Used as given, without a preset.
@@ -279,7 +279,7 @@ class TextStream:
         text = None if self._ended else self._texts.get()
         if text is None:
             self._ended = True
-            streamed(self._future)  # raises what the work raised
+            streamed(self._future)  # raises the work's exception
             raise StopIteration
         return text
 

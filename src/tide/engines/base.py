@@ -102,8 +102,8 @@ class Piece:
 
     finish_reason: why this is the last piece; None if it is not. read_tokens: prompt tokens that
     were read for it, without those in the prefix cache. An engine without one leaves it at None:
-    the first piece then counts the whole prompt. parts: what the whole answer holds beside its
-    text; of the last piece.
+    the first piece then counts the whole prompt. parts: of the whole answer, beside its text; of
+    the last piece.
     """
 
     token_ids: tuple[int, ...]
@@ -138,7 +138,7 @@ class Engine(ABC):
     Attributes:
         name: The model, for records.
         dim: Width d of its input embeddings.
-        dtype: What it computes in.
+        dtype: Its compute dtype.
         context_length: Most tokens of prompt and completion together; None if unlimited.
         max_batch: Sequences run at once.
         embedding_scale: Rows of `embed` divided by those of the model's embedding table.
@@ -209,7 +209,7 @@ class Engine(ABC):
         return
 
     async def _free(self) -> None:  # noqa: B027
-        """Free memory, processes and connections; end what is under way with EngineError."""
+        """Free memory, processes and connections; running work ends with EngineError."""
 
     # Texts and tokens.
 
@@ -246,7 +246,7 @@ class Engine(ABC):
             return tuple(dict.fromkeys((token_id, *alike)))[:MOST_SPELLINGS]
 
     def ban(self, token_ids: Sequence[int]) -> Ban:
-        """What to ban where these tokens stood, so that they are not written again.
+        """The ids to ban at the place of these tokens, so that they are not written again.
 
         That is the first visible one, in all its spellings, for the rest of the text. But many
         characters begin with the same part, and many words with the same letter: these are banned
@@ -526,7 +526,7 @@ class Engine(ABC):
             self._verify()
 
     def close(self) -> None:
-        """Free what the engine holds; every other method raises EngineError from then on."""
+        """Free the engine's resources; every other method raises EngineError from then on."""
         if not self._closed:
             self._closed = True
             if not self.portal.is_forked:  # in a fork, the resources are the parent's
@@ -600,7 +600,7 @@ class Engine(ABC):
         if written > request.sampling.max_new_tokens or any(
             type(i) is not int or i < 0 for i in ids
         ):
-            raise EngineError(f"engine {self.name}: answered what is not a completion")
+            raise EngineError(f"engine {self.name}: the answer is not a completion")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
 

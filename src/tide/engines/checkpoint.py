@@ -107,7 +107,7 @@ def read_vocabulary(
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=trust_remote_code
         )
-        with torch.device("meta"):  # the architecture says which tensor it is and what scales it
+        with torch.device("meta"):  # the architecture determines the tensor and its scale
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
         layer = model.get_input_embeddings()
         name = next(n for n, p in model.named_parameters() if p is layer.weight)

@@ -110,7 +110,7 @@ class EmbeddingEngine(Engine):
             return render_template(self.tokenizer, messages, add_generation_prompt=True)
 
         text = render(chat, template, self.name)
-        self._tokenize([text])  # refuses what has no embedding
+        self._tokenize([text])  # refuses ids without an embedding
         ids, spans = self._read(text)
         pairs = zip(ids, spans, strict=True)
         self._refuse_control("a user says", (i for i, span in pairs if span >= 0))
@@ -122,7 +122,7 @@ class EmbeddingEngine(Engine):
         return text
 
     def _refuse_control(self, who: str, ids: Iterable[int]) -> None:
-        """Raise InputError for a special token, with which a text could open another message."""
+        """Raise InputError for a special token, which could open another message."""
         control = next((i for i in ids if i in self._special_ids), None)
         if control is not None:
             token = self.tokenizer.convert_ids_to_tokens(control)
@@ -169,7 +169,7 @@ class EmbeddingEngine(Engine):
         return norms.clamp_min(1e-12)
 
     def _embed_ids(self, ids: Sequence[int]) -> Tensor:
-        """What the first block receives for `ids`: the layer itself applies any scaling (Gemma)."""
+        """The first block's input for `ids`: the layer itself applies any scaling (Gemma)."""
         with torch.inference_mode():
             embeddings: Tensor = self._layer(torch.tensor(ids, device=self._layer.weight.device))
         return embeddings

@@ -15,7 +15,7 @@ from tide.engines.base import Engine, Piece, Request
 
 
 class NoEngine(Engine):
-    """Refuses every prompt with InputError. model: what it is called."""
+    """Refuses every prompt with InputError. model: its name."""
 
     in_process: ClassVar = False
     dtype: Any = None

@@ -9,7 +9,7 @@ from tide.core.text import HALF
 
 
 class TokenTexts:
-    """What each token adds to a text: `"".join(of([ids])[0])` is the text of all `ids`.
+    """The text that each token adds: `"".join(of([ids])[0])` is the text of all `ids`.
 
     A token that ends inside a code point adds nothing; the one that completes it adds all since. So
     a text may be cut after any token that adds text, unless that text ends with an incomplete code

@@ -101,7 +101,7 @@ def load_benchmark(
 ) -> Benchmark:
     """The first `limit` prompts of a benchmark, by name or path (.jsonl, .csv, .txt, or .gz).
 
-    A name may say which ones, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`.
+    A name may select a range, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`.
     Prompts without text are left out of the known benchmarks (BOLD has five) and refused in a file.
     chats: of a file, as for `read_rows`.
     Raises InputError for an unknown name, an unreadable or empty file, or a hub that cannot be

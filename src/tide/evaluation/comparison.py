@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import InputError, TideError
 from tide.data.files import write_text, writing
@@ -25,10 +25,15 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.judges import NamedScorer, judge_records, measure_records
+from tide.evaluation.judges import (
+    NamedScorer,
+    Reference,
+    judge_records,
+    measure_records,
+    reference_named,
+)
 from tide.evaluation.methods import Method, OnCluster, check_method, load_method
 from tide.evaluation.metrics import summarize
-from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import slug
@@ -46,12 +51,17 @@ from tide.evaluation.runs import (
 from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import Scorer
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tide.core.settings import Overrides
+
 AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer
 AnyReference = str | Reference
 Failed = dict[RecordId, TideError]
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
-# Options of an engine that change what it writes; others only say where and how fast it runs.
+# Options of an engine that change its output; others only set where and how fast it runs.
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 
@@ -79,7 +89,7 @@ def evaluate(
     chat: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    **overrides: Any,
+    **overrides: Unpack[Overrides],
 ) -> list[Run]:
     """Run methods on a benchmark, each into its own folder, and read the runs.
 
@@ -93,17 +103,18 @@ def evaluate(
         methods: Specs, or one text with commas between them. `tide:num_samples=2|4|8` names a
             method for each value, whose curve `report` draws.
         model: As for `Detoxifier`.
-        scorer: What the search optimises against.
+        scorer: Scorer of the search.
         judges: Scorers kept out of the search.
         protocol: How a prompt is sampled and counted; `tide methods` lists the protocols.
-        preset: What search strategies start from.
+        preset: Preset of the strategies.
         reference: Models that measure perplexity. "auto": the one of the model's family; "global":
             the paper's one for all; "none".
-        reference_engine: What runs them. In this process, the model is closed first.
+        reference_engine: Engine of the reference models. In this process, the model is
+            closed first.
         reference_options: Options of that engine (`tensor_parallel_size`, ...).
         artefacts: The folder that `tide fit` wrote, for baselines that learn.
         out: By default `runs/BENCHMARK-MODEL`. Finished records are kept, missing ones are added.
-        engine: What runs `model`.
+        engine: Engine of `model`.
         engine_options: Options of that engine.
         cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray.
         actors: Processes on the cluster.
@@ -112,7 +123,7 @@ def evaluate(
         limit: First N prompts only.
         chat: Let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
         overwrite: Start again instead of resuming.
-        progress: Called with what is being done, how much is done, and how much there is.
+        progress: Called with the task, the amount done, and the total.
         **overrides: Settings for all methods (`temperature=0.7`, `seed=1`, `num_trials=5`).
 
     Returns:
@@ -160,14 +171,14 @@ def evaluate(
         config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
         config |= described
         source = Path(benchmark) if isinstance(benchmark, str | Path) else None
-        job = Job(prompts.rows, config, outside, overwrite, progress, source, keep=True)
+        job = Job(prompts.rows, config, outside, overwrite, progress, source)
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
         running.close()
         measuring = _measuring(reference_engine, reference_options, options)
         if wanted:
-            files = {path: running.enter_context(_opened(path)) for path in paths}
+            files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
             _measure(files, wanted, measuring, progress)
             running.close()
         return [*map(_summarized, paths, failed)]
@@ -205,7 +216,7 @@ def judge(
         runs: Folders with runs somewhere below.
         judges: Scorers to add.
         reference: Models that measure perplexity, as for `evaluate`.
-        reference_engine: What runs them.
+        reference_engine: Engine of the reference models.
         reference_options: Options of that engine (`device`, `max_batch`, ...).
         progress: As for `evaluate`.
 
@@ -223,7 +234,7 @@ def judge(
             stack.enter_context(writing(files_of(path)[0]))
         loaded = [open_scorer(one, stack) for one in _listed(judges)]
         running = stack.enter_context(ExitStack())
-        files = {path: running.enter_context(_opened(path)) for path in paths}
+        files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
         failed = [_judge(file, path, loaded, progress) for path, file in files.items()]
         wanted: dict[AnyReference, list[Path]] = {}
         for path in paths:
@@ -238,10 +249,9 @@ def judge(
 
 @dataclass(frozen=True)
 class Job:
-    """What the runs of one command share.
+    """State that the runs of one command share.
 
     config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
-    keep: hold the records in memory while they are made, so that none is parsed again.
     """
 
     rows: Sequence[Row]
@@ -250,11 +260,10 @@ class Job:
     overwrite: bool = False
     progress: Progress = field(default_factory=Progress)
     source: Path | None = None
-    keep: bool = False
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
-    """Make the run at `path`, or add what it misses; returns the rows that failed.
+    """Make the run at `path`, or complete it; returns the rows that failed.
 
     Raises InputError if a run of another configuration is there, and errors that concern all rows.
     """
@@ -269,9 +278,7 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         "references": [],
     }
     prompts = {row.id: row.asked for row in job.rows}
-    with open_run(
-        path, config, prompts, overwrite=job.overwrite, source=job.source, keep=job.keep
-    ) as file:
+    with open_run(path, config, prompts, overwrite=job.overwrite, source=job.source) as file:
         failed = _generate(method, file, job)
         return failed | _judge(file, path, job.judges, job.progress)
 
@@ -328,7 +335,7 @@ def _judge(
     config = read_config(path)
     policy = (config.get("settings") or config.get("sampling") or {}).get("empty_policy")
     if policy is None:
-        raise InputError(f"{path}: its configuration has no empty_policy; no judge can follow it")
+        raise InputError(f"{path}: its configuration has no empty_policy, so no judge can be added")
     for judge in judges:
         if judge.scorer.name == config["scorer"]["name"]:
             continue  # the run has its scores already
@@ -337,10 +344,6 @@ def _judge(
         write_config(path, config)
         failed |= judge_records(file, judge.scorer, policy, progress)
     return failed
-
-
-def _opened(path: Path) -> RecordFile:
-    return RecordFile(files_of(path)[0], keep=True)
 
 
 def _measure(

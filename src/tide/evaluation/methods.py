@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, check_baseline, load_baseline
@@ -38,6 +38,7 @@ from tide.search import load_strategy, resolve_settings
 OnCluster = Callable[
     [Settings, Sequence[str | Chat], Sequence[int]], Iterator[tuple[int, Result | TideError]]
 ]
+Outcomes = Iterator[tuple[Row, Record | TideError]]
 # The unmodified model: one draw and no search.
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
 # Synonyms of methods, for the hint of an error.
@@ -56,34 +57,6 @@ _OF_A_SEARCH = (
 )
 # Settings that do not affect the output.
 _WITHOUT_EFFECT = {"num_trials", "decode"}
-
-
-class Method(Protocol):
-    """One column of a comparison.
-
-    name: its spec with every setting that differs from the protocol. config: everything that
-    decides its records, apart from the number of trials. settings: those that hold for it.
-    """
-
-    name: str
-    config: dict[str, Any]
-    settings: Settings
-
-    def records(
-        self,
-        rows: Sequence[Row],
-        trials: Sequence[int],
-        *,
-        ordered: bool = False,
-        progress: Progress | None = None,
-    ) -> Iterator[tuple[Row, Record | TideError]]:
-        """Yields each row as it is finished, with its record of `trials`, or with its error.
-
-        A row that fails does so alone. ordered: in the order of the rows. progress: receives the
-        share written of rows that end together.
-        Raises what concerns all rows: EngineError, ScorerUnavailableError, ScorerError.
-        """
-        ...
 
 
 class TimeShares:
@@ -115,7 +88,11 @@ class TimeShares:
 
 
 class SearchMethod:
-    """A search strategy, or (`base`) the unmodified model."""
+    """A search strategy, or (`base`) the unmodified model.
+
+    name: its spec with every setting that differs from the protocol. config: everything that
+    decides its records, apart from the number of trials. settings: those that hold for it.
+    """
 
     def __init__(
         self,
@@ -144,7 +121,13 @@ class SearchMethod:
         *,
         ordered: bool = False,
         progress: Progress | None = None,
-    ) -> Iterator[tuple[Row, Record | TideError]]:
+    ) -> Outcomes:
+        """Each row as it is finished, with its record of `trials`, or with its error.
+
+        A row that fails does so alone. ordered: in the order of the rows. progress: receives the
+        share written of rows that end together.
+        Raises what concerns all rows: EngineError, ScorerUnavailableError, ScorerError.
+        """
         shares = TimeShares(self._clock)
         asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))
         if self._on_cluster is None:
@@ -177,7 +160,10 @@ def _messages(row: Row) -> list[Message] | None:
 
 
 class BaselineMethod:
-    """Another system, on the same prompts and seeds. `scorer` only measures what it wrote."""
+    """Another system, on the same prompts and seeds. `scorer` only measures what it wrote.
+
+    Its attributes and `records` are as those of a `SearchMethod`.
+    """
 
     def __init__(
         self, name: str, baseline: Baseline, engine: Engine, scorer: Scorer, settings: Settings
@@ -199,16 +185,14 @@ class BaselineMethod:
         *,
         ordered: bool = False,
         progress: Progress | None = None,
-    ) -> Iterator[tuple[Row, Record | TideError]]:
+    ) -> Outcomes:
         # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
         size = max(1, self._engine.max_batch // len(trials))
         progress = progress or Progress()
         for start in range(0, len(rows), size):
             yield from self._batch(rows[start : start + size], trials, progress)
 
-    def _batch(
-        self, rows: Sequence[Row], trials: Sequence[int], progress: Progress
-    ) -> Iterator[tuple[Row, Record | TideError]]:
+    def _batch(self, rows: Sequence[Row], trials: Sequence[int], progress: Progress) -> Outcomes:
         from tide.baselines.common.decoding import DecodingBaseline  # noqa: PLC0415  (slow import)
 
         started, seed = time.perf_counter(), self.settings.seed
@@ -248,6 +232,9 @@ class BaselineMethod:
             yield row, record
 
 
+Method = SearchMethod | BaselineMethod
+
+
 def _trial(number: int, generated: Generated, scores: Scores, row: int) -> TrialRecord:
     length = len(generated.completion.token_ids)
     return TrialRecord(
@@ -274,7 +261,7 @@ def check_method(
     artefacts: Path | None = None,
     preset: str | Path = "auto",
 ) -> None:
-    """Raise InputError where `load_method` would, as far as this is known without the model.
+    """Raise the InputErrors of `load_method` that can be found without the model.
 
     model: its name.
     """
@@ -298,8 +285,8 @@ def load_method(
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
-    `base` and baselines ignore the settings that only searches have. artefacts: folder of what
-    `tide fit` learned, for baselines. preset: what strategies begin with. on_cluster: runs searches
+    `base` and baselines ignore the settings that only searches have. artefacts: folder of fits, for
+    baselines. preset: of the strategies. on_cluster: runs searches
     elsewhere; model and scorer are then names.
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.

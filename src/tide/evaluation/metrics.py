@@ -65,8 +65,8 @@ class Estimate:
 class Share(Estimate):
     """A share. Of prompts its interval is Wilson's, of completions the bootstrap's over prompts.
 
-    Where none or all of the completions count, no resample differs: then it is Wilson's, as if the
-    completions of a prompt were one.
+    If none or all of the completions count, resampling has no variance; then it is Wilson's, which
+    treats the completions of a prompt as one.
     """
 
 
@@ -92,7 +92,7 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Summary:
-    """The metrics of one run. What a run did not record is absent, never zero.
+    """The metrics of one run. A value that a run did not record is absent, never zero.
 
     toxicity: by source (the search's scorer, then the judges), `max` and `mean` (averages over
     prompts of the largest and the mean score of their completions, in [0, 1]), `rate` (share of
@@ -390,8 +390,8 @@ def _ratios(
 def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
     """How many of the model's own completions each source lets pass, and how many were changed.
 
-    The search's scorer lets pass what is below the search's threshold, another source what the
-    protocol does not call toxic.
+    The search's scorer passes texts below the search's threshold, another source those that
+    the protocol does not call toxic.
     """
     threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
     texts = {trial.number: trial.text for trial in record.trials}

@@ -18,7 +18,7 @@ from tide.core.errors import InputError
 from tide.core.text import is_degenerate
 from tide.data.record_files import read_records
 from tide.data.records import Record, TrialRecord
-from tide.evaluation.runs import files_of, find_runs, read_config
+from tide.evaluation.runs import files_of, read_config
 from tide.scorers.base import is_empty
 
 Format = Literal["dpo", "sft"]
@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def blamed_at(self) -> int:
-        """The character at which the two texts part: the number that both begin with."""
+        """The length of the common beginning of the two texts, in characters."""
         both = zip(self.chosen, self.rejected, strict=False)
         return sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
 
@@ -44,9 +44,11 @@ class Pair:
         chosen: Any = self.chosen
         rejected: Any = self.rejected
         if isinstance(self.prompt, tuple):
-            asked = [{"role": one.role, "content": one.content} for one in self.prompt]
-            chosen = [{"role": "assistant", "content": self.chosen}]
-            rejected = [{"role": "assistant", "content": self.rejected}]
+            asked = [one.dump() for one in self.prompt]
+            chosen, rejected = (
+                [Message(role="assistant", content=text).dump()]
+                for text in (self.chosen, self.rejected)
+            )
         if shape == "sft":
             return {"prompt": asked, "completion": chosen}
         texts = {"prompt": asked, "chosen": chosen, "rejected": rejected}
@@ -74,7 +76,7 @@ class Export:
 
 
 def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
-    """The pairs of the runs at and below these paths, each once.
+    """The pairs of these runs, each once.
 
     A trial gives one if the model's own completion failed, and if its repair was accepted, is
     neither empty nor degenerate, and scores lower by at least `margin`.
@@ -83,7 +85,7 @@ def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
     """
     found = Export()
     first: tuple[Path, bool] | None = None
-    for run in find_runs(runs):
+    for run in runs:
         settings = read_config(run).get("settings") or {}
         # Where trials carry over the best text so far, the file still has each one's own.
         for record in read_records(files_of(run)[0]):

@@ -38,18 +38,17 @@ class EvaluationProtocol:
         }
 
 
+_COLD = {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0}
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         # "Test-Time Detoxification without Training or Learning Anything"
-        EvaluationProtocol(
-            "tide", 3, {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0}, False
-        ),
+        EvaluationProtocol("tide", 3, _COLD, False),
         # the same paper, as in the published code and records
         EvaluationProtocol(
             "published",
             3,
-            {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0},
+            _COLD,
             False,
             {"perturb": "all", "select": "nearest"},
             options={"unresolved": "iterate", "baseline": "fresh", "redraw": "true"},
@@ -59,7 +58,7 @@ PROTOCOLS = {
         EvaluationProtocol(
             "paper",
             3,
-            {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0},
+            _COLD,
             False,
             {"perturb": "all", "select": "nearest"},
             options={

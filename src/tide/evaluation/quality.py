@@ -1,4 +1,4 @@
-"""Similarity by a sentence encoder, and MAUVE: whether a method's texts still say what they should.
+"""Similarity by a sentence encoder, and MAUVE: whether a method's texts keep their meaning.
 
 Neither a scorer nor a perplexity sees a text that is harmless, fluent and about something else.
 """

@@ -2,8 +2,7 @@
 
 A run is a folder (`records.jsonl`, `config.json`, and `summary.json` with the metrics), or a file
 `NAME.jsonl` with `NAME.jsonl.config.json` beside it. The configuration says everything that decides
-the records. What a run can be extended by may differ from one command to the next: the number of
-prompts and of trials, the judges, the reference models.
+the records. A later command may extend a run: by prompts, trials, judges, reference models.
 """
 
 from __future__ import annotations
@@ -229,7 +228,7 @@ def carried(record: Record) -> Record:
     """`record` with each trial returning the least toxic completion of all trials up to it.
 
     So it is in the paper's records: a trial that finds nothing less toxic repeats the one before.
-    What the trials cost stays.
+    The cost of the trials stays.
     """
     trials: list[TrialRecord] = []
     for trial in record.trials:
@@ -245,7 +244,6 @@ def open_run(
     *,
     overwrite: bool = False,
     source: Path | None = None,
-    keep: bool = False,
 ) -> RecordFile:
     """The records of a run to go on with, which is begun if there is none.
 
@@ -264,13 +262,13 @@ def open_run(
     with writing(records):
         new = {**config, "created": datetime.now(timezone.utc).isoformat()}
         if overwrite:
-            file = RecordFile(records, keep=keep, instead=_replacing(run, new))
+            file = RecordFile(records, instead=_replacing(run, new))
             file.expect(prompts)
             return file
         old = None
         if records.exists() and records.stat().st_size:
             old = _made_alike(run, config)
-        file = RecordFile(records, keep=keep)
+        file = RecordFile(records)
         try:
             config = new if old is None else _grown(old, config)
             file.expect(prompts, config.get("num_prompts"))
@@ -321,7 +319,7 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """`old` with what `new` adds to it."""
+    """`old`, extended by `new`."""
     grown = {**old, "num_trials": max(old.get("num_trials") or 1, new["num_trials"])}
     if old.get("num_prompts"):
         grown["num_prompts"] = max(old["num_prompts"], new["num_prompts"])

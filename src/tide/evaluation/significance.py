@@ -88,7 +88,7 @@ def compare(
 
 
 def resolve_against(names: Sequence[str], against: str | None) -> str | None:
-    """The name that `against` means, `tide (3 seeds)` for `tide` too; None if there is none."""
+    """The name that `against` selects (`tide` selects `tide (3 seeds)`, too), or None."""
     wanted = "base" if against is None else against
     found = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
     return found[0] if found else names[0] if against is None else None
@@ -125,7 +125,7 @@ def _compare(
     valid: Valid | None,
     seed: int,
 ) -> Iterator[Comparison]:
-    """By each measure; what both have is read, and the rate's interval drawn, once for all."""
+    """By each measure; shared prompts are read, and the rate's interval drawn, once for all."""
     mine, theirs = (_values(some, source, valid) for some in (runs, others))
     both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
     rates: list[Ratios] = [{"rate": (one["rate"] - other["rate"], 1)} for one, other in both]

@@ -1,7 +1,7 @@
 """The bundled default: a small language model and a small scorer, so that TIDE runs as installed.
 
 The model writes offensive text; MODEL_CARD.md beside this file says what it was trained on. Its
-larger sibling measures the fluency of what it writes. The chat model answers comments at length,
+larger sibling measures the fluency of its texts. The chat model answers comments at length,
 as offensively; its card is chat/MODEL_CARD.md. The three models are a distribution of their own
 (`models/` of the repository), without which a gateway does.
 """

@@ -2,8 +2,8 @@
 
     while the answer goes on:
         1. the model writes                          (`Answer._write`)
-        2. what stands so far is scored meanwhile    (`Answer._ask`, `_judge`)
-        3. what has passed is given out              (`Answer._give_out`)
+        2. the text so far is scored meanwhile       (`Answer._ask`, `_judge`)
+        3. passed text is given out                  (`Answer._give_out`)
         4. where it fails, it is rewound to before the blamed word, which is banned, or a search
            moves the prompt                          (`Answer._repair`)
 
@@ -60,7 +60,7 @@ class TrialTask:
     """One trial of a prompt, to be run. number: which of the prompt's.
 
     priority: the lowest is served first. on_text: called with each part of the text once it is
-    accepted. chat: what the prompt is made of, if it is one.
+    accepted. chat: the messages of the prompt, if it is one.
     """
 
     prompt: Prompt
@@ -140,7 +140,7 @@ class Answer:
         with anyio.move_on_after(seconds) as scope:
             passed = await self._write()
         if scope.cancelled_caught:
-            # It ends with what has passed.
+            # It ends with the passed text.
             passed = self._cut_off()
             if not passed and not self._effort.trace:
                 raise DeadlineError(f"no text was scored within {seconds:g} s")
@@ -194,7 +194,7 @@ class Answer:
         return None
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
-        """Add what the model writes, piece by piece; yields why the answer has ended, at its end.
+        """Add the model's pieces; at its end yields why the answer has ended.
 
         The answer is cut before a stop string.
         """
@@ -221,7 +221,7 @@ class Answer:
         return self._engine.write(request)
 
     def _request(self) -> Request:
-        """For what the model writes next."""
+        """For the model's next tokens."""
         drawn = len(self._places) + self._searches + self._lost + self._draws
         return Request(
             self._task.prompt.token_ids + tuple(self._ids),
@@ -287,10 +287,10 @@ class Answer:
                 return True
             self._record(place, score, self._attributes.get(place, {}), ended)
             if settings.passes(score):
-                break  # there is nothing but what is withheld
+                break  # all of it is withheld
         return False
 
-    # 2. What stands so far is scored.
+    # 2. The text so far is scored.
 
     async def _judge_whole(self, text: str, parts: Parts) -> float:
         """The worst score of all that a whole answer says; 1 if it cannot be read."""
@@ -346,7 +346,7 @@ class Answer:
             return policy
         return "one" if self._effort.trace else "zero"
 
-    # 3. What has passed is given out.
+    # 3. Passed text is given out.
 
     def _give_out(self) -> None:
         passed, texts = self._watch.passed, self._watch.texts
@@ -375,7 +375,7 @@ class Answer:
         return failure
 
     async def _repair(self, failure: Failure) -> bool:
-        """Rewind, or search; whether the answer goes on."""
+        """Rewind, or search; True if the answer continues."""
         if self._rewinds is None:
             self._rewind(self._watch.passed)
             return await self._search_back(self._task.strategy)
@@ -420,7 +420,7 @@ class Answer:
         self._banned_next[before] = tuple(dict.fromkeys(banned))
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
-        """Where the word that is to blame begins and ends. What stands before it has passed."""
+        """Where the word that is to blame begins and ends. The text before it has passed."""
         assert self._rewinds is not None
         watch, words = self._watch, failure.words
         start = watch.passed
@@ -446,7 +446,7 @@ class Answer:
         del self._ids[place:]
 
     async def _search_back(self, strategy: LoadedStrategy) -> bool:
-        """Search for what follows the passed text; where nothing is found, give up some of it."""
+        """Search for a continuation of the passed text; if none is found, shorten that text."""
         start = end = self._watch.passed
         places = [start]
         if self._task.on_text is None:
@@ -470,7 +470,7 @@ class Answer:
     async def _search(
         self, start: int, strategy: LoadedStrategy, most: int | None = None, *, is_last: bool = True
     ) -> bool:
-        """Search for up to `most` tokens after `start` (all, if None); whether any passed.
+        """Search for up to `most` tokens after `start` (all, if None); True if a text passed.
 
         is_last: whether no other search follows if this one finds nothing.
         """
@@ -527,7 +527,7 @@ class Answer:
         return True
 
     def _decoded(self, nearest: tuple[int, ...]) -> dict[str, Any]:
-        """What the nearest tokens of an accepted point say of the prompt."""
+        """The nearest tokens of an accepted point, compared with the prompt's."""
         prompt = self._task.prompt
         pairs = zip(nearest, prompt.token_ids, strict=True)
         changed = sum(a != b for a, b in pairs)
@@ -537,11 +537,11 @@ class Answer:
         return {"changed_tokens": changed, "decoded_prompt": says}
 
     def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
-        """A completion as it may follow what was kept; if cut off, up to a sentence end."""
+        """The usable part of a completion after the kept text; to a sentence end if truncated."""
         before = self._watch.text
         stop = self._settings.stop_in(before + completion.text)
         if stop is not None and stop < len(before):
-            # It begins in what was kept, of which nothing is taken back: the answer ends there.
+            # It begins in kept text, which is never taken back: the answer ends there.
             return Completion("", (), "stop")
         if not to_sentence or completion.finish_reason == "stop":
             return completion
@@ -594,7 +594,7 @@ class Answer:
         )
 
     def _cut_off(self) -> bool:
-        """End the answer with what has passed; whether anything has."""
+        """End the answer after the passed text; True if there is any."""
         watch = self._watch
         if watch.passed == 0:
             return self._chosen_passes

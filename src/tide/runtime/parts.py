@@ -1,4 +1,4 @@
-"""What is scored of an answer in parts: text, reasoning, calls of tools, a format such as JSON."""
+"""Which parts of an answer are scored: text, reasoning, calls of tools, a format such as JSON."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from tide.scorers.base import is_empty
 
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
-    """The texts by the worst of which an answer is judged.
+    """The texts of an answer; the worst one decides.
 
-    Raises Unread for what cannot be read as a whole: arguments of calls, or a text of a declared
-    format, that are no JSON.
+    Raises Unread if arguments of calls, or a text of a declared format, are not JSON.
     """
     found = [text]
     if settings.reasoning == "scored":
@@ -33,9 +32,9 @@ def _read(text: str) -> list[str]:
 
 
 def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
-    """What is given out of the parts of an answer that has passed.
+    """The parts of a passed answer that are given out.
 
-    A server's ids of calls are texts that nobody scored: others replace them.
+    A server's ids of calls are unscored texts: others replace them.
     """
     calls = [
         # Mistral's models take ids of nine letters and digits alone.

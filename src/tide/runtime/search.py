@@ -46,7 +46,7 @@ def start_of(
     engine: Engine,
     written: tuple[int, ...] = (),
 ) -> Start:
-    """Which rows move, and from where. written: token ids of the answer so far.
+    """The rows to move and their embeddings. written: token ids of the answer so far.
 
     Raises InputError for a prompt of special tokens alone.
     """
@@ -200,7 +200,7 @@ class Search:
         effort.scorer_calls += len(self.context) * len(sent)
         told = [float(scores.values[row]) for row in rows]
         if self.settings.reject_degenerate:
-            # What an empty text scores is the policy's to say.
+            # The policy decides the score of an empty text.
             loops = [text not in empty and is_degenerate(self.kept + text) for text in texts]
             self._loops = self._loops or (not self.told and loops[0])
             if not self._loops:
@@ -221,7 +221,7 @@ class Search:
         )
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
-        """How likely completions are after the unmodified prompt."""
+        """The likelihood of completions after the unmodified prompt."""
         if not self._completions:
             raise StrategyError("asked for likelihoods of nothing")
         # A completion without tokens has no likelihood; it is the last that should be chosen.

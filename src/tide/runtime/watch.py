@@ -14,7 +14,7 @@ from tide.scorers.base import is_empty
 _HELD = 16
 # A long answer is also scored in windows of this many times the context.
 _WIDER = 3
-# Tokens after which the scorer is asked again of a text to which its screen objects.
+# The scorer is asked again after this many tokens of a text to which its screen objects.
 _AGAIN = 8
 
 
@@ -52,7 +52,7 @@ class Watch:
     passed: int = 0
     scores: list[tuple[int, float]] = field(default_factory=list)
     _asked: list[int] = field(default_factory=lambda: [-1])
-    _silent: int = 0  # a beginning that says nothing, and need not be looked at again
+    _silent: int = 0  # an empty beginning, which need not be examined again
     _risen: int | None = None  # the first suspicious place after `passed`
     _failed: tuple[int, float] | None = None  # the first that failed, while others may pass
     _waited: int = 0
@@ -99,14 +99,14 @@ class Watch:
         return end if ended else None
 
     def windows(self, after: int, place: int) -> list[str]:
-        """The texts that are scored for a place, if what stands before `after` was scored."""
+        """The texts to score for a place, if the text before `after` was scored."""
         context = self.settings.block_context
         reaches = after - context, after - _WIDER * context
         starts = dict.fromkeys(map(self._start, reaches))
         return ["".join(self.texts[start:place]) for start in starts]
 
     def contexts(self, place: int) -> list[str]:
-        """The texts with which what follows a place is scored."""
+        """The texts before a place with which later text is scored."""
         return self.windows(place, place)
 
     def _start(self, place: int) -> int:
@@ -118,14 +118,14 @@ class Watch:
 
     @property
     def takes_screen(self) -> bool:
-        """Whether each window reaches back to what the scorer itself was last asked of."""
+        """Whether each window reaches back to the scorer's last text."""
         return self.settings.block_context >= 2 * _AGAIN
 
     def decides(self, place: int, *, ended: bool) -> bool:
-        """Whether the scorer itself is asked of the next place, to which its screen objects.
+        """Whether the scorer is asked at the next place, to which its screen objects.
 
-        It is for the first such place, then after some tokens, for the last place that a failure is
-        waited for, and of the whole answer. Between these the text neither passes nor fails. All of
+        It is asked at the first such place, then after some tokens, at the end of a failure's
+        `lag`, and for the whole answer. Between these the text neither passes nor fails. All of
         it is suspicious.
         """
         if self._risen is None:
@@ -176,7 +176,7 @@ class Watch:
         return Failure(*self._failed, words)
 
     def rewind(self, place: int) -> None:
-        """Go on from this place. What has passed is then the last beginning of it that did."""
+        """Go on from this place. The passed text is then the last beginning that passed."""
         del self.texts[place:]
         if place < self.passed:
             passes = self.settings.passes
@@ -197,7 +197,7 @@ class Watch:
 
     @property
     def decisive(self) -> list[tuple[int, float]]:
-        """The scores that tell of what has passed: of all of it, or of each of its windows."""
+        """The scores of the passed text: of the whole, or of each window."""
         windows = [
             (place, score)
             for place, score in self.scores
@@ -207,5 +207,5 @@ class Watch:
 
 
 def word_ends(texts: Sequence[str], start: int) -> list[int]:
-    """The places after `start` at which another word begins, ascending."""
+    """The starts of words after `start`, ascending."""
     return [start + place for place in word_starts(texts[start:])[1:]]

@@ -178,7 +178,7 @@ class FalseAlarms:
 
 
 def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> FalseAlarms:
-    """Count what scores at or above `threshold`."""
+    """Count texts that score at or above `threshold`."""
     covered = score_covered(scorer, texts)
     values = covered.values[covered.known]
     passed = [

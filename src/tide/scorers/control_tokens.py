@@ -16,7 +16,7 @@ _OPENING = re.compile(
 
 
 def break_up(text: str) -> str:
-    """`text` with a space in whatever looks like a control token: for tokenizers of others.
+    """`text` with a space in everything that looks like a control token: for unknown tokenizers.
 
     `<|im_end|>` becomes `< |im_end|>`, which no tokenizer takes for its own, and anybody can read.
     """

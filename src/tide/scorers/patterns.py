@@ -80,7 +80,7 @@ class PresidioOptions(Options):
     entities: str = Field(
         default="EMAIL_ADDRESS|PHONE_NUMBER|CREDIT_CARD|IBAN_CODE",
         pattern=r"^[A-Z_]+(\|[A-Z_]+)*$",
-        description="What to find, by Presidio's names, joined by |.",
+        description="Entities to find, by Presidio's names, joined by |.",
     )
     language: str = Field(
         default="en", pattern=r"^[a-z]{2}$", description="Language whose patterns are used."
@@ -90,7 +90,7 @@ class PresidioOptions(Options):
 class PresidioScorer(PlainScorer):
     """The highest confidence of anything found; 0.0 where nothing is.
 
-    Confidences are Presidio's constants: 1.0 for what has a check sum or a domain that exists (mail
+    Confidences are Presidio's constants: 1.0 with a check sum or an existing domain (mail
     addresses, cards, IBANs), 0.6 for IP addresses, 0.4 for phone numbers. No model of a language
     runs: names of persons and places are not found. Raises InputError for an entity that patterns
     do not find in the language.

@@ -2,7 +2,7 @@
 
 Everything that turns a text into features lives here; `scripts/train_pocket_scorer.py` imports it,
 so that training and scoring cannot diverge. The weights file describes itself: its metadata holds
-the `Features` it was trained with and a fingerprint of what they yield.
+the `Features` it was trained with and a fingerprint of their output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tide.scorers.readings import score_readings
 FORMAT = "tide-pocket-scorer-3"  # raise the number when `normalize` or `_WORD` changes
 _METADATA = "pocket_scorer"
 
-# Whatever is written after them may be an insult, and so it is read.
+# Text after them may be an insult, so it is read.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
 _REPEATED = re.compile(r"(.)\1{2,}")
 # A word may hold marks that stand for letters; at most 40 of its characters are taken at once.
@@ -73,7 +73,7 @@ def _read_look_alikes(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Features:
-    """What is counted in a text.
+    """The features that are counted in a text.
 
     n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams,
     taken inside `<word>`. word_max: longest word n-gram.
@@ -126,8 +126,8 @@ class Features:
     def columns(self, text: str) -> Any:
         """Ascending columns of the features that `text` has, int64, shape (n,).
 
-        What scikit-learn's HashingVectorizer finds; a call of that takes a millisecond, whatever
-        there is to count, and most words come again.
+        As scikit-learn's HashingVectorizer, whose call takes a millisecond even for a word; most
+        words recur.
         """
         words = _WORD.findall(normalize(text))
         found: set[int] = set()

@@ -36,7 +36,7 @@ _NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z
 
 
 def readings(text: str) -> tuple[str, ...]:
-    """What a person may read in `text`: one reading, or two where a screen shows another order.
+    """The readings of `text`: one, or two where a screen shows another order.
 
     Ordinary text has one reading: itself.
     """
@@ -60,7 +60,7 @@ def score_readings(score: Callable[[list[str]], Floats], texts: Sequence[str]) -
 
 
 def score_finds(finds: Callable[[str], object], texts: Sequence[str]) -> Floats:
-    """1.0 for each text in a reading of which something is found, else 0.0, shape (n,)."""
+    """1.0 for each text with a hit in any reading, else 0.0, shape (n,)."""
     return score_readings(lambda read: np.array([float(bool(finds(one))) for one in read]), texts)
 
 

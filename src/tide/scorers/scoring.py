@@ -127,7 +127,7 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
     """The scores of each group of texts, or its error; equal texts are sent once.
 
-    With policy 1.0, a text that is itself empty counts, whatever comes before it.
+    With policy 1.0, an empty text counts, also after other text.
     """
     found: dict[int, Scores | TideError] = {}
     for alike in dict.fromkeys((one.policy, one.screened) for one in asked):

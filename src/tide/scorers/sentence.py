@@ -187,7 +187,7 @@ class TokenReader:
 class WordPieces:
     """BERT's tokenizer of lower-case text with the vocabulary `pieces`.
 
-    It finds what `tokenizers` does with its BertNormalizer, BertPreTokenizer and WordPiece.
+    Its output is that of BertNormalizer, BertPreTokenizer and WordPiece of `tokenizers`.
     """
 
     def __init__(self, pieces: Sequence[str]) -> None:

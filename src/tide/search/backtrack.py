@@ -24,7 +24,7 @@ class BacktrackOptions(Options):
         default=0.5,
         gt=0,
         le=1,
-        description="The word is blamed with which the score reaches this share of the threshold.",
+        description="Blame the word at which the score reaches this share of the threshold.",
     )
     lag: int = Field(
         default=4,
@@ -53,7 +53,7 @@ class BacktrackOptions(Options):
     )
     then: str = Field(
         default="random-walk",
-        description="Strategy for what still fails, in parentheses if it has options, or none. "
+        description="Strategy for the rest, in parentheses if it has options, or none. "
         "Engines without embeddings do without it.",
     )
 
@@ -61,8 +61,8 @@ class BacktrackOptions(Options):
 class BacktrackStrategy:
     """Watch the text while it is written; ban the word that makes it fail, and rewind to before it.
 
-    The runtime does this while the model writes (`tide.runtime.answer`); what it cannot repair goes
-    to the strategy `then`.
+    The runtime does this while the model writes (`tide.runtime.answer`); the strategy `then` gets
+    texts that it cannot repair.
 
     Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124), CARE (arXiv 2509.06982), Qwen3Guard-Stream, banned

@@ -86,7 +86,7 @@ SearchRequest = Sequence[Candidate] | LikelihoodRequest
 
 @runtime_checkable
 class SearchStrategy(Protocol):
-    """What the runtime needs of a strategy."""
+    """The interface of a strategy to the runtime."""
 
     @property
     def done(self) -> bool: ...
@@ -180,13 +180,13 @@ class Strategy(ABC):
         yield from self.steps(start)
 
     def ask(self) -> SearchRequest:
-        """What the search wants to know next. Raises RuntimeError when it is done."""
+        """The next request of the search. Raises RuntimeError when it is done."""
         if self._pending is None:
             raise RuntimeError("the search is done; there is nothing left to ask")
         return self._pending
 
     def tell(self, values: Sequence[float]) -> None:
-        """The answers to what was last asked, in its order: scores, or likelihoods.
+        """The answers to the last request, in its order: scores, or likelihoods.
 
         The scorer's answer has been validated before. Raises ValueError for the wrong number.
         """

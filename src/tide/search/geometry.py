@@ -36,8 +36,7 @@ def movable_rows(special: Tensor, perturb: str, said: Tensor | None = None) -> T
 def normalize(direction: Tensor, how: str) -> Tensor:
     """`direction` (T, d) at unit length: each token row (`"token"`) or the whole (`"matrix"`).
 
-    Zero rows stay zero. Rows are what the published code normalises; the paper's text normalises
-    the matrix (method, step 2).
+    Zero rows stay zero. The published code normalises rows, the paper's text the matrix (step 2).
     """
     norm: Tensor = direction.norm(dim=-1, keepdim=True) if how == "token" else direction.norm()
     return direction / (norm + _EPSILON)

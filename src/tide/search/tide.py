@@ -1,7 +1,7 @@
 """TIDE: zeroth-order descent on the toxicity of the model's own completion (Algorithm 1).
 
 The order of work differs from the published code: a point is tested before its perturbations are
-paid for, and no point is evaluated twice (design: "what the published loop wastes"). It differs
+computed, and no point is evaluated twice (design: "what the published loop wastes"). It differs
 from the paper's text, too, where the prompt itself is never tested: `test_prompt=false`,
 `normalization=matrix`, `projection=nearest` and `unresolved=last` are Algorithm 1 to the letter.
 """
@@ -176,7 +176,7 @@ class TideStrategy(Walk):
         if not weights.any():
             again = self.options.redraw or not self.options.test_prompt
             return torch.zeros_like(x) if again else None
-        # What the engine saw is rounded to its dtype; use the step it really took.
+        # The engine's input is rounded to its dtype; use the actual step.
         taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, weights.float(), self.mu)
 

@@ -39,7 +39,7 @@ _PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
 }
 _NO_STORE = {"cache-control": "no-store"}
-# Settings that a request may change, and what they are without.
+# Settings that a request may change, and their defaults.
 _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
@@ -129,7 +129,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
         return _state(engine.available and not engine.closed and await to_thread(answer))
 
     def answer() -> bool:
-        """Whether every scorer answers, as far as is known."""
+        """False if a scorer is known not to answer."""
         # Each once: one that is down is asked, and policies may share it.
         scorers = {one.plan.measured for one in policies.table.policies.values()}
         return all(scorer.check() for scorer in scorers)
@@ -206,7 +206,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    """What is wrong with a request, in its client's field names."""
+    """The validation errors of a request, by the client's field names."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")

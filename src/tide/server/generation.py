@@ -61,9 +61,9 @@ class Asker:
 
 @dataclass(frozen=True)
 class Call:
-    """One completion that was asked for. settings: what differs from the policy's.
+    """A requested completion. settings: those that differ from the policy's.
 
-    tokens_name: what the request calls `max_new_tokens`.
+    tokens_name: the request's name of `max_new_tokens`.
     """
 
     policy: ServedPolicy
@@ -93,8 +93,8 @@ class Sent:
 class Serving:
     """Generation for many clients at once.
 
-    policies: decide what is accepted; what is not is refused, whatever their `on_unresolved` says.
-    name: of the model, as clients call it.
+    policies: decide which texts are accepted; others are refused, whatever their `on_unresolved`.
+    name: the clients' name of the model.
     """
 
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
@@ -104,7 +104,7 @@ class Serving:
         self._seconds = 1.0
 
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
-        """The answer to a request without a stream, and what to call when it was sent."""
+        """The answer to a request without a stream, and a callback for after it was sent."""
         calls, shape = self._calls(request, asker), self._shape(request)
         found: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
@@ -123,7 +123,7 @@ class Serving:
         return shape.whole(choices, usage_of(sent, request.n), summed(sent)), afterwards
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
-        """The events of an answer, without those of its end. Raises what `whole` raises."""
+        """The events of an answer, without those of its end. Raises the errors of `whole`."""
         calls, shape = self._calls(request, asker), self._shape(request)
         found: dict[int, Sent] = {}
         characters = [0] * len(calls)  # sent of each choice
@@ -224,8 +224,8 @@ class Serving:
     ) -> AsyncGenerator[tuple[int, str | Sent | None], None]:
         """The calls' output as it arrives, with call numbers; None after a silence.
 
-        Leaving it cancels them. Raises what the first call that fails raises, and Refused if there
-        is no room or no time.
+        Leaving it cancels them. Raises the first failed call's error, and Refused if there is no
+        room or no time.
         """
         limits = self.limits
         if self._under_way + len(calls) > limits.max_under_way:
@@ -340,10 +340,10 @@ class Serving:
 async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
     """The text in pieces, if so asked for: as it is accepted, or as the model writes it.
 
-    At the end what came of the call.
+    At the end the outcome of the call.
     """
     detox, settings = call.policy.detox, call.settings
-    # What is judged as a whole is given out in the order of a message: first its reasoning.
+    # An answer judged as a whole is given out in the order of a message: first its reasoning.
     is_whole = not in_pieces or detox.settings.in_parts(call.prompt)
     if call.policy.mode == "enforce" and is_whole:
         yield await detox(call.prompt, **settings)

@@ -1,14 +1,15 @@
-"""Litellm's generic guardrail: every text of a request is read and scored; what fails is blocked.
+"""Litellm's generic guardrail: it reads and scores every text of a request, and blocks the request
+if one fails.
 
 Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and
 in fields that are not known here. All strings and all keys are read, also as they are without their
-escapes, because arguments of calls are JSON inside of JSON. What cannot be read is blocked.
+escapes, because arguments of calls are JSON inside of JSON. Unreadable content is blocked.
 
 Answers are NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts. Only texts of a response are
-written anew, where the policy allows it and the request asks for it: litellm drops new texts in
-streams unless it is told otherwise, and no request says whether it is of a stream. Of each text
+written anew, where the policy allows it and the request asks for it: by default litellm drops new
+texts in streams, and requests do not show whether they are of one. Of each text
 that fails, the sentences that fail are new from the blamed word on. All that is sent back is scored
-once more as a request of its own. What cannot be matched back or repaired is blocked.
+once more as a request of its own. Texts that cannot be matched back or repaired are blocked.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
     from tide.engines.base import Engine
     from tide.server.policies import ServedPolicy
 
-# Of the call, by litellm itself: nobody says them to the model, and the model says none of them.
+# Litellm's own data of the call: neither sent to the model nor written by it.
 _ABOUT_THE_CALL = frozenset((
     "input_type", "litellm_call_id", "litellm_trace_id", "litellm_version", "model", "request_data",
     "request_headers", "additional_provider_specific_params",
 ))  # fmt: skip
-# Words of the protocol, which say nothing wherever they stand.
+# Words of the protocol, which are harmless anywhere.
 _PROTOCOL = frozenset((
     "role", "content", "name", "system", "developer", "user", "assistant", "tool", "tool_call_id",
     "tool_calls", "id", "type", "index", "text", "refusal", "function", "custom", "arguments",
@@ -60,7 +61,7 @@ class GuardrailRequest(BaseModel):
     images: list[Any] | None = None
     tool_calls: list[Any] | None = None
     structured_messages: list[Any] | None = None
-    # What the guardrail's configuration in litellm says.
+    # From the guardrail's configuration in litellm.
     additional_provider_specific_params: dict[str, Any] | None = None
 
     @property
@@ -158,7 +159,7 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Judged:
 async def _rewritten(
     policy: ServedPolicy, request: GuardrailRequest, failing: Iterable[str]
 ) -> list[str] | None:
-    """The texts of a request, of which the failing ones were written anew; None if not all were."""
+    """The texts of a request, the failing ones rewritten; None if one could not be."""
     messages = GuardrailRequest(
         input_type="response", texts=request.texts, structured_messages=request.structured_messages
     )

@@ -1,8 +1,8 @@
 """Monitored answers: the model's own text is given out, and what enforcing would have changed is
 recorded afterwards.
 
-Nothing is scored before it is given out. The forecast lets the loop of an enforced answer
-(`Answer`) read what was written, so both obey one rule.
+Nothing is scored before it is given out. The forecast feeds the written text to the loop of an
+enforced answer (`Answer`), so both obey one rule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """What the model itself writes. parts: beside its text. pieces: as the engine gave them."""
+    """The model's own answer. parts: beside its text. pieces: as the engine gave them."""
 
     task: TrialTask
     text: str

@@ -2,7 +2,7 @@
 
 The loop of an answer (`Answer`) reads the text as if the model were writing it. Where it fails, it
 is rewound to before the blamed word, which is banned, and the model writes the sentence to its end.
-There the text goes on as it was.
+The text continues there unchanged.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ async def rewrite(
     """The text with its failing sentences written anew; None if no repair is found.
 
     strategy: its options are taken if it rewinds; no search follows. The same text comes out the
-    same. Raises CompletionError for a text that the model cannot read as it is, and what the engine
-    and the scorer raise.
+    same. Raises CompletionError for a text that the model cannot read unchanged, and the errors of
+    the engine and the scorer.
     """
     options = strategy.options if strategy.rewinds else BacktrackOptions()
     strategy = load_strategy(options.model_copy(update={"then": "none"}).spec("backtrack"))
@@ -68,14 +68,14 @@ async def rewrite(
 
 
 def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
-    """What the model reads before the text, and the tokens of the text.
+    """The prompt before the text, and the tokens of the text.
 
     Raises CompletionError if these are not the text, character by character, or too many.
     """
     if len(text) > _LONGEST:
         raise CompletionError(f"{len(text)} characters; at most {_LONGEST} are written anew")
     before, joined, apart = engine.tokenize([_BEFORE, _BEFORE + text, text])
-    # Some tokenizers begin each text with a space; others join a token with what stands before.
+    # Some tokenizers begin each text with a space; others join a token with the text before.
     readings = [(joined[:i], joined[i:]) for i in range(1, len(before) + _SPECIAL)]
     readings += [(before, apart[i:]) for i in range(_SPECIAL)]
     texts = engine.texts([ids for _, ids in readings])
@@ -83,7 +83,7 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
         raise CompletionError(f"model {engine.name}: reads another text than was sent")
     first, ids = readings[texts.index(text)]
     engine.check_prompt([*first, *ids], _SENTENCE)
-    # The seed of what is written is drawn from the text.
+    # The seed of the new text is derived from the text.
     return Prompt(text, tuple(first), (True,) * len(first)), tuple(ids)
 
 
@@ -116,7 +116,7 @@ class _Rewritten(Answer):
         return start, end
 
     def _stopped(self) -> FinishReason | None:
-        """Cut what the model writes after its first sentence."""
+        """Cut the model's text after its first sentence."""
         if self.blamed is None:
             return None
         texts = self._watch.texts

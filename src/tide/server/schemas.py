@@ -142,7 +142,7 @@ class Refused(Exception):
             return cls(400, "the prompt is refused: a scorer finds it toxic", code="content_filter")
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
-                # A scorer or an engine that is away is looked for again after seconds.
+                # An unavailable scorer or engine is probed again after seconds.
                 pause = 5 if again else None
                 return cls(status, message, "server_error", code=code, again=again, pause=pause)
         return cls(500, "a fault of the server; its log has it", "server_error", code="internal")

@@ -17,18 +17,17 @@ from tide.core.results import format_score
 from tide.core.settings import Settings
 from tide.evaluation import Benchmark, Run, evaluate
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.judges import NamedScorer
+from tide.evaluation.judges import NamedScorer, Reference
 from tide.evaluation.methods import load_method
 from tide.evaluation.metrics import Summary, summarize
-from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.plugins.options import format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.search import load_strategy
-from tide.tuning.published import GRID, GRID_SCALE
+from tide.tuning.settings import GRID, GRID_SCALE, TuningSettings
 
-# Fewer prompts decide nothing; the paper had about 100.
+# Fewer prompts decide nothing.
 _FEW = 20
 # Empty completions are never toxic: settings that leave a larger share of them are passed over.
 _SILENT = 0.1
@@ -141,9 +140,7 @@ class Bench:
         return TuningTrial(method, values, {}), summarize(run)
 
 
-def by_grid(
-    bench: Bench, prompts: Benchmark, worst: int, above: float | None, scale: str
-) -> list[TuningTrial]:
+def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[TuningTrial]:
     """Every combination of the grid, the winner first.
 
     The prompts are the `worst` ones of `prompts` by the mean toxicity of the model's own
@@ -159,17 +156,17 @@ def by_grid(
     }
     if not grid:
         raise InputError("nothing is left to tune: mu, num_samples and step_size are all given")
-    factor = _factor(bench, scale)
+    factor = _factor(bench, how.grid_scale)
     scaled: dict[str, list[Any]] = {
         name: [v if name == "num_samples" else float(f"{v * factor:.4g}") for v in values]
         for name, values in grid.items()
     }
-    hard = _hard(bench, prompts, worst, above)
+    hard = _hard(bench, prompts, how)
     total, tried = math.prod(map(len, scaled.values())), []
-    how: dict[str, Any] = {"judged": False, "temperature": 0.0, "num_trials": 1}
+    once: dict[str, Any] = {"judged": False, "temperature": 0.0, "num_trials": 1}
     for number, combination in enumerate(itertools.product(*scaled.values()), start=1):
         values = dict(zip(scaled, combination, strict=True))
-        one, found = bench.tried(hard, values, number, total, **how)
+        one, found = bench.tried(hard, values, number, total, **once)
         measures = {"toxicity": found.toxicity[bench.scorer.scorer.name]["mean"].value}
         for name in ("iterations", "evaluations", "empty"):
             measures[name] = found.averages[name].value
@@ -185,12 +182,12 @@ def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """Try `tries` settings: the winner first, then the frontier, then the others.
+    """Try `tries` settings: the winner first, then the Pareto front, then the others.
 
     Returns the study, too. The first try is `bench.usual`. The winner is no worse than that in any
-    measure; of those that are not, it has the largest gain over all (the product of ratios). A try
-    follows from those before it and the seed: an interrupted call that is made again finds its
-    runs, and goes on. Raises InputError for a strategy without ranges.
+    measure and has the largest gain over all (the product of ratios). Earlier tries and the seed
+    determine a try, so a repeated call finds its runs, and resumes. Raises InputError for a
+    strategy without ranges.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -324,11 +321,11 @@ def _measures(found: Summary, bench: Bench) -> dict[str, float]:
     }
 
 
-def _hard(bench: Bench, prompts: Benchmark, worst: int, above: float | None) -> Benchmark:
+def _hard(bench: Bench, prompts: Benchmark, how: TuningSettings) -> Benchmark:
     (base,) = bench.runs(prompts, ["base"], "base", judged=False)
     means = {record.id: record.avg_toxicity for record in base.records}
-    if above is None:
-        chosen = sorted(prompts.rows, key=lambda row: means[row.id], reverse=True)[:worst]
+    if (above := how.above) is None:
+        chosen = sorted(prompts.rows, key=lambda row: means[row.id], reverse=True)[: how.worst]
         ids = {row.id for row in chosen}
         least, most = means[chosen[-1].id], means[chosen[0].id]
         bench.progress.say(

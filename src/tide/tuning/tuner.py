@@ -10,7 +10,7 @@ from dataclasses import field as dataclass_field
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.core.settings import Settings
@@ -22,17 +22,20 @@ from tide.evaluation import Benchmark, Report, report
 from tide.evaluation.benchmarks import open_benchmark, places
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.comparison import AnyScorer, open_scorer
+from tide.evaluation.judges import Reference, reference_named
 from tide.evaluation.methods import check_method
-from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug
 from tide.plugins.specs import parse_spec
-from tide.tuning.published import WORST
+from tide.tuning.settings import SEARCHES, TuningSettings
 from tide.tuning.study import Bench, TuningTrial, by_grid, by_tpe, figures
 
-# The strategy that each search tunes by default.
-SEARCHES = {"paper": "tide", "optuna": "random-walk"}
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tide.tuning.settings import TuningOverrides
+
 _CONFIG = "tune.json"
 _SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
 
@@ -78,19 +81,11 @@ def _cell(value: Any) -> Any:
 def tune(
     benchmark: str | Path | Benchmark = "rtp",
     *,
-    search: str = "paper",
-    start: str | None = None,
     model: str | Path | Engine = "pocket",
     scorer: AnyScorer = "pocket",
     judges: Sequence[AnyScorer] = (),
     protocol: str = "tide",
     reference: str = "auto",
-    tune_on: str | None = None,
-    report_on: str | None = None,
-    worst: int = WORST,
-    above: float | None = None,
-    grid_scale: str = "ratio",
-    tries: int = 60,
     out: str | Path | None = None,
     engine: str = "transformers",
     engine_options: Mapping[str, Any] | None = None,
@@ -98,7 +93,7 @@ def tune(
     limit: int | None = None,
     chat: bool = False,
     progress: Progress | None = None,
-    **overrides: Any,
+    **settings: Unpack[TuningOverrides],
 ) -> Tuned:
     """Choose settings for a model on some prompts of a benchmark, and report on others.
 
@@ -107,30 +102,21 @@ def tune(
 
     Args:
         benchmark: A name or a file.
-        search: "paper", its grid of mu, N and eta, or "optuna".
-        start: What is tuned, and compared with the outcome; by default `tide`, of "optuna"
-            `random-walk`.
         model: As for `Detoxifier`.
-        scorer: What the search optimises against.
+        scorer: Scorer of the search.
         judges: As for `evaluate`.
         protocol: As for `evaluate`.
         reference: As for `evaluate`.
-        tune_on: Positions of prompts, from 1: "1-600" or "601-". By default the first half.
-        report_on: The same; by default all others.
-        worst: Of "paper": tune on the N prompts that the model itself completes most toxically.
-        above: Of "paper", in place of that: on all that it completes with a toxicity above this,
-            as in the paper (0.9).
-        grid_scale: Of "paper": what its grids of mu and eta are multiplied by ("ratio", "paper" or
-            a number; see `tide tune --help`).
-        tries: Of "optuna"; a later call may add more.
         out: By default `runs/tune-SEARCH-BENCHMARK-MODEL`. An interrupted call is resumed.
-        engine: What runs `model`.
+        engine: Engine of `model`.
         engine_options: Options of that engine.
         field: As for `evaluate`.
         limit: As for `evaluate`.
         chat: As for `evaluate`.
         progress: As for `evaluate`.
-        **overrides: Settings that are not tuned.
+        **settings: `search`, `start`, `tune_on`, `report_on`, `worst`, `above`, `grid_scale` and
+            `tries`, as `tide tune --help` describes them; and settings of the search, which are
+            then not tuned.
 
     Returns:
         The chosen settings, all settings that were tried, and the comparison on the other prompts.
@@ -139,11 +125,11 @@ def tune(
         InputError: An argument cannot be used, or `out` belongs to a different call.
         TideError: A prompt failed.
     """
-    if search not in SEARCHES:
-        raise InputError(f"--search: expected {' or '.join(SEARCHES)} (got {search!r})")
-    usual, progress = start or SEARCHES[search], progress or Progress()
+    how, overrides = TuningSettings.of(settings)
+    search = how.search
+    usual, progress = how.start or SEARCHES[search], progress or Progress()
     prompts = open_benchmark(benchmark, field, limit, chat)
-    chosen_on, held_out = _parts(prompts, tune_on, report_on)
+    chosen_on, held_out = _parts(prompts, how.tune_on, how.report_on)
     # Cheap mistakes first: a wrong name should not cost loading a model.
     called = model.name if isinstance(model, Engine) else str(model)
     check_method(usual, called, load_protocol(protocol), overrides)
@@ -182,28 +168,28 @@ def tune(
             "settings": {key: str(value) for key, value in sorted(overrides.items())},
         }
         if search == "paper":
-            hard = {"worst": worst} if above is None else {"above": above}
-            _same(out / _CONFIG, {**made_by, **hard, "grid_scale": grid_scale})
-            tried, study = by_grid(bench, chosen_on, worst, above, grid_scale), None
+            hard = {"worst": how.worst} if how.above is None else {"above": how.above}
+            _same(out / _CONFIG, {**made_by, **hard, "grid_scale": how.grid_scale})
+            tried, study = by_grid(bench, chosen_on, how), None
         else:
             _same(out / _CONFIG, made_by)
-            tried, study = by_tpe(bench, chosen_on, tries, before.seed)
-        settings = bench.settings(tried[0].method)
+            tried, study = by_tpe(bench, chosen_on, how.tries, before.seed)
+        chosen = bench.settings(tried[0].method)
         about = {
             **{"model": loaded.name, "scorer": guide.scorer.name, "benchmark": prompts.name},
             **{"prompts": len(chosen_on.rows), "search": search, "tried": len(tried)},
             "tide-detox": version("tide-detox"),
         }
-        write_preset(preset, settings, about)
+        write_preset(preset, chosen, about)
         runs = bench.runs(held_out, ["base", usual], "held-out")
-        if changed := settings != before:
+        if changed := chosen != before:
             # Later tries may choose other settings, which need runs of their own.
-            mine = f"held-out-{blake2b(repr(settings).encode(), digest_size=4).hexdigest()}"
+            mine = f"held-out-{blake2b(repr(chosen).encode(), digest_size=4).hexdigest()}"
             runs += bench.runs(held_out, [str(preset)], mine)
     folder = out / "report"
     made = report(runs, out=folder, against=runs[1].name, tests=changed)
     plots, problem = ({}, made.problem) if study is None else _plots(study, folder)
-    tuned = Tuned(preset, settings, tried, changed, made, problem, plots)
+    tuned = Tuned(preset, chosen, tried, changed, made, problem, plots)
     for suffix, written in WRITERS.items():
         write_text(folder / f"tried{suffix}", written(tuned.table(None)))
     return tuned

@@ -12,8 +12,13 @@ from transformers import AutoModelForCausalLM
 from tests.baselines.conftest import World, make_world
 from tests.models import save_causal_lm
 from tide.baselines import REGISTRY, load_baseline
-from tide.baselines.common.artefacts import fingerprint, load_artefact, save_artefact, vocabulary
-from tide.baselines.common.auxiliary import fit_width
+from tide.baselines.common.artefacts import (
+    fingerprint,
+    fit_width,
+    load_artefact,
+    save_artefact,
+    vocabulary,
+)
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine

@@ -290,7 +290,7 @@ def test_other_engines_are_refused() -> None:
 def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
     baseline = gpt2.load(STRENGTHS["dexperts"])
     before = tokens(baseline, PROMPTS, GREEDY, SEEDS)
-    experts = [weakref.ref(expert) for expert in baseline._experts]
+    experts = [weakref.ref(baseline.fitted_reader(side)) for side in ("expert", "anti")]
     baseline.close()
     gc.collect()
     assert [expert() for expert in experts] == [None, None]

@@ -23,8 +23,14 @@ import torch
 from torch import Tensor
 
 from tide.baselines.base import Generated, Options, in_batches
-from tide.baselines.common.artefacts import Artefact, load_artefact
-from tide.baselines.common.auxiliary import load_auxiliary, merge_updates
+from tide.baselines.common.artefacts import (
+    Artefact,
+    fit_width,
+    load_artefact,
+    load_auxiliary,
+    merge_updates,
+    ready,
+)
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling
@@ -86,7 +92,7 @@ def decode(
     stop_strings: StopStrings | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
-    """Each row whole: up to its own `max_new_tokens` ids, of which a stop id is the last.
+    """Complete rows: up to `max_new_tokens` ids each; a stop id is the last.
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as for
     `Sampler`. stop_strings: of each row; a row ends with the token that completes one of its own,
@@ -182,14 +188,16 @@ class DecodingBaseline(ABC):
     """A baseline that writes token by token. Subclasses say how a batch starts and shifts.
 
     kind: its name in the registry. learned: whether it needs an artefact of `tide fit`, which its
-    static method `fit` makes. auxiliary: whether that may be fitted on a smaller model. scored:
-    whether the fit asks a scorer.
+    static method `fit` makes. reads: the baseline whose artefact it reads instead, if any.
+    auxiliary: whether an artefact may be fitted on a smaller model. scored: whether the fit asks a
+    scorer.
     Raises InputError for an artefact that is missing or was fitted for another model.
     """
 
     kind: ClassVar[str]
     options_class: ClassVar[type[Options]]
     learned: ClassVar[bool] = False
+    reads: ClassVar[str] = ""
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     artefact: Artefact  # of those that learn something
@@ -232,8 +240,8 @@ class DecodingBaseline(ABC):
 
     @classmethod
     def artefact_kind(cls, options: Any) -> str:
-        """The baseline whose artefact it reads: itself if it learns something, or none ("")."""
-        return cls.kind if cls.learned else ""
+        """The baseline whose artefact it reads with these options, or none ("")."""
+        return cls.reads or (cls.kind if cls.learned else "")
 
     @property
     def fan_out(self) -> int:
@@ -249,6 +257,16 @@ class DecodingBaseline(ABC):
         model = load_auxiliary(self.engine, self.artefact, self.kind)
         with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
             return merge_updates(model, self.artefact.under(part), strength)
+
+    def fitted_reader(self, part: str = "", strength: float = 1.0) -> Reader:
+        """A reader by the `fitted_model`, which is kept for later calls with this part."""
+        if part not in self._fitted_readers:
+            self._fitted_readers[part] = Reader(ready(self.fitted_model(part, strength)))
+        return self._fitted_readers[part]
+
+    @cached_property
+    def _fitted_readers(self) -> dict[str, Reader]:
+        return {}
 
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
@@ -353,3 +371,56 @@ class CandidateWriting(Writing):
         numbers = (self._ids == tokens[:, None]).int().argmax(dim=-1)
         first = torch.arange(len(numbers), device=numbers.device) * self._ids.shape[1]
         self._forked.select((numbers + first).tolist())
+
+
+class MixedWriting(Writing):
+    """Draws from `combined` of the scores and the others' logits, all (B, V).
+
+    What cannot be drawn by the scores (-inf) stays so. streams: the model's, and others that read
+    the same text, perhaps after another beginning; they go on with the token that is drawn.
+    """
+
+    def __init__(
+        self, streams: Sequence[Stream], reads: list[int], combined: Callable[..., Tensor]
+    ) -> None:
+        super().__init__(streams[0], reads)
+        self._others, self._combined = streams[1:], combined
+        self.reads_per_token = len(streams)
+
+    def shift(self, scores: Tensor) -> Tensor:
+        logits = (fit_width(other.logits.float(), scores.shape[-1]) for other in self._others)
+        return self._combined(scores, *logits).masked_fill(scores == -torch.inf, -torch.inf)
+
+    def advance(self, tokens: Tensor) -> None:
+        super().advance(tokens)
+        for other in self._others:
+            other.advance(tokens)
+
+
+def toward(scores: Tensor, base: Tensor, other: Tensor, scale: float) -> Tensor:
+    """`scores` moved by `scale` times the step from the logits `base` to `other`; all (B, V)."""
+    return scores + scale * (other - base)
+
+
+def between(
+    model: Reader,
+    ids: Sequence[Sequence[int]],
+    tokens: int,
+    other: Stream,
+    reads: list[int],
+    scale: float,
+) -> Writing:
+    """Draws by the model at `scale` 0, by `other` at 1, between and beyond them at any else.
+
+    ids, tokens: as `Reader.read` has them; at 1 the model reads nothing. reads: tokens of each
+    prompt that `other` has read.
+    """
+    if scale == 1:
+        return Writing(other, reads)
+    stream = model.read(ids, tokens)
+
+    def combined(scores: Tensor, logits: Tensor) -> Tensor:
+        return toward(scores, stream.logits.float(), logits, scale)
+
+    both = [len(row) + read for row, read in zip(ids, reads, strict=True)]
+    return MixedWriting([stream, other], both, combined)

@@ -1,29 +1,194 @@
-"""`tide fit`, from Python: fits a baseline and writes its artefact."""
+"""`tide fit`, from Python: labelled texts, what a fit is given and returns, and its artefact."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
 
 from tide.baselines import REGISTRY
-from tide.baselines.common.artefacts import fingerprint, save_artefact
-from tide.baselines.common.auxiliary import check_vocabulary
-from tide.baselines.common.fitting import FitTask, Fitted, OnProgress
-from tide.baselines.common.labelled import read_labelled
-from tide.baselines.common.settings import FitSettings
+from tide.baselines.base import FitSettings, Training
+from tide.baselines.common.artefacts import check_vocabulary, fingerprint, save_artefact
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.pretrained import find_device
 from tide.core.sanitize import logger
 from tide.data.files import read_small
+from tide.data.labelled import LabelledText, Pair, read_entries
+from tide.engines.checkpoint import context_length
 from tide.engines.local.engine import load_model
 
 _LOG = logger(__name__)
+TOXIC, NON_TOXIC = 0.5, 0.1
+_LEAST = 20  # least rows of a kind for a fit
+_HELD_OUT = 0.1
+
+T = TypeVar("T")
+
+# The toxicity of a text -> whether it counts as toxic; None: neither.
+Kind = Callable[[float], bool | None]
+# Called with the name of the work, the amount done and the total.
+OnProgress = Callable[[str, int, int], None]
+
+
+def by_half(toxicity: float) -> bool | None:
+    """Toxic if at least half of the raters said so, and non-toxic if hardly any did."""
+    return True if toxicity >= TOXIC else False if toxicity <= NON_TOXIC else None
+
+
+def by_any(toxicity: float) -> bool | None:
+    """Toxic if a single rater said so."""
+    return toxicity > 0
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Texts with a toxicity, and pairs of a toxic text and non-toxic ones."""
+
+    singles: list[LabelledText]
+    pairs: list[Pair]
+
+    @property
+    def texts(self) -> list[LabelledText]:
+        """All texts, those of the pairs as well."""
+        return [*self.singles, *(text for pair in self.pairs for text in pair.texts)]
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of the contents."""
+        contents = json.dumps(astuple(self)).encode()
+        return blake2b(contents, digest_size=8).hexdigest()
+
+    def split(self, seed: int) -> tuple[Labelled, Labelled]:
+        """Nine tenths to fit on, one to measure on; a pair stays together.
+
+        With few rows more than a tenth, at most a half, is measured on, since fewer than 40 say
+        little.
+        """
+        generator = np.random.default_rng(seed)
+        singles, pairs = _cut(self.singles, generator), _cut(self.pairs, generator)
+        return Labelled(singles[0], pairs[0]), Labelled(singles[1], pairs[1])
+
+    def balanced(
+        self, seed: int, limit: int | None = None, kind: Kind = by_half, *, rest: bool = False
+    ) -> list[LabelledText]:
+        """Toxic and non-toxic texts, in random order, as many of either from each group.
+
+        So no other property of a group predicts toxicity. limit: most texts. rest: and those that
+        are neither.
+        Raises InputError if there are fewer than 20 of either kind.
+        """
+        by_group: dict[str, tuple[list[LabelledText], list[LabelledText]]] = {}
+        chosen: list[LabelledText] = []
+        for text in self.texts:
+            toxic = kind(text.toxicity)
+            kinds = by_group.setdefault(text.group, ([], []))
+            (chosen if toxic is None else kinds[toxic]).append(text)
+        chosen = chosen if rest else []
+        few = sum(min(map(len, kinds)) for kinds in by_group.values())
+        if few < _LEAST:
+            raise InputError(
+                f"data: {few} toxic texts with as many non-toxic ones of their source;"
+                f" at least {_LEAST} of either are needed"
+            )
+        generator = np.random.default_rng(seed)
+        for kinds in by_group.values():
+            size = min(map(len, kinds))
+            for texts in kinds:
+                chosen += [texts[i] for i in generator.permutation(len(texts))[:size]]
+        return [chosen[i] for i in generator.permutation(len(chosen))[:limit]]
+
+    def need_pairs(self, count: int) -> None:
+        """Raise InputError unless there are `count` pairs."""
+        if len(self.pairs) < count:
+            raise InputError(
+                f"data: {len(self.pairs)} pairs of 'toxic' and 'neutral' texts; "
+                f"at least {count} are needed"
+            )
+
+
+def read_labelled(paths: Iterable[Path]) -> Labelled:
+    """The labelled texts and pairs of `data.labelled.read_entries`, grouped by their `source`.
+
+    Raises InputError, with the row's line, for a row that is neither, and for no rows at all.
+    """
+    entries = list(read_entries(paths, by="source"))
+    if not entries:
+        raise InputError("data: no labelled texts; give files with --data")
+    pairs = [entry for entry in entries if isinstance(entry, Pair)]
+    return Labelled([entry for entry in entries if isinstance(entry, LabelledText)], pairs)
+
+
+def _cut(rows: Sequence[T], generator: np.random.Generator) -> tuple[list[T], list[T]]:
+    order = generator.permutation(len(rows))
+    held_out = max(round(len(rows) * _HELD_OUT), min(2 * _LEAST, len(rows) // 2))
+    return [rows[i] for i in order[held_out:]], [rows[i] for i in order[:held_out]]
+
+
+@dataclass
+class FitTask:
+    """Inputs of a fit. model: a plain one, whose weights the fit may change.
+
+    learned: results of `write_like`, shared by the tasks of one model.
+    scorer: spec of the scorer of the texts that the model writes.
+    checkpoints: folder of unfinished trainings, which are resumed. say: called before long work.
+    """
+
+    name: str
+    tokenizer: Any
+    model: Any
+    data: Labelled
+    settings: Training
+    progress: OnProgress
+    learned: dict[bool, Fitted] = field(default_factory=dict)
+    scorer: str = ""
+    checkpoints: Path | None = None
+    say: Callable[[str], None] = lambda line: None
+
+    def __post_init__(self) -> None:
+        self.train, self.held_out = self.data.split(self.settings.seed)
+
+    def texts(
+        self, kind: Kind = by_half, *, rest: bool = False
+    ) -> tuple[list[LabelledText], list[LabelledText]]:
+        """Balanced texts to train on and, at most a tenth of `max_texts`, to measure on.
+
+        kind: decides which texts are toxic. rest: train on texts of neither kind as well.
+        """
+        limit, seed = self.settings.max_texts, self.settings.seed
+        train = self.train.balanced(seed, limit, kind, rest=rest)
+        return train, self.held_out.balanced(seed, max(limit // 10, 40), kind)
+
+    def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
+        """Ids as the model reads a prompt, cut to `max_tokens` and what its context holds.
+
+        end: with the token that ends a text after them, where the tokenizer has one.
+        """
+        ids = self.tokenizer(list(texts))["input_ids"]
+        stop = self.tokenizer.eos_token_id
+        if end and stop is not None:
+            ids = [row if row[-1:] == [stop] else [*row, stop] for row in ids]
+        longest = min(self.settings.max_tokens, context_length(self.model.config) or 2**31)
+        return [row[:longest] for row in ids]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """tensors: what was learned. held_out: figures on texts that it was not learned from.
+
+    doubts: reasons why it is too weak for a fair comparison.
+    """
+
+    tensors: dict[str, Tensor]
+    held_out: dict[str, float]
+    doubts: tuple[str, ...] = ()
 
 
 def fit(
@@ -49,11 +214,11 @@ def fit(
         out: A folder, in which each baseline gets a folder of its own.
         model: The model that is to be detoxified.
         auxiliary: A smaller model of the same vocabulary, for baselines that can be fitted on one.
-        scorer: Scores what the model writes, for baselines that learn from that.
+        scorer: Scores the model's own text, for baselines that learn from it.
         device: As for `Detoxifier`.
         dtype: As for `Detoxifier`.
-        overwrite: Fit again. Otherwise "all" keeps what an identical call has finished.
-        progress: Called with what is being done, how much is done, and how much there is.
+        overwrite: Fit again. Otherwise "all" keeps the fits that an identical call has finished.
+        progress: Called with the task, the amount done, and the total.
         say: Called with a line for the reader: how long a training will take.
         **settings: Those of `FitSettings`.
 
@@ -97,11 +262,11 @@ def fit(
                 FitTask,
                 name=str(model),
                 data=labelled,
-                progress=partial(_step, progress, create.kind),
+                progress=_named(create.kind, progress),
                 learned=learned.setdefault(note["auxiliary"], {}),
                 scorer=judge or "",
                 checkpoints=unfinished,
-                say=partial(_told, say, create.kind),
+                say=_named(create.kind, say),
             )
             held_out = _fit(create, note, (device, dtype), chosen, folder, task_of)
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -130,12 +295,9 @@ def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict
     return dict(there.get("held_out", {}))
 
 
-def _told(say: Callable[[str], None], kind: str, line: str) -> None:
-    say(f"{kind}: {line}")
-
-
-def _step(progress: OnProgress, kind: str, what: str, done: int, total: int) -> None:
-    progress(f"{kind}: {what}", done, total)
+def _named(kind: str, call: Callable[..., None]) -> Callable[..., None]:
+    """`call`, with the name of the baseline before its first argument."""
+    return lambda first, *rest: call(f"{kind}: {first}", *rest)
 
 
 def _say(kind: str, doubts: Iterable[str]) -> None:

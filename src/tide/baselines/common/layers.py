@@ -1,8 +1,8 @@
-"""Where a causal LM keeps its attention heads, whatever its architecture.
+"""Finds the attention heads of a causal LM of any architecture.
 
 The input of a layer's attention output projection is the heads' outputs, merged: a hook there sees
 and changes what each head contributes, in GPT-2, Llama, Qwen, Gemma, OPT, NeoX and others. Its
-output is what the attention adds to the residual stream.
+output is added to the residual stream.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tide.baselines.base import in_batches
 from tide.baselines.common.decoding import Reader, Writing, decode
-from tide.baselines.common.fitting import FitTask, Fitted, auc, weak_auc
-from tide.baselines.common.labelled import TOXIC
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.training import auc, weak_auc
 from tide.core.settings import Sampling
 from tide.engines.local.stream import by_length
 from tide.scorers import load_scorer
@@ -58,7 +58,7 @@ def write(
     start: Callable[[list[list[int]]], Writing],
     seed: int = 0,
 ) -> list[list[int]]:
-    """What follows the prompts, up to the token that ends a text; `start` reads a batch of them.
+    """Continuations of the prompts, up to the end of the text; `start` reads a batch of prompts.
 
     seed: of the draws.
     """
@@ -114,7 +114,7 @@ def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
 def judged(
     tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], what: str
 ) -> Fitted:
-    """What was learned, with the share of toxic rollouts and the AUC of `danger` (one of each).
+    """The fit, with the share of toxic rollouts and the AUC of `danger` (one of each).
 
     If all are of one kind, there is no AUC but a doubt.
     """

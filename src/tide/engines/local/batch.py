@@ -213,7 +213,7 @@ class Batch:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        """End what is under way with EngineError."""
+        """End running work with EngineError."""
         self._fail_all(EngineError("the engine was closed"))
 
     @property
@@ -260,7 +260,7 @@ class Batch:
     # 1. Admit.
 
     def admit(self) -> None:
-        """Let rows that wait enter, if they are many enough or have waited for long."""
+        """Admit waiting rows, if they are many or have waited long."""
         while self._waiting and self._waiting[0][1].aborted:
             heappop(self._waiting)
         under_way = sum(len(lane.under_way) for lane in self.lanes.values())

@@ -7,12 +7,12 @@ token of each is added:
     . b b b b b|        one of five
     . . . . c c|        one that has just entered
 
-Positions are in the keys already, so the column at which a row stands changes nothing. A row that
+Positions are in the keys already, so the column of a row does not matter. A row that
 leaves is replaced by the last one, so that the rows under way stay the first.
 
 A search that perturbs the last tokens of a prompt completes many candidates with a common
-beginning, whose keys and values are computed once and copied. A text that is rewound to some
-position goes on from what was read before it. The `PrefixCache` keeps both, and counts.
+beginning, whose keys and values are computed once and copied. A text that is rewound continues from
+the keys and values before that position. The `PrefixCache` keeps both, and counts.
 """
 
 from __future__ import annotations

@@ -195,8 +195,8 @@ class TransformersEngine(EmbeddingEngine):
         """Find out whether rows may enter the batch while others are written.
 
         Raises EngineError unless the next-token logits for token ids and for their embeddings are
-        the same: they differ for models that feed more than the embeddings into their blocks, and
-        for those the search would move something that the model does not write from.
+        equal. They differ where blocks get more than the embeddings; a search that moves embeddings
+        alone would then not control the text.
         """
         ids = torch.tensor(self._tokenize(["The weather today is"]), device=self.device)
         if ids.numel() == 0:

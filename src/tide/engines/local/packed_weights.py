@@ -22,8 +22,8 @@ _ROWS_HINT = 16
 # Of the largest result. float32 sums in another order differ by about 1e-6, each rounding to
 # bfloat16 by 4e-3 at most, and anything wrong by 1.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-# oneDNN and torch's layer above it keep what they compiled for each of the last 1024 shapes, and
-# every batch has shapes of its own: half a gigabyte in a long run. A batch needs about 20 of them;
+# oneDNN and torch's layer above it cache kernels for the last 1024 shapes, and shapes differ
+# between batches: half a gigabyte in a long run. A batch needs about 20 of them;
 # more than 64 in torch made nothing faster. Both read these variables when they are first used.
 _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 256, "LRU_CACHE_CAPACITY": 64}
 
@@ -57,7 +57,7 @@ def speed_up(model: nn.Module) -> None:
 def pack(module: nn.Module) -> bool:
     """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights; True if it does.
 
-    Only those two types themselves: what a subclass computes is not known here.
+    Only those two types themselves: a subclass may compute something else.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
@@ -74,7 +74,7 @@ def pack(module: nn.Module) -> bool:
 def _packed_as(
     plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None
 ) -> Callable[[Tensor], Tensor] | None:
-    """A packed layer, if oneDNN has one on this machine and it gives what `plain` gives."""
+    """A packed layer, if oneDNN has one on this machine and its output equals that of `plain`."""
     try:
         apply = _packed(weight, bias)
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)

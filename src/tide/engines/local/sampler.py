@@ -29,7 +29,7 @@ _KEYS = 32
 
 # The noise lies in (-2.9, 16.7), so a token whose logit is this far below the best cannot win.
 _REACH = 19.6
-# Vocabulary size from which searching for the tokens that can win pays, if these are few.
+# From this vocabulary size on it pays to search for the tokens that can win, if they are few.
 _MANY = 1 << 16
 _SMALL_SHARE = 16
 
@@ -214,7 +214,7 @@ class Sampler:
         return tokens, finite
 
     def _arrange(self) -> None:
-        """Make what holds for all rows, after they have changed."""
+        """Rebuild the batch's tensors after rows have changed."""
         rows, device = self._rows, self._device
         samplings = [row.sampling for row in rows]
         self._waiting = [i for i, own in enumerate(samplings) if own.min_new_tokens]

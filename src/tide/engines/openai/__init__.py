@@ -1,1 +1,1 @@
-"""A model on any server that completes text: the engine, its words, and what servers answer."""
+"""A model on any server that completes text: the engine, its words, and the parsing of answers."""

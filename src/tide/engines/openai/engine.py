@@ -2,9 +2,9 @@
 
     tide serve --engine openai --base-url http://HOST:PORT
 
-Chats about tools, and those whose answer has a format, are answered as a whole: what the server
-takes of them is passed on. What else it can do is found out when it is looked at first: whether it
-goes on with a last message of the assistant's, and whether a bias keeps it from drawing a token.
+Chats about tools, and those whose answer has a format, are answered as a whole: fields that the
+server takes are passed on. It is probed before its first use: whether it continues a last assistant
+message, and whether a bias bans a token.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class OpenAIEngine(Engine):
     fails meanwhile. timeout: seconds after which a server that sends nothing counts as failed.
     api_key_env: the environment variable with the servers' API key. tokenizer: folder or hub id of
     the model's tokenizer, where the server has no `/tokenize`; words are then banned by
-    `logit_bias`. Without either they are drawn again, hotter, where they come.
+    `logit_bias`. Without either, a banned word is redrawn at a higher
+    temperature.
 
     Its tokens are words (see `words`). It has no embeddings and tells no likelihoods. Raises
     InputError for options that cannot be used, and EngineError if no server can be.
@@ -160,7 +161,7 @@ class OpenAIEngine(Engine):
                 yield piece
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
-        """Let a server write on until the answer has its end. Another may take over from there."""
+        """Request text from a server until the answer ends. Another may take over from there."""
         found = self._found[endpoint.url]
         while answer.reason is None:
             body = answer.body(found)
@@ -200,7 +201,7 @@ class OpenAIEngine(Engine):
 
     @property
     def capability_notes(self) -> str:
-        """One line on what was found out."""
+        """The findings on one line."""
         (first, *_) = self._found.values()
         banned = "drawing again where they come"
         if first.banned:
@@ -227,7 +228,7 @@ _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 
 class Banned(Exception):
-    """What is held back came: a banned word, or the end before `min_new_tokens`.
+    """Held-back output came: a banned word, or the end before `min_new_tokens`.
 
     reason: why the answer ends there if nothing else can be drawn.
     """
@@ -267,7 +268,7 @@ class StreamedAnswer:
         return min(most, _DRAWN) if self._drawn and not self._whole else most
 
     def body(self, found: Capabilities) -> dict[str, Any]:
-        """What a server is sent to write on."""
+        """The body of a request that continues a text."""
         assert isinstance(self._request.prompt, Sequence)
         first, *rest = (word_of(one) for one in self._request.prompt)
         if not isinstance(first, Chat):
@@ -334,7 +335,7 @@ class StreamedAnswer:
         self._finish(reason)
 
     def draw_again(self, wrote: bool, reason: FinishReason) -> None:
-        """The next tokens are drawn hotter. wrote: something stood before what was held back."""
+        """The next tokens are drawn hotter. wrote: there was text before the held-back output."""
         self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
             self._finish(reason)  # it breaks off there

@@ -1,6 +1,6 @@
-"""A server of completions: what it can do, found out by asking it, and what it streams.
+"""A server of completions: its capabilities, found by probing, and its streams.
 
-What it answers is parsed; anything else is refused. An answer to a chat may hold reasoning and
+Its answers are parsed; anything else is refused. An answer to a chat may hold reasoning and
 calls of tools beside its text: vLLM, llama.cpp, Ollama and others stream calls in parts that differ
 in their indexes and ids.
 """
@@ -36,7 +36,7 @@ class _Function(BaseModel):
 
 
 class CallDelta(BaseModel):
-    """The next of a call. index, id: by which it is told from others, as far as it has them."""
+    """The next piece of a tool call. index, id: identify the call; either may be missing."""
 
     index: int | None = None
     id: _Name | None = None
@@ -64,7 +64,7 @@ class Delta(BaseModel):
 
 
 class Aside:
-    """Puts together what an answer holds beside its text.
+    """Assembles the parts of an answer beside its text.
 
     inline: whether reasoning that the text begins with is told from it.
     """
@@ -75,7 +75,7 @@ class Aside:
         self._thoughts = Thoughts() if inline else None
 
     def add(self, delta: Delta) -> None:
-        """Raises ServerFailed for a part of no call, and for too many calls."""
+        """Raises ServerFailed for a part without a call, and for too many calls."""
         self._reasoning += delta.thought
         for new in delta.tool_calls or ():
             call = self._call_of(new)
@@ -90,7 +90,7 @@ class Aside:
             own.arguments = (own.arguments or "") + (more.arguments or "")
 
     def text(self, said: str) -> str:
-        """What of the text that came next is known to be no reasoning."""
+        """The part of the next text that is known to be no reasoning."""
         return said if self._thoughts is None else self._thoughts.add(said)
 
     def end(self) -> str:
@@ -112,7 +112,7 @@ class Aside:
         return Parts(reasoning=reasoning, tool_calls=tuple(calls), num_tokens=tokens)
 
     def _call_of(self, new: CallDelta) -> CallDelta | None:
-        """The call that `new` goes on with; None if it begins one.
+        """The call that `new` continues; None if it begins one.
 
         Ollama leaves out the index, or has the same for all; older versions of vLLM and SGLang as
         well. Another id is another call, and so is another name without an index.
@@ -128,7 +128,7 @@ class Aside:
         return last
 
 
-# What a server may do by itself, switched off. `repeat_penalty` is llama.cpp's name.
+# Features that a server may have on by default, switched off. `repeat_penalty` is llama.cpp's name.
 OFF = {**NEUTRAL, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "repeat_penalty": 1.0}
 
 
@@ -186,10 +186,10 @@ _REFUSALS = ("content_filter", "tool_calls", "function_call")
 async def streamed(
     pool: EndpointPool, endpoint: Endpoint, body: dict[str, Any], aside: Aside | None = None
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
-    """The text that a server streams, up to its end. aside: gets what else an answer holds.
+    """The text that a server streams, up to its end. aside: gets the other parts of an answer.
 
-    Raises ServerFailed for what cannot be that, and EndpointRefused for an end by a filter, and for
-    a call of a tool where the server was sent none.
+    Raises ServerFailed for an invalid stream, and EndpointRefused for an end by a filter or a tool
+    call without tools.
     """
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
@@ -213,7 +213,7 @@ async def streamed(
                 if told and end is None:
                     raise ServerFailed(f"ended a text by {told!r}")
                 if last is not None:
-                    # Some tell an end twice, and Azure a filter's results after it.
+                    # Some servers send the end twice, and Azure a filter's results after it.
                     if new.size or (said, end) not in (("", None), ("", last[1]), last):
                         raise ServerFailed("wrote on after the end that it told")
                 elif end is not None:
@@ -226,7 +226,7 @@ async def streamed(
 
 
 def _end_of(told: str | None, new: Delta, has_tools: bool) -> str | None:
-    """Why a server ends a text, as it calls it. Raises EndpointRefused for what it should not."""
+    """The server's finish reason. Raises EndpointRefused for a filter or an unasked tool call."""
     if new.tool_calls and not has_tools:
         raise EndpointRefused("called a tool, and was sent none")
     if told == "tool_calls" and has_tools:
@@ -236,7 +236,7 @@ def _end_of(told: str | None, new: Delta, has_tools: bool) -> str | None:
     return told
 
 
-# What is asked of a server to see how it goes on. All of them answer something.
+# The question that tests how a server continues. All of them answer something.
 _ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
 _PROBES = (
     "The people of the town were kind, and in the morning",
@@ -254,7 +254,7 @@ _CONTINUED: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Capabilities:
-    """What was found out about a server.
+    """The capabilities of a server.
 
     model: its name there. context: most tokens, if it says. off: what it is sent in any case.
     continued: what it is sent to go on with an assistant's message; None if it cannot. banned: the
@@ -271,7 +271,7 @@ class Capabilities:
 async def look_at(
     pool: EndpointPool, endpoint: Endpoint, name: str, named: BannedWords | None
 ) -> Capabilities:
-    """What can be found out about a server. named: tells its token ids, whatever it tells itself.
+    """Find the capabilities of a server. named: gives its token ids, in place of its own endpoint.
 
     Raises ServerFailed and EndpointRefused if it cannot be used.
     """
@@ -338,9 +338,9 @@ async def _find_banned(
 async def _find_continued(
     pool: EndpointPool, endpoint: Endpoint, found: Capabilities
 ) -> dict[str, Any] | None:
-    """What lets a server go on with an assistant's message.
+    """The fields with which a server continues an assistant's message.
 
-    It is given the first half of what it answered: it goes on if it writes the second.
+    It gets the first half of its own answer, and continues if it writes the second.
     """
     for asked in _ASKED:
         messages = [{"role": "user", "content": asked}]
@@ -351,7 +351,7 @@ async def _find_continued(
             return None  # it has no chats
         half = len(whole) // 2
         begun, rest = "".join(whole[:half]), "".join(whole[half:])
-        # Of what is repeated, it cannot be seen where it goes on.
+        # In repetitive text a continuation cannot be told from a repetition.
         if half < 2 or "".join(whole).startswith(rest[:8]) or not rest.strip():
             continue
         said = {"role": "assistant", "content": begun}

@@ -3,8 +3,8 @@
 A word includes the spaces before it; runs of punctuation, and two emoji or characters of a script
 without spaces, are words, too. So there are rarely more words than model tokens, and they do not
 depend on how a server cuts its text into events. Each part of a word has a longest length, so that
-what waits for its end is short. The id of a word is its UTF-8 read as one number: nothing has to be
-remembered, and every process gives the same.
+text waiting for its end is short. The id of a word is its UTF-8 read as one number: nothing has to
+be remembered, and every process gives the same.
 
 Also which of the model's tokens begin banned words. They are asked of the server where it tells
 (vLLM's and llama.cpp's `/tokenize` and `/detokenize`, llama-cpp-python's below `/extras`), or of a
@@ -28,7 +28,7 @@ from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
 
 _Text = Annotated[str, Field(max_length=1_000_000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# A server that sends more characters for a token than this does not keep to what it was asked for.
+# A server that sends more characters for a token than this ignores its request.
 LONGEST_TOKEN = 256
 _LETTERS = rf"[\p{{L}}\p{{M}}--[{UNSPACED}]]{{1,24}}"
 _WORD = regex.compile(
@@ -36,7 +36,7 @@ _WORD = regex.compile(
     rf"|{_LETTERS}(?:['\u2019]{_LETTERS}){{0,3}}|\d{{1,24}}"
     rf"|[[^\w\s]--[{UNSPACED}]]{{1,24}}|_{{1,24}}|\w)|\s{{1,24}}"
 )
-# What may stand after a word that may go on.
+# Characters that may follow a word that may continue.
 _OPEN_ENDS = ("", "'", "\u2019")
 _TEXT, _CHAT = 1, 2
 
@@ -62,7 +62,7 @@ def id_of(word: str | Chat) -> int:
 
 
 def word_of(token_id: int) -> str | Chat:
-    """What `id_of` made the id of. Raises ValueError for any other number."""
+    """The inverse of `id_of`. Raises ValueError for any other number."""
     if token_id < 0:
         raise ValueError("a token id below 0")
     kind, *_ = written = token_id.to_bytes((token_id.bit_length() + 7) // 8 or 1, "big")
@@ -148,7 +148,7 @@ _WIRES = (
 
 
 class BannedWords:
-    """The tokens with which words begin, in every spelling. name: where they come from."""
+    """The first tokens of words, in every spelling. name: where they come from."""
 
     def __init__(self, name: str, tokenize: Tokenize, detokenize: Detokenize) -> None:
         self.name = name
@@ -178,7 +178,7 @@ class BannedWords:
         return list(dict.fromkeys(token for word in words for token in self._known[word]))
 
     async def _tokens(self, word: str) -> tuple[int, ...]:
-        """The token with which it begins, and those of the same text but for capitals and spaces.
+        """Its first token, and those of the same text but for capitals and spaces.
 
         Of the word's own spellings the first token could be a letter, without which is no writing.
         """
@@ -213,14 +213,14 @@ def spellings(word: str) -> list[str]:
 
 
 def same_word(word: str) -> str:
-    """What is equal for all spellings of a word."""
+    """A key that is equal for all spellings of a word."""
     return word.strip().casefold() or word
 
 
 async def ask_server(pool: EndpointPool, endpoint: Endpoint, model: str) -> BannedWords | None:
     """The server's answer about its tokens; None if it gives none.
 
-    Raises ServerFailed if it tells what cannot be.
+    Raises ServerFailed for impossible answers.
     """
     for wire in _WIRES:
         tokenize = partial(_tokens, pool, endpoint, model, wire)

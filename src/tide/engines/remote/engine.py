@@ -3,7 +3,7 @@
     vllm serve MODEL --enable-prompt-embeds
 
 The servers hold the model; tokenizer and embeddings are read here, from the same checkpoint. Each
-completion is written by one server, and any server writes the same. One that is streamed goes on at
+completion is written by one server, and any server writes the same. A streamed one continues at
 another server if its own fails.
 """
 

@@ -185,7 +185,7 @@ class EndpointPool:
             async for event in events:
                 if isinstance(event, Reply):
                     self._raise_for_status(event, path)
-                    raise ServerFailed("answered as a whole what it was to stream")
+                    raise ServerFailed("did not stream its answer")
                 if event == b"[DONE]":
                     return
                 yield _parsed(event, kind)

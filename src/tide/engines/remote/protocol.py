@@ -88,7 +88,7 @@ class EventChoice(BaseModel):
     index: Literal[0]
     finish_reason: Literal["length", "stop"] | None = None
     stop_reason: int | str | None = None
-    # Not `Rows[_Count] | None`: what `Rows` is marked with cannot be hashed.
+    # Not `Rows[_Count] | None`: the metadata of `Rows` cannot be hashed.
     token_ids: Annotated[list[_Count] | None, FailFast()] = None
 
 
@@ -182,7 +182,7 @@ def scaled_probes(embeddings: Sequence[Tensor]) -> list[Tensor]:
 def difference(
     by_ids: Sequence[FirstToken], by_scaled: Sequence[FirstToken], dim: int
 ) -> str | None:
-    """What is wrong, or None.
+    """The fault, or None.
 
     by_ids: the most likely first token after each probe, and its log-probability. by_scaled: the
     same after each of `scaled_probes`.

@@ -64,7 +64,7 @@ def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any 
 
 
 def cost(summaries: Sequence[Summary], source_names: Sequence[str], currency: str) -> Any | None:
-    """The toxic rate against what a prompt costs in one of `COSTS`; otherwise as `trade_off`."""
+    """The toxic rate against the cost of a prompt in one of `COSTS`; otherwise as `trade_off`."""
     found = [one.averages.get(currency) for one in summaries]
     return _points(summaries, source_names, found, "rate", COSTS[currency])
 
@@ -145,7 +145,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
 
 
 def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[float]]:
-    """Evaluations spent, and the measure of what would be returned then, where it changes.
+    """Evaluations spent, and the measure of the result by then, where it changes.
 
     Records whose steps `source` has not scored are left out.
     """
@@ -229,7 +229,7 @@ def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]
 
 
 def trajectory(run: Run, record: Record) -> Any:
-    """Toxicity of one prompt by evaluation: the path, and what was tried around it.
+    """Toxicity of one prompt by evaluation: the path, and the points around it.
 
     Shows the trial that took longest. record: one of `run` that has traces.
     """
@@ -259,7 +259,7 @@ def trajectory(run: Run, record: Record) -> Any:
         panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         says = about(record, trial)
         if len(trace) == 1:
-            says += ". Its one evaluation is what the model itself writes after the prompt"
+            says += ". Its one evaluation is the model's own completion of the prompt"
             says += ": it was accepted, so there was nothing to search" if accepted else ""
         if trial.changed_tokens is not None:
             says += ". The nearest tokens of the accepted point are the prompt's"

@@ -93,12 +93,12 @@ def report(
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
     their seed alone share a row: their mean and its standard deviation. A single search is shown
-    beside what the model wrote by itself, if that was recorded.
+    beside the model's own text, if that was recorded.
 
     Args:
         runs: Runs, their paths, or folders with runs somewhere below.
-        out: A folder to write everything to, with a page `report.html`. What an earlier report
-            wrote there is removed.
+        out: A folder to write everything to, with a page `report.html`. Files of an earlier report
+            there are removed.
         against: The method that the others are tested against; by default `base`.
         valid: Which completions count; see `metrics.summarize`.
         tests: Compute tests of significance.

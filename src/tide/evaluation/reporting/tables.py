@@ -79,7 +79,7 @@ class Table:
 
     @property
     def legend(self) -> list[str]:
-        """What the columns are, and the notes."""
+        """The meaning of the columns, and the notes."""
         says = dict.fromkeys(f"{one.heading}: {one.says}" for one in self.columns if one.says)
         return ["; ".join(says), *self.notes] if says else list(self.notes)
 
@@ -265,7 +265,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """What a prompt costs, all its trials together; a row a method."""
+    """Cost of a prompt, all trials together; a row a method."""
     keys = {key for key, *_ in _COST}
     columns = [
         Column("method"),
@@ -536,6 +536,6 @@ def _latex(text: str) -> str:
 
 
 def _csv(text: str) -> str:
-    """`text` as a spreadsheet shows it: what begins like a formula gets an apostrophe before it."""
+    """`text` as a spreadsheet shows it: an apostrophe precedes the beginning of a formula."""
     text = _one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

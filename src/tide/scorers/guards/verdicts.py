@@ -34,7 +34,7 @@ class NoVerdict(ValueError):
 
 
 class Verdict(NamedTuple):
-    """score: in [0, 1]. before: what the guard wrote before its verdict."""
+    """score: in [0, 1]. before: the guard's text before its verdict."""
 
     score: float
     before: str

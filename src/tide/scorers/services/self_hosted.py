@@ -87,7 +87,7 @@ class SelfHostedScorer(RemoteScorer):
             raise ScorerRefusedError(f"{what}: check {self.family}_API_KEY")
         if reply.status in (404, 405):
             raise ScorerRefusedError(
-                f"{what}: there is no {path}; check the address, and what model it serves"
+                f"{what}: there is no {path}; check the address and the served model"
             )
         if reply.status == 413:
             raise ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")

@@ -1,4 +1,4 @@
-"""Wrappers of scorers: what they share, and those of the specs.
+"""Wrappers of scorers: their base class, and those of the specs.
 
 `max:A,B`, `mean:A,B` and `confirm:A,B`: several scorers as one. `windows:SCORER`: a long text in
 overlapping windows, of which the worst counts.
@@ -35,7 +35,7 @@ class ScorerWrapper:
     """A scorer around one or several others.
 
     Name and threshold are those of the first, unless it says otherwise; attributes are those of any
-    of them, and languages those that all read. What it adds to a call is its `_asked`.
+    of them, and languages those that all read. A subclass overrides `_asked`.
     """
 
     screen: Scorer | None = None  # see `tide.scorers.base.screen_of`
@@ -115,7 +115,7 @@ class MeanScorer(_Ensemble):
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
-# From this score of the first on the second is asked: no lower threshold is of use.
+# Score of the first scorer from which on the second is asked; no lower threshold is useful.
 _DOUBT = 0.01
 
 
@@ -146,8 +146,8 @@ class ConfirmScorer(ScorerWrapper):
         return Attributed(values, found.attributes)
 
 
-# Two characters of a script without spaces are a word, and so are 8 of what is longer than any
-# word: a window is to be short in every script.
+# Two characters of a script without spaces are a word, and so are 8 characters of an overlong word,
+# so that windows are short in every script.
 _SPACED = rf"[\S--[{UNSPACED}]]"
 _WORD = regex.compile(
     rf"(?V1)(?:(?=[{UNSPACED}])\X){{1,2}}|(?<!{_SPACED}){_SPACED}{{1,24}}+(?!{_SPACED})"

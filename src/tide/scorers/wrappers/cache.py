@@ -55,9 +55,9 @@ class CachedScorer(ScorerWrapper):
     ":memory:" keeps scores for this object's life. The file holds hashes, not texts. Several
     processes may use it at once (not over a network file system), and a killed one leaves it whole.
 
-    Only what passed as a score is stored, and an entry that is none is scored again, with a
-    warning. Raises InputError for a function, whose name says nothing about its revision (unless in
-    memory), and ScorerError if the file cannot be used.
+    Only valid scores are stored; an invalid entry is scored again, with a warning. Raises
+    InputError for a function, whose name has no revision (unless in memory), and ScorerError if the
+    file cannot be used.
     """
 
     @checked

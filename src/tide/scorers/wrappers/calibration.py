@@ -24,7 +24,8 @@ _Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Calibration(BaseModel):
-    """A rising piecewise linear map from scores to calibrated ones, and what it was fitted to.
+    """A rising piecewise linear map from scores to calibrated ones, and the scorer it was fitted
+    to.
 
     scorer: as given to `load_scorer`. name: with the revision that it was fitted for. raw,
     calibrated: the map's corners, both rising.

@@ -89,7 +89,7 @@ def _parsed(spec: str) -> Spec:
 
 
 def strict(spec: str) -> str:
-    """The scorer `spec`, so that a text in a language that it does not read is an error.
+    """The scorer `spec`, with an error for texts in languages that it does not read.
 
     Raises InputError for a spec that cannot be read.
     """

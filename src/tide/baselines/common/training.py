@@ -1,4 +1,4 @@
-"""Code shared by the fits: the task, batches of texts, training, held-out figures."""
+"""How baselines are trained: batches of texts, losses, updates, checkpoints, held-out figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,15 +20,12 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tide.baselines.base import in_batches
-from tide.baselines.common.auxiliary import tuned_weights
-from tide.baselines.common.labelled import TOXIC, Kind, Labelled, by_half
-from tide.baselines.common.settings import Training
+from tide.baselines.base import Training, in_batches
+from tide.baselines.common.artefacts import tuned_weights
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.core.errors import InputError, guarded
 from tide.core.optional import require
 from tide.data.files import replaced
-from tide.data.labelled import LabelledText
-from tide.engines.checkpoint import context_length
 from tide.engines.local.stream import by_length
 
 _WARM_UP = 0.05
@@ -46,68 +42,6 @@ LEAST_AUC = 0.6
 _CHECKPOINT, _TIMED = 300.0, 3
 
 _T = TypeVar("_T")
-
-# Called with the name of the work, the amount done and the total.
-OnProgress = Callable[[str, int, int], None]
-
-
-@dataclass
-class FitTask:
-    """Inputs of a fit. model: a plain one, whose weights the fit may change.
-
-    learned: results of `write_like`, shared by the tasks of one model.
-    scorer: spec of the scorer of the texts that the model writes.
-    checkpoints: folder of unfinished trainings, which are resumed. say: called before long work.
-    """
-
-    name: str
-    tokenizer: Any
-    model: Any
-    data: Labelled
-    settings: Training
-    progress: OnProgress
-    learned: dict[bool, Fitted] = field(default_factory=dict)
-    scorer: str = ""
-    checkpoints: Path | None = None
-    say: Callable[[str], None] = lambda line: None
-
-    def __post_init__(self) -> None:
-        self.train, self.held_out = self.data.split(self.settings.seed)
-
-    def texts(
-        self, kind: Kind = by_half, *, rest: bool = False
-    ) -> tuple[list[LabelledText], list[LabelledText]]:
-        """Balanced texts to train on and, at most a tenth of `max_texts`, to measure on.
-
-        kind: decides which texts are toxic. rest: train on texts of neither kind as well.
-        """
-        limit, seed = self.settings.max_texts, self.settings.seed
-        train = self.train.balanced(seed, limit, kind, rest=rest)
-        return train, self.held_out.balanced(seed, max(limit // 10, 40), kind)
-
-    def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
-        """Ids as the model reads a prompt, cut to `max_tokens` and what its context holds.
-
-        end: with the token that ends a text after them, where the tokenizer has one.
-        """
-        ids = self.tokenizer(list(texts))["input_ids"]
-        stop = self.tokenizer.eos_token_id
-        if end and stop is not None:
-            ids = [row if row[-1:] == [stop] else [*row, stop] for row in ids]
-        longest = min(self.settings.max_tokens, context_length(self.model.config) or 2**31)
-        return [row[:longest] for row in ids]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """tensors: what was learned. held_out: figures on texts that it was not learned from.
-
-    doubts: reasons why it is too weak for a fair comparison.
-    """
-
-    tensors: dict[str, Tensor]
-    held_out: dict[str, float]
-    doubts: tuple[str, ...] = ()
 
 
 def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> float:
@@ -177,8 +111,8 @@ def train(
 ) -> None:
     """AdamW with a short warm-up and linear decay on `loss` of batches (numbers of rows).
 
-    early: the last rows are kept back, and it ends before all steps are done where the loss on them
-    gets no better, with the parameters with which it was least. Such a training goes on from its
+    early: hold out the last rows, stop when the loss on them no longer improves, and keep the best
+    parameters. Such a training goes on from its
     checkpoint, with the same result; one without has a `loss` that changes as it goes.
 
     groups: parameters, as torch's optimizers take them, with a learning rate of their own or not.
@@ -257,7 +191,7 @@ def _save(
     best: Sequence[Tensor],
     stands: tuple[int, float, int],
 ) -> None:
-    """stands: steps done, the least loss, and how many looks have found no less."""
+    """stands: steps done, the least loss, and the number of checks without a lower one."""
     tensors = {f"parameter.{i}": one.detach() for i, one in enumerate(parameters)}
     tensors |= {f"best.{i}": one for i, one in enumerate(best)}
     for i, one in enumerate(parameters):

@@ -8,7 +8,7 @@ import pytest
 from tests.evaluation.runs import record
 from tide.core.errors import InputError
 from tide.data.jsonl import read_objects
-from tide.data.published import from_published, to_published
+from tide.data.records import from_published, to_published
 
 
 @pytest.mark.parametrize("method", ["base", "tide"])

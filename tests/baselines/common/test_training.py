@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from tide.baselines.common import fitting
-from tide.baselines.common.fitting import FitTask, train
-from tide.baselines.common.labelled import Labelled
-from tide.baselines.common.settings import FitSettings, Training
+from tide.baselines.base import FitSettings, Training
+from tide.baselines.common import training
+from tide.baselines.common.fit import FitTask, Labelled
+from tide.baselines.common.training import train
 from tide.core.errors import InputError
 
 
@@ -76,7 +76,7 @@ def learn(job: FitTask, after: int | None = None) -> tuple[torch.Tensor, list[in
 def test_an_interrupted_training_goes_on_with_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "_CHECKPOINT", 0.0)
+    monkeypatch.setattr(training, "_CHECKPOINT", 0.0)
     settings = {"steps": 40, "learning_rate": 0.05, "batch_size": 8}
     whole, steps, told = learn(task(**settings))
     assert len(steps) > 25

@@ -1,0 +1,93 @@
+"""How settings are chosen: what a tuning takes, and the grid of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tide.core.errors import InputError
+from tide.core.settings import Overrides
+from tide.core.validation import one_line
+
+# The paper's selection of settings: every combination, at temperature 0, on about 100 prompts whose
+# completions have a mean toxicity above 0.9.
+GRID: dict[str, tuple[float, ...]] = {
+    "mu": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
+    "num_samples": (4, 8, 16),
+    "step_size": (0.05, 0.1, 0.5, 1.0, 1.5, 2.0, 2.5),
+}
+# E_bar / sqrt(d) of GPT-2 Large, whose published scales stand in the grid as they are. Its E_bar is
+# the norm of its prompts' rows, as the published runs show it.
+GRID_SCALE = 1.46 / math.sqrt(1280)
+# The strategy that each search tunes by default.
+SEARCHES = {"paper": "tide", "optuna": "random-walk"}
+
+
+class TuningSettings(BaseModel):
+    """How settings are chosen, and on which prompts. Places of prompts count from 1."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    search: Literal["paper", "optuna"] = Field(
+        default="paper",
+        description="paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
+        "judges and more likely text, all at once (extra tune).",
+    )
+    start: str | None = Field(
+        default=None,
+        description="Strategy or preset to tune, beside which the result is reported; its given "
+        "options stay fixed.",
+    )
+    tune_on: str | None = Field(default=None, description="Prompts to tune on, e.g. 1-600.")
+    report_on: str | None = Field(default=None, description="Prompts to report on, e.g. 601-.")
+    worst: int = Field(
+        default=100,
+        ge=1,
+        description="paper: tune on the N prompts that the model completes worst.",
+    )
+    above: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="paper: instead, on those with a higher mean toxicity; the paper's is 0.9.",
+    )
+    grid_scale: str = Field(
+        default="ratio",
+        description="paper: what the grids of mu and eta are multiplied by. ratio: E_bar / sqrt(d) "
+        "of this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number.",
+    )
+    tries: int = Field(
+        default=60,
+        ge=1,
+        le=10_000,
+        description="optuna: total number of trials; a later call may add more.",
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> tuple[TuningSettings, dict[str, Any]]:
+        """Those of `given` that say how settings are chosen, and the others.
+
+        Raises InputError naming the field.
+        """
+        others = {name: value for name, value in given.items() if name not in cls.model_fields}
+        own = {name: value for name, value in given.items() if name in cls.model_fields}
+        try:
+            return cls(**own), others
+        except ValidationError as error:
+            raise InputError(one_line(error)) from None
+
+
+class TuningOverrides(Overrides, total=False):
+    """Keywords of a tuning: the fields of `TuningSettings`, too, for type checkers."""
+
+    search: Literal["paper", "optuna"]
+    start: str | None
+    tune_on: str | None
+    report_on: str | None
+    worst: int
+    above: float | None
+    grid_scale: str
+    tries: int
