@@ -35,13 +35,12 @@ HOSTILE = {
 SAID = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    # Five seconds each.
-    [pytest.param(name, marks=[pytest.mark.slow] if name == "a power" else []) for name in HOSTILE],
-)
-def test_a_template_that_computes_for_ever_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_template_that_computes_for_ever_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For a chat alone: a text beside it is completed, and so is another model's chat after it."""
+    monkeypatch.setattr(templates, "_CPU_SECONDS", 1)
     hostile = TransformersEngine(save_chat_model(tmp_path / "a", HOSTILE[name] + SAID))
     good = TransformersEngine(save_chat_model(tmp_path / "b", GOOD["chatml"], bos=True))
     began = time.monotonic()

@@ -428,7 +428,7 @@ async def _each(engine: Engine, requests: list[Request]) -> list[Any]:
 def test_a_likelihood_that_was_not_sent(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    engine = connect(servers[0], deadline=2.0)
+    engine = connect(servers[0], deadline=0.5)
     choice = {"index": 0, "finish_reason": "length", "token_ids": [1]}
     for wrong in (None, [None, None], [None, {"7": {"logprob": -1.0}}]):
         answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
@@ -620,19 +620,7 @@ async def _broken_once(
 
 @pytest.mark.parametrize(
     "config",
-    [
-        "{",
-        "[]",
-        '"gpt2"',
-        "{}",
-        '{"model_type": "gpt2", "n_layer": 100000}',
-        '{"model_type": "gpt2", "n_embd": "wide"}',
-        '{"model_type": "no-such-model"}',
-        '{"model_type": "gpt2", "n_head": 0}',
-        "[" * 100_000,
-        "\x00",
-        None,
-    ],
+    ["{", '{"model_type": "gpt2", "n_layer": 100000}', '{"model_type": "no-such-model"}', None],
 )
 def test_a_folder_with_a_broken_config_is_refused(tmp_path: Path, config: str | None) -> None:
     folder = save_causal_lm(tmp_path / "model", "gpt2")
