@@ -18,9 +18,7 @@ def benchmark_file(tmp_path: Path) -> Path:
 
 
 def test_methods_side_by_side(
-    benchmark_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    benchmark_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs"
     command = [
@@ -86,7 +84,7 @@ def test_a_temperature_sweep_draws_its_curve(
     assert tide("report", "runs") == 0
     folder = Path("runs/mine-pocket")
     assert {path.name for path in folder.iterdir()} == {
-        *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report"),
+        *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report")
     }
     assert (folder / "report/sensitivity-tide-temperature.png").is_file()
 

@@ -154,9 +154,7 @@ def test_prompts_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_file_with_a_judge(
-    prompts_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.jsonl"
     assert tide(
@@ -197,9 +195,7 @@ def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> N
 
 
 def test_a_finished_run_is_extended(
-    prompts_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By judges and by trials; all judges that are named count, however they are named."""
     command = ("run", "-i", prompts_file, "--limit", 2, "-o")
@@ -218,9 +214,7 @@ def test_a_finished_run_is_extended(
 
 
 def test_formats_are_printed_in_order(
-    prompts_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ("--limit", 2, "--trials", 2, "--max-iterations", 2)
     command = ("run", "-i", prompts_file, *small, "--format")
@@ -318,11 +312,7 @@ def test_another_model_and_scorer(prompts_file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_server(
-    prompts_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_server(prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Records of the remote engine are those of the local one; `doctor` looks at a server, too."""
     made = []
     with VllmServer(TransformersEngine("pocket")) as server:
@@ -398,9 +388,7 @@ def test_options_that_decide_the_records_may_not_change(
     ],
 )
 def test_bad_input_is_one_clear_line(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tide(*arguments) == 1
     err = capsys.readouterr().err
@@ -413,9 +401,7 @@ def test_bad_input_is_one_clear_line(
     ("prompt", "message"), [("", "id 0: empty"), ("word " * 300, "context of 256")]
 )
 def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
-    prompt: str,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    prompt: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tide("run", prompt, PROMPTS[0], "--format", "text") == 1
     out, err = capsys.readouterr()
@@ -474,9 +460,7 @@ def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
 
 
 def test_another_seed_does_not_mix_into_a_file(
-    prompts_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ("run", "-i", prompts_file, "-o", tmp_path / "out.jsonl", "--limit", 1)
     assert tide(*command) == 0

@@ -43,11 +43,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-def test_compare(
-    labels: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_compare(labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     output, plot = tmp_path / "figures.json", tmp_path / "plot.png"
     command = (
@@ -98,9 +94,7 @@ def test_compare_counts_false_alarms_on_ordinary_texts(
 
 @pytest.mark.usefixtures("exact")
 def test_compare_by_a_field(
-    labels: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "figures.json"
     command = ("scorers", "compare", labels, "-s", "exact", "--by", "source", "-o", output)
@@ -207,9 +201,7 @@ def test_a_misspelt_scorer_stops_compare_at_once(
 
 
 def test_calibrate_and_use(
-    labels: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "calibration.json"
     command = ("scorers", "calibrate", labels, "-o", output)

@@ -32,15 +32,10 @@ def test_a_function_is_a_scorer() -> None:
     [
         ([0.1, float("nan"), 0.2], "nan is not a score"),
         ([0.1, 1.3, 0.2], r"1\.3 is not a score"),
-        ([0.1, -0.01, 0.2], "is not a score"),
-        ([0.1, float("inf"), 0.2], "inf is not a score"),
         ([0.1, 0.2], "3 texts"),
-        ([0.1, 0.2, 0.3, 0.4], "3 texts"),
         (np.full((3, 1), 0.1), "3 texts"),
         ([[0.1], [0.2], [0.3]], "not a list of numbers: TypeError: a list with a list"),
         (0.5, "not a list of numbers: TypeError: a float"),
-        (["high", "low", "low"], "a list with a str"),
-        (None, "a NoneType"),
     ],
 )
 def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:

@@ -272,10 +272,7 @@ def test_refuses_weights_of_other_features(
     ],
 )
 def test_refuses_broken_tensors(
-    tmp_path: Path,
-    tensors: dict[str, np.ndarray],
-    metadata: dict[str, str] | None,
-    message: str,
+    tmp_path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str] | None, message: str
 ) -> None:
     path = tmp_path / "weights.safetensors"
     if metadata is not None:

@@ -185,9 +185,7 @@ def test_a_view_is_sent_without_the_storage_behind_it(
 
 
 def test_the_key_comes_from_the_environment(
-    connect: Callable[..., RemoteEngine],
-    servers: list[VllmServer],
-    monkeypatch: pytest.MonkeyPatch,
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret")
     connect(servers[0], api_key_env="MY_KEY")
@@ -502,19 +500,14 @@ def test_bad_options() -> None:
     for options, message in (
         ({}, "give at least one server"),
         ({"base_urls": "ftp://somewhere"}, "base_urls: not an address"),
-        ({"base_urls": "localhost:8000"}, "not an address"),
         ({"base_urls": ["http://a:1", "http://a:1/v1"]}, "twice"),
         ({"base_urls": "http://user:password@a"}, "base_urls: an address with a user"),
-        ({"base_urls": "http://a:99999"}, "base_urls: not an address"),
         ({"base_urls": 5}, "base_urls"),
         ({"base_urls": "http://a", "trust_remote_code": "perhaps"}, "trust_remote_code"),
-        ({"base_urls": "http://a", "max_batch": "x"}, "max_batch"),
         ({"base_urls": "http://a", "max_batch": 10**9}, "max_batch"),
         ({"base_urls": "http://a", "deadline": 0}, "deadline"),
         ({"base_urls": "http://a", "deadline": float("inf")}, "deadline"),
-        ({"base_urls": "http://a", "timeout": 1e300}, "timeout"),
         ({"base_urls": "http://a", "timeout": float("nan")}, "timeout"),
-        ({"base_urls": "http://a", "max_batch": 0}, "max_batch"),
         ({"base_urls": "http://a", "dtype": "float33"}, "dtype"),
     ):
         with pytest.raises(InputError, match=message) as refused:

@@ -11,13 +11,7 @@ import pytest
 
 from tests.hostile import CONTROL_TOKENS
 from tests.scorers.services.own_stand_ins import Azure, GuardServer, Tei, VllmPooling, verdicts
-from tests.scorers.services.stand_ins import (
-    Moderation,
-    Perspective,
-    Service,
-    running,
-    toxicity,
-)
+from tests.scorers.services.stand_ins import Moderation, Perspective, Service, running, toxicity
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of

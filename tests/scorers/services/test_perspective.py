@@ -77,11 +77,7 @@ def test_another_attribute(service: Service) -> None:
         ("bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
         ("forbidden", ScorerRefusedError, "PERMISSION_DENIED; check"),
         ("missing", ScorerRefusedError, "HTTP 404"),
-        (
-            "gone",
-            ScorerRefusedError,
-            "retired; the Perspective API ended on 2026-12-31; use ",
-        ),
+        ("gone", ScorerRefusedError, "retired; the Perspective API ended on 2026-12-31; use "),
     ],
 )
 def test_a_refusal_is_not_tried_again(
