@@ -119,7 +119,7 @@ def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
     """Recall on toxic texts that it was not trained on drops by 10 points at most."""
     labelled = train_pocket_scorer.read_labelled(DATA / "labelled")
     held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
-    texts = [labelled.texts[i] for i in held_out]
+    texts = [labelled.texts[i] for i in held_out[::3]]
     plain = (scorer.score(texts) >= 0.5).mean()
     assert plain >= 0.88
     for disguise in DISGUISES.values():
