@@ -426,7 +426,7 @@ async def _each(engine: Engine, requests: list[Request]) -> list[Any]:
 def test_a_likelihood_that_was_not_sent(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    engine = connect(servers[0], deadline=0.5)
+    engine = connect(servers[0], deadline=1.0)
     choice = {"index": 0, "finish_reason": "length", "token_ids": [1]}
     for wrong in (None, [None, None], [None, {"7": {"logprob": -1.0}}]):
         answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
