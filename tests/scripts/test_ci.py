@@ -13,8 +13,8 @@ import pytest
 
 from tests.scripts.loading import ROOT
 
-EVERYTHING = ["test-all", "check", "test-docs", "test-clients", "test-vllm"]
-SERVERLESS = EVERYTHING[:3]
+EVERYTHING = ["test", "check", "test-slow", "test-docs", "test-clients", "test-vllm"]
+SERVERLESS = EVERYTHING[:4]
 # Without what a git hook says of its own repository.
 _ENV = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
