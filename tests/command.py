@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from unittest.mock import patch
 
 import pytest
+from typer import main as typer_main
 
 from tide.cli import main
+
+# Typer reads the parameters of all commands anew with each call.
+_get_command = cache(typer_main.get_command)
 
 
 def tide(*arguments: object) -> int:
     """The exit code of `tide ARGUMENTS`."""
     with (
         patch.object(sys, "argv", ["tide", *map(str, arguments)]),
+        patch.object(typer_main, "get_command", _get_command),
         pytest.raises(SystemExit) as caught,
     ):
         main()

@@ -3,12 +3,18 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from tests.generated import LONG
+
+if TYPE_CHECKING:
+    from tests.engines.openai.server import TextServer
+    from tide.engines.openai.engine import OpenAIEngine
 
 # The models here are tiny: a second thread would only wait for the first, long on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,3 +54,20 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"the benchmark data is not at {SHARED}")
     return SHARED
+
+
+@pytest.fixture(scope="module")
+def text_server() -> Iterator[TextServer]:
+    """A server with OpenAI's fields alone."""
+    from tests.engines.openai.server import TextServer
+
+    with TextServer(strict=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def text_engine(text_server: TextServer) -> Iterator[OpenAIEngine]:
+    from tide.engines.openai.engine import OpenAIEngine
+
+    with OpenAIEngine("tiny", base_urls=text_server.url, deadline=10.0) as engine:
+        yield engine

@@ -13,7 +13,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.scorers import CallableScorer
 
 # The two that differ most run with every change.
-KINDS = ("gpt2", "gemma2", "llama", "qwen3")
+KINDS = ("gpt2", "gemma2", "llama")
 
 
 def with_slow(*quick: str) -> list[Any]:

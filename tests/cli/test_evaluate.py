@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cli.test_run import PROMPTS, killed_after, records
+from tests.cli.test_run import PROMPTS, records
 from tests.command import tide
 from tide.evaluation.runs import read_run
 
@@ -21,9 +18,7 @@ def benchmark_file(tmp_path: Path) -> Path:
 
 
 def test_methods_side_by_side(
-    benchmark_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    benchmark_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "runs"
     command = [
@@ -48,35 +43,6 @@ def test_methods_side_by_side(
     before = {name: (out / name / "records.jsonl").read_bytes() for name in runs}
     assert tide(*command) == 0
     assert before == {name: (out / name / "records.jsonl").read_bytes() for name in runs}
-
-
-@pytest.mark.slow
-def test_killed_and_started_again(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    texts = [f"{prompt} number {i}" for i in range(8) for prompt in PROMPTS]
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-
-    def command(out: Path) -> list[str]:
-        tail = ["eval", prompts, "--methods", "base,random-walk", "-o", out, "--max-batch", 4]
-        return [sys.executable, "-c", "from tide.cli import main; main()", *map(str, tail)]
-
-    output = tmp_path / "killed" / "random-walk" / "records.jsonl"
-    kept = killed_after(4, command(tmp_path / "killed"), output)
-    assert kept.count(b"\n") < len(texts)
-
-    for name in ("killed", "unbroken"):
-        subprocess.run(command(tmp_path / name), check=True, capture_output=True)
-    found: dict[str, dict[Any, Any]] = {}
-    for name in ("killed", "unbroken"):
-        rows = records(tmp_path / name / "random-walk" / "records.jsonl")
-        assert len(rows) == len(texts)
-        found[name] = {row["id"]: [one["text"] for one in row["trials"]] for row in rows}
-    assert list(found["killed"]) == list(found["unbroken"]) == list(range(len(texts)))
-    for line in kept.splitlines():
-        record = json.loads(line)
-        assert found["killed"][record["id"]] == [one["text"] for one in record["trials"]]
-    same = sum(found["killed"][i] == found["unbroken"][i] for i in range(len(texts)))
-    assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
 
 
 @pytest.mark.slow
@@ -118,7 +84,7 @@ def test_a_temperature_sweep_draws_its_curve(
     assert tide("report", "runs") == 0
     folder = Path("runs/mine-pocket")
     assert {path.name for path in folder.iterdir()} == {
-        *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report"),
+        *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report")
     }
     assert (folder / "report/sensitivity-tide-temperature.png").is_file()
 

@@ -84,11 +84,7 @@ def test_no_pair_is_an_error_and_leaves_the_output_as_it_is(
     ],
 )
 def test_hostile_files_are_one_line(
-    name: str,
-    content: str,
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, output = searched(tmp_path / "runs/one", {}), tmp_path / "a.jsonl"
     content = content if content.endswith(("\n", '"')) else f"{content}\n"

@@ -234,10 +234,7 @@ def test_a_baseline_of_another_package(model: Path, data: Path, tmp_path: Path) 
 
 
 def test_a_smaller_model_may_learn_instead(
-    model: Path,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = save_causal_lm(tmp_path / "small", "gpt2", bos=True)
     out = tmp_path / "out"

@@ -64,10 +64,7 @@ def test_everything_is_listed_and_nothing_cut(
     ],
 )
 def test_one_is_told_with_its_options(
-    name: str,
-    lines: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(SCORERS._targets, "mine", "tests.scorers.test_load:Tuned")
     assert tide("methods", name) == 0

@@ -196,10 +196,7 @@ def test_exact_20(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(
-    runs: Path,
-    options: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    runs: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tide("report", runs, *options) == 1
     assert message in refused(capsys)

@@ -33,9 +33,7 @@ def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("command", [("run", "--strategy", "resample:n=1"), ("score",)])
 def test_a_file_is_not_masked_and_the_terminal_says_so(
-    command: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, *options = command
     output = tmp_path / "out.jsonl"
@@ -56,9 +54,7 @@ def test_masking_hides_toxic_texts_only(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("command", ["run", "score"])
 def test_outputs_that_cannot_be(
-    command: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The input, a device, a folder, a name that is too long: one line, and nothing is lost."""
     path, link = tmp_path / "a.jsonl", tmp_path / "b.jsonl"

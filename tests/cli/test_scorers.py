@@ -43,11 +43,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-def test_compare(
-    labels: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_compare(labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     output, plot = tmp_path / "figures.json", tmp_path / "plot.png"
     command = (
@@ -98,9 +94,7 @@ def test_compare_counts_false_alarms_on_ordinary_texts(
 
 @pytest.mark.usefixtures("exact")
 def test_compare_by_a_field(
-    labels: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "figures.json"
     command = ("scorers", "compare", labels, "-s", "exact", "--by", "source", "-o", output)
@@ -155,9 +149,7 @@ def test_compare_goes_on_when_a_scorer_fails(
     ("spec", "problem"),
     [
         ("perspective", "set the environment variable PERSPECTIVE_API_KEY"),
-        ("cache:perspective", "set the environment variable PERSPECTIVE_API_KEY"),
         ("openai-moderation", "OPENAI_MODERATION_QPS: Input should be less than or equal to 10000"),
-        ("azure-content-safety", "AZURE_CONTENT_SAFETY_ENDPOINT: not an address"),
         ("tei:http://127.0.0.1:9", "TEI_API_KEY: holds characters that no key has"),
         ("uninstalled", "pip install"),
     ],
@@ -170,11 +162,9 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
     spec: str,
     problem: str,
 ) -> None:
-    for variable in ("PERSPECTIVE_API_KEY", "AZURE_CONTENT_SAFETY_ENDPOINT"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("PERSPECTIVE_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key-0123456789")
     monkeypatch.setenv("OPENAI_MODERATION_QPS", "1e9")
-    monkeypatch.setenv("AZURE_CONTENT_SAFETY_KEY", "not-a-real-key-0123456789")
     monkeypatch.setenv("TEI_API_KEY", "two words")
     monkeypatch.setitem(
         REGISTRY._targets, "uninstalled", lambda: require("no_such_package", extra="profanity")
@@ -211,9 +201,7 @@ def test_a_misspelt_scorer_stops_compare_at_once(
 
 
 def test_calibrate_and_use(
-    labels: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "calibration.json"
     command = ("scorers", "calibrate", labels, "-o", output)

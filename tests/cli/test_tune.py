@@ -57,11 +57,7 @@ def test_a_preset_is_tuned_and_used(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "a prompt", "--preset", "none.json"], "none.json: no such file"),
     ],
 )
-def test_bad_input(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     own = HERE[:4] if arguments[0] == "run" else HERE
     assert tide(*arguments, *own) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -398,9 +398,7 @@ def test_a_chat_that_nobody_advises_on_is_no_longer_cold(
 
 
 def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_cut(
-    tmp_path: Path,
-    chatml: TransformersEngine,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, chatml: TransformersEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["run", "--chat", "The weather", "--model", chatml.name]
     out = tmp_path / "out.jsonl"
@@ -474,9 +472,7 @@ def test_a_closed_engine_renders_nothing(tmp_path: Path) -> None:
 
 
 def test_chats_of_a_file_are_answered_recorded_and_resumed(
-    tmp_path: Path,
-    chatml: TransformersEngine,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, chatml: TransformersEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = tmp_path / "chats.jsonl", tmp_path / "out.jsonl"
     chats = [LONG, HELLO, SYSTEM + HELLO]
@@ -538,9 +534,7 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
 
 
 def test_prompts_and_texts_are_what_a_user_says(
-    tmp_path: Path,
-    chatml: TransformersEngine,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, chatml: TransformersEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.txt").write_text("Rain fell\n")
     (row,) = read_rows(tmp_path / "one.txt", chats=True)

@@ -127,9 +127,6 @@ def test_what_cannot_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    for name, says in (
-        ("rpt", "unknown dataset 'rpt'; did you mean 'rtp'"),
-        ("rtp", ".[hub]"),
-    ):
+    for name, says in (("rpt", "unknown dataset 'rpt'; did you mean 'rtp'"), ("rtp", ".[hub]")):
         assert tide("data", "get", name, "-o", tmp_path) == 1
         assert says in capsys.readouterr().err

@@ -132,7 +132,7 @@ def test_the_command_line_keeps_them(
     (tmp_path / "sides.py").write_text(
         "import numpy as np\nfrom tide.scorers import Attributed\n"
         "class Sides:\n    name, threshold, attributes = 'sides@1', 0.5, ('long',)\n"
-        "    def score(self, texts): return np.full(len(texts), 0.25)\n"
+        "    def score(self, texts): return np.full(len(texts), 0.05)\n"
         "    def score_attributes(self, texts):\n"
         "        long = np.array([min(1.0, len(text) / 1000) for text in texts])\n"
         "        return Attributed(self.score(texts), {'long': long})\n"

@@ -15,11 +15,7 @@ from tide.data.records import Record, TrialRecord
 from tide.evaluation.judges import judge_records, judged
 from tide.evaluation.progress import Progress
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import (
-    Attributed,
-    ask_attributes,
-    attributes_of,
-)
+from tide.scorers.base import Attributed, ask_attributes, attributes_of
 from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.calibration import CalibratedScorer, fit

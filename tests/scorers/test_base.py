@@ -4,13 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import is_empty, validate_scores
+from tide.scorers.base import is_empty
 from tide.scorers.wrappers.base import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -33,15 +32,10 @@ def test_a_function_is_a_scorer() -> None:
     [
         ([0.1, float("nan"), 0.2], "nan is not a score"),
         ([0.1, 1.3, 0.2], r"1\.3 is not a score"),
-        ([0.1, -0.01, 0.2], "is not a score"),
-        ([0.1, float("inf"), 0.2], "inf is not a score"),
         ([0.1, 0.2], "3 texts"),
-        ([0.1, 0.2, 0.3, 0.4], "3 texts"),
         (np.full((3, 1), 0.1), "3 texts"),
         ([[0.1], [0.2], [0.3]], "not a list of numbers: TypeError: a list with a list"),
         (0.5, "not a list of numbers: TypeError: a float"),
-        (["high", "low", "low"], "a list with a str"),
-        (None, "a NoneType"),
     ],
 )
 def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:
@@ -137,21 +131,6 @@ def test_equal_texts_are_sent_once(texts: list[str]) -> None:
     assert np.array_equal(scores.values, expected)
 
 
-def test_unknown_names_are_answered_with_the_nearest() -> None:
-    with pytest.raises(InputError, match="did you mean 'pocket'"):
-        load_scorer("pockt")
-    with pytest.raises(
-        InputError, match=r"known: .*detoxify, .*hf, .*pocket, .*profanity-check, .*sentence"
-    ):
-        load_scorer("zzz")
-    with pytest.raises(InputError, match="takes no argument"):
-        load_scorer("profanity-check:x")
-    with pytest.raises(InputError, match="needs more"):
-        load_scorer("hf")
-    with pytest.raises(InputError, match="expected a name"):
-        load_scorer(3)  # type: ignore[arg-type]
-
-
 def test_a_third_party_scorer_is_found_by_name() -> None:
     REGISTRY.add("by-length", lambda: CallableScorer(by_length))
     try:
@@ -160,13 +139,6 @@ def test_a_third_party_scorer_is_found_by_name() -> None:
             REGISTRY.add("pocket", by_length)
     finally:
         del REGISTRY._targets["by-length"]
-
-
-@pytest.mark.parametrize("kind", [torch.tensor, lambda x: torch.nn.Parameter(torch.tensor(x))])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_tensor_is_an_answer(kind: Any, dtype: torch.dtype) -> None:
-    answer = kind([0.25, 0.5, 0.75]).to(dtype)
-    assert validate_scores("a scorer", answer, 3).tolist() == [0.25, 0.5, 0.75]
 
 
 def test_what_comes_to_end_the_work_is_no_answer_of_a_scorer() -> None:

@@ -21,8 +21,6 @@ from tests.scorers.test_pocket import FRIENDLY, TEXTS
 from tests.scripts.loading import load_script
 from tide import pocket
 from tide.core.errors import ScorerError
-from tide.scorers import load_scorer
-from tide.scorers.base import Scorer
 from tide.scorers.pocket import normalize
 from tide.scorers.sentence import (
     METADATA,
@@ -53,37 +51,6 @@ def small(path: Path, seed: int = 0, **changes: Any) -> tuple[torch.nn.Module, P
     tensors[VOCABULARY] = np.frombuffer("\n".join(PIECES).encode(), dtype=np.uint8)
     save_file(tensors, path, metadata=metadata_of(SMALL.model_copy(update=changes)))
     return network, path
-
-
-def test_is_a_scorer_that_names_its_revision(scorer: SentenceScorer) -> None:
-    assert isinstance(scorer, Scorer)
-    assert scorer.name.startswith("sentence@")
-    assert scorer.name == load_scorer("sentence").name
-    assert scorer.threshold == 0.5
-    scorer.close()
-
-
-def test_shape_type_and_range(scorer: SentenceScorer) -> None:
-    scores = scorer.score(TEXTS)
-    assert scores.shape == (len(TEXTS),)
-    assert scores.dtype == np.float64
-    assert ((scores >= 0) & (scores <= 1)).all()
-    assert scorer.score([]).shape == (0,)
-
-
-def test_a_score_does_not_depend_on_the_batch(scorer: SentenceScorer) -> None:
-    together = scorer.score(TEXTS)
-    np.testing.assert_allclose(scorer.score(TEXTS[::-1]), together[::-1], atol=1e-6)
-    alone = [scorer.score([text])[0] for text in TEXTS]
-    np.testing.assert_allclose(alone, together, atol=1e-6)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.text(st.characters(exclude_categories=())), max_size=5))
-def test_any_text_has_a_score(scorer: SentenceScorer, texts: list[str]) -> None:
-    scores = scorer.score(texts)
-    assert scores.shape == (len(texts),)
-    assert ((scores >= 0) & (scores <= 1)).all()  # false for NaN
 
 
 def test_the_worst_window_of_a_long_text_counts(scorer: SentenceScorer) -> None:
@@ -211,10 +178,6 @@ def test_refuses_missing_and_damaged_files(tmp_path: Path) -> None:
     save_file({"weights": np.zeros(2)}, path)
     with pytest.raises(ScorerError, match="lacks 'sentence'"):
         SentenceScorer(path)
-
-
-def test_weights_are_small() -> None:
-    assert pocket.SENTENCE.stat().st_size <= 11_000_000
 
 
 @pytest.mark.parametrize(

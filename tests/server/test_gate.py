@@ -96,9 +96,7 @@ def test_without_a_key_pages_of_other_sites_are_not_served() -> None:
         for host in ("localhost", "localhost:8000", "127.0.0.1", "[::1]:80"):
             assert server.http.get("/v1/models", headers={"host": host}).status_code == 200, host
         plain = server.http.post(
-            "/v1/completions",
-            content=b'{"prompt":"x"}',
-            headers={"content-type": "text/plain"},
+            "/v1/completions", content=b'{"prompt":"x"}', headers={"content-type": "text/plain"}
         )
         assert plain.status_code == 400
 

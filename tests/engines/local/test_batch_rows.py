@@ -68,9 +68,7 @@ STEP = st.tuples(
 @given(steps=st.lists(STEP, min_size=1, max_size=8), shares=st.booleans())
 @examples(4, 150)
 def test_logits_are_those_of_a_fresh_read(
-    engine: TransformersEngine,
-    steps: list[tuple[list[int], set[int], int]],
-    shares: bool,
+    engine: TransformersEngine, steps: list[tuple[list[int], set[int], int]], shares: bool
 ) -> None:
     """Any schedule of rows of any lengths; some share a beginning that is read once."""
     limit = longest(engine)

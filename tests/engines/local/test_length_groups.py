@@ -19,10 +19,7 @@ def least_cost(lengths: list[int]) -> int:
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     inner = range(1, len(order))
     return min(
-        total(
-            lengths,
-            [order[a:b] for a, b in zip((0, *cut), (*cut, len(order)), strict=True)],
-        )
+        total(lengths, [order[a:b] for a, b in zip((0, *cut), (*cut, len(order)), strict=True)])
         for size in range(len(order))
         for cut in combinations(inner, size)
     )

@@ -193,9 +193,7 @@ def test_a_text_that_begins_with_a_stop_string_is_empty(pocket: TransformersEngi
     assert one == Completion("", (), "stop")
 
 
-def test_rows_that_hold_their_stop_strings_are_read_no_further(
-    pocket: TransformersEngine,
-) -> None:
+def test_rows_that_hold_their_stop_strings_are_read_no_further(pocket: TransformersEngine) -> None:
     before = pocket.forward_tokens
     written(pocket, greedy(max_new_tokens=200, min_new_tokens=200))
     full = pocket.forward_tokens - before

@@ -234,10 +234,7 @@ def test_stop_strings_before_the_least(connect: Connect, server: TextServer) -> 
 # Chats
 
 CHAT = Chat.of(
-    [
-        {"role": "system", "content": "Be kind."},
-        {"role": "user", "content": "What do you do?"},
-    ]
+    [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "What do you do?"}]
 )
 
 

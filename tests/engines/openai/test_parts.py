@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -27,18 +26,6 @@ CALL = {"id": "abc", "type": "function", "function": {"name": "find", "arguments
 TURNS = [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]},
          {"role": "tool", "tool_call_id": "abc", "content": "It is there."}]  # fmt: skip
 DRAWN = Sampling(temperature=1.0, max_new_tokens=40)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[TextServer]:
-    with TextServer(strict=True) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def engine(server: TextServer) -> Iterator[OpenAIEngine]:
-    with OpenAIEngine("tiny", base_urls=server.url, deadline=10.0) as engine:
-        yield engine
 
 
 def answered(
@@ -73,21 +60,23 @@ SAID = Said(
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_calls_and_reasoning_of_every_server(
-    engine: OpenAIEngine, server: TextServer, wire: str
+    text_engine: OpenAIEngine, text_server: TextServer, wire: str
 ) -> None:
-    server.message = lambda body: WIRES[wire](SAID)
-    text, parts, reason = answered(engine, Chat.of([USER], ASKS))
+    text_server.message = lambda body: WIRES[wire](SAID)
+    text, parts, reason = answered(text_engine, Chat.of([USER], ASKS))
     assert (text, parts.reasoning, reason) == (SAID.text, SAID.reasoning, "stop")
     assert calls_of(parts) == list(SAID.calls)
     assert [one.id for one in parts.tool_calls] == [SAID.id_of(i) for i in range(3)]
 
 
-def test_a_request_is_passed_on_as_it_is(engine: OpenAIEngine, server: TextServer) -> None:
-    server.message = lambda body: WIRES["vLLM"](Said("Fine.", reason="length"))
+def test_a_request_is_passed_on_as_it_is(
+    text_engine: OpenAIEngine, text_server: TextServer
+) -> None:
+    text_server.message = lambda body: WIRES["vLLM"](Said("Fine.", reason="length"))
     asks = ASKS | {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}
     for chat in (Chat.of([USER], asks), Chat.of(TURNS, ASKS), Chat.of(TURNS)):
-        assert answered(engine, chat)[::2] == ("Fine.", "length")
-        body = server.requests[-1]
+        assert answered(text_engine, chat)[::2] == ("Fine.", "length")
+        body = text_server.requests[-1]
         assert body["messages"] == chat.dump()
         assert {name: body.get(name) for name in asks} == {
             **dict.fromkeys(asks),
@@ -95,15 +84,17 @@ def test_a_request_is_passed_on_as_it_is(engine: OpenAIEngine, server: TextServe
         }
     assert body["messages"] == TURNS
     # What it may be sent with cannot replace what is ours.
-    assert answered(engine, Chat.of([USER], {"model": "other", "n": 5}))[0] == "Fine."
-    assert server.requests[-1]["model"] == "tiny"
+    assert answered(text_engine, Chat.of([USER], {"model": "other", "n": 5}))[0] == "Fine."
+    assert text_server.requests[-1]["model"] == "tiny"
 
 
-def test_other_fields_of_a_plain_chat_stay_away(engine: OpenAIEngine, server: TextServer) -> None:
-    server.message = lambda body: None
-    answered(engine, Chat.of([USER]))
-    assert not {"tools", "tool_choice", "response_format"} & set(server.requests[-1])
-    assert server.requests[-1]["messages"] == [USER]
+def test_other_fields_of_a_plain_chat_stay_away(
+    text_engine: OpenAIEngine, text_server: TextServer
+) -> None:
+    text_server.message = lambda body: None
+    answered(text_engine, Chat.of([USER]))
+    assert not {"tools", "tool_choice", "response_format"} & set(text_server.requests[-1])
+    assert text_server.requests[-1]["messages"] == [USER]
 
 
 def delta(**parts: Any) -> dict[str, Any]:
@@ -146,10 +137,10 @@ END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
     ],
 )  # fmt: skip
 def test_calls_are_put_together_by_index_and_id(
-    engine: OpenAIEngine, server: TextServer, deltas: Any, calls: list[tuple[str, str]]
+    text_engine: OpenAIEngine, text_server: TextServer, deltas: Any, calls: list[tuple[str, str]]
 ) -> None:
-    server.message = lambda body: [*(delta(tool_calls=one) for one in deltas), END]
-    assert calls_of(answered(engine, Chat.of([USER], ASKS))[1]) == calls
+    text_server.message = lambda body: [*(delta(tool_calls=one) for one in deltas), END]
+    assert calls_of(answered(text_engine, Chat.of([USER], ASKS))[1]) == calls
 
 
 @pytest.mark.parametrize(
@@ -177,21 +168,23 @@ def test_calls_are_put_together_by_index_and_id(
         pytest.param([delta(tool_calls=[call(0, name="f")])], id="no end"),
     ],
 )
-def test_what_is_no_answer(engine: OpenAIEngine, server: TextServer, events: Events) -> None:
-    server.message = lambda body: events
+def test_what_is_no_answer(
+    text_engine: OpenAIEngine, text_server: TextServer, events: Events
+) -> None:
+    text_server.message = lambda body: events
     with pytest.raises(CompletionError):
-        answered(engine, Chat.of([USER], ASKS))
+        answered(text_engine, Chat.of([USER], ASKS))
 
 
 @pytest.mark.parametrize("asks", [{}, {**ASKS, "tool_choice": "none"}, {"response_format": {}}])
 @pytest.mark.parametrize("reason", ["tool_calls", "stop"])
 def test_calls_that_nobody_asked_for_are_refused(
-    engine: OpenAIEngine, server: TextServer, asks: dict[str, Any], reason: str
+    text_engine: OpenAIEngine, text_server: TextServer, asks: dict[str, Any], reason: str
 ) -> None:
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
-    server.message = lambda body: [delta(tool_calls=[call(0, name="f", arguments="{}")]), end]
+    text_server.message = lambda body: [delta(tool_calls=[call(0, name="f", arguments="{}")]), end]
     with pytest.raises(CompletionError, match="called a tool, and was sent none"):
-        answered(engine, Chat.of([USER], asks))
+        answered(text_engine, Chat.of([USER], asks))
 
 
 @pytest.mark.parametrize(
@@ -212,36 +205,42 @@ def test_calls_that_nobody_asked_for_are_refused(
     ],
 )
 def test_reasoning_that_the_text_begins_with(
-    engine: OpenAIEngine, server: TextServer, text: str, reasoning: str, rest: str
+    text_engine: OpenAIEngine, text_server: TextServer, text: str, reasoning: str, rest: str
 ) -> None:
     for size in (1, 2, 5, 100):
         thoughts = Thoughts()
         parts = [text[i : i + size] for i in range(0, len(text), size)]
         assert "".join([*map(thoughts.add, parts), thoughts.end()]) == rest
         assert thoughts.said == reasoning
-    server.message = lambda body: WIRES["Ollama"](Said(text, "Before. "))
+    text_server.message = lambda body: WIRES["Ollama"](Said(text, "Before. "))
     for asks in ({}, ASKS):
-        found, said, _ = answered(engine, Chat.of([USER], asks))
+        found, said, _ = answered(text_engine, Chat.of([USER], asks))
         assert (found, said.reasoning) == (rest, "Before. " + reasoning)
-        found, said, _ = answered(engine, Chat.of([USER], asks), whole_text=True)
+        found, said, _ = answered(text_engine, Chat.of([USER], asks), whole_text=True)
         assert (found, said.reasoning) == (text, "Before. ")
 
 
-def test_reasoning_in_both_fields_is_told_once(engine: OpenAIEngine, server: TextServer) -> None:
+def test_reasoning_in_both_fields_is_told_once(
+    text_engine: OpenAIEngine, text_server: TextServer
+) -> None:
     both = delta(reasoning="They", reasoning_content="They", content="")
-    server.message = lambda body: [both, *WIRES["vLLM"](Said("Fine."))]
-    assert answered(engine, Chat.of([USER]))[1].reasoning == "They"
+    text_server.message = lambda body: [both, *WIRES["vLLM"](Said("Fine."))]
+    assert answered(text_engine, Chat.of([USER]))[1].reasoning == "They"
 
 
-def test_a_call_is_no_answer_that_is_too_short(engine: OpenAIEngine, server: TextServer) -> None:
-    server.message = lambda body: WIRES["vLLM"](Said(calls=[("f", "{}")]))
+def test_a_call_is_no_answer_that_is_too_short(
+    text_engine: OpenAIEngine, text_server: TextServer
+) -> None:
+    text_server.message = lambda body: WIRES["vLLM"](Said(calls=[("f", "{}")]))
     least = DRAWN.model_copy(update={"min_new_tokens": 5})
-    assert calls_of(answered(engine, Chat.of([USER], ASKS), least)[1]) == [("f", "{}")]
+    assert calls_of(answered(text_engine, Chat.of([USER], ASKS), least)[1]) == [("f", "{}")]
 
 
-def test_a_chat_in_parts_is_not_gone_on_with(engine: OpenAIEngine) -> None:
+def test_a_chat_in_parts_is_not_gone_on_with(text_engine: OpenAIEngine) -> None:
     def goes_on(chat: Chat) -> bool:
-        return engine.supports_continuation(engine.tokenize([engine.render(chat)])[0])
+        return text_engine.supports_continuation(
+            text_engine.tokenize([text_engine.render(chat)])[0]
+        )
 
     assert goes_on(Chat.of([USER]))
     for chat in (Chat.of([USER], ASKS), Chat.of(TURNS)):

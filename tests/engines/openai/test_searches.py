@@ -31,15 +31,7 @@ def detoxifier(engine: OpenAIEngine, strategy: str, **settings: Any) -> Detoxifi
     return Detoxifier(engine, scorer=dull, strategy=strategy, **settings)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "length"),
-    [
-        ("resample", 20),
-        pytest.param("resample", 100, marks=pytest.mark.slow),
-        ("backtrack", 20),
-        ("backtrack", 100),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "length"), [("resample", 20), ("backtrack", 100)])
 def test_repairs_by_text_alone(engine: OpenAIEngine, strategy: str, length: int) -> None:
     results = list(detoxifier(engine, strategy, max_new_tokens=length).map(PROMPTS))
     assert sum(result.trials[0].base.toxicity >= 0.5 for result in results) > 2
@@ -60,12 +52,9 @@ def test_searches_that_move_the_prompt_say_that_they_cannot(engine: OpenAIEngine
         detoxifier(engine, "resample", max_perplexity=12.0)
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("resample", marks=pytest.mark.slow), "backtrack"]
-)
-def test_chats(engine: OpenAIEngine, strategy: str) -> None:
+def test_chats(engine: OpenAIEngine) -> None:
     chats = [Chat.said(f"How are you, {number}?") for number in range(6)]
-    results = list(detoxifier(engine, strategy, max_new_tokens=100).map(chats))
+    results = list(detoxifier(engine, "backtrack", max_new_tokens=100).map(chats))
     goes_on = engine.supports_continuation(engine.encode(engine.text_of(chats[0])).token_ids)
     kept = [one.kept_tokens > 0 for result in results for one in result.trace]
     assert any(kept) == goes_on

@@ -214,28 +214,23 @@ def test_what_is_asked_for_completions(family: str) -> None:
         assert sorted(len(r["body"]["prompt"]) for r in service.requests) == [1, 3, 3]
 
 
+@pytest.mark.parametrize("api", ["chat", "completions"])
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ("burst", "HTTP 429"),
-        ("half", "3 attempts"),
-        ("bad json", "3 attempts"),
         ("no logprobs", "an answer without log-probabilities"),
         ("not a number", "an answer that cannot be used: choices.0.logprobs"),
     ],
 )
 def test_a_passing_failure_is_tried_again_and_never_a_score(
-    world: World, failure: str, message: str
+    api: str, failure: str, message: str
 ) -> None:
-    service, scorer = world
-    service.answer = lambda number: failure if number < 2 else "ok"
-    assert scorer.score(TEXTS[:2]) == expected(TEXTS[:2])
-    service.answer = lambda number: failure
-    with pytest.raises(ScorerUnavailableError, match=message):
-        score_texts(scorer, ["another text"], "zero")
-    asked = len(service.requests)
-    service.answer = lambda number: "burst" if number - asked in (1, 2) else "ok"
-    assert scorer.score(TEXTS) == expected(TEXTS)
+    with served("qwen3guard", api) as (service, scorer):
+        service.answer = lambda number: failure if number < 2 else "ok"
+        assert scorer.score(TEXTS[:2]) == expected(TEXTS[:2])
+        service.answer = lambda number: failure
+        with pytest.raises(ScorerUnavailableError, match=message):
+            score_texts(scorer, ["another text"], "zero")
 
 
 @pytest.mark.parametrize("failure", ["ends early", "other words"])

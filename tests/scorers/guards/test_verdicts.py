@@ -95,10 +95,7 @@ def test_what_is_not_listed_counts_against_the_text(
     assert score == pytest.approx(most / (most + safe))
 
 
-@given(
-    st.lists(st.floats(0.001, 1.0), min_size=4, max_size=9),
-    st.integers(0, 8),
-)
+@given(st.lists(st.floats(0.001, 1.0), min_size=4, max_size=9), st.integers(0, 8))
 def test_a_short_list_never_makes_a_text_less_toxic(weights: list[float], kept: int) -> None:
     """Whatever is cut off: the score is at least that of the whole list."""
     names = ["safe", "unsafe", " unsafe", "un", " safe", "b", "c", "d", "e"]

@@ -243,6 +243,9 @@ class Perspective(Handler):
     def gone(self, body: dict[str, Any]) -> None:
         self.send(410, b"gone")
 
+    def no_score(self, body: dict[str, Any]) -> None:
+        self.send(200, {"attributeScores": {}})
+
     def out_of_range(self, body: dict[str, Any]) -> None:
         self.send(200, {"attributeScores": {"TOXICITY": {"summaryScore": {"value": 1.7}}}})
 

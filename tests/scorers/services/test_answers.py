@@ -126,8 +126,7 @@ def test_a_guard(make: Make, caplog: pytest.LogCaptureFixture) -> None:
         (choice,) = answer["choices"]
         places = [
             Place(
-                one["token"],
-                [(t["token"], t["logprob"]) for t in one.get("top_logprobs") or [one]],
+                one["token"], [(t["token"], t["logprob"]) for t in one.get("top_logprobs") or [one]]
             )
             for one in choice["logprobs"]["content"]
         ]
