@@ -16,8 +16,8 @@ from tide.core.errors import InputError, ScorerError, ScorerRefusedError, Scorer
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.guards.remote import RemoteGuard
-from tide.scorers.services.azure import AzureContentSafetyScorer
-from tide.scorers.services.openai_moderation import OpenAIModerationScorer
+from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.services.moderation import AzureContentSafetyScorer, OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
 
