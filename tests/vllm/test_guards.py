@@ -16,7 +16,8 @@ from tests.scorers.guards.tiny import TEXTS, TOXIC, save_guard
 from tests.vllm.servers import VllmProcess, cpu_environment
 from tide.scorers import Scorer, load_scorer
 from tide.scorers.base import ask_attributes
-from tide.scorers.guards.settings import GuardSettings, guard
+from tide.scorers.guards import guard
+from tide.scorers.guards.settings import GuardSettings
 
 pytestmark = pytest.mark.vllm
 

@@ -30,7 +30,7 @@ REGISTRY = Registry(
         "pocket": "tide.scorers.pocket:PocketScorer",
         "sentence": "tide.scorers.sentence:SentenceScorer",
         "hf": "tide.scorers.classifiers:HuggingFaceScorer",
-        "guard": "tide.scorers.guards.settings:guard",
+        "guard": "tide.scorers.guards:guard",
         "detoxify": "tide.scorers.classifiers:DetoxifyScorer",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",

@@ -14,7 +14,8 @@ from tests.models import save_causal_lm
 from tests.scorers.guards.tiny import FAMILIES, TEXTS, TOXIC, save_guard, sentences, toxic
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.guards.settings import FORMATS, GuardSettings, guard
+from tide.scorers.guards import guard
+from tide.scorers.guards.settings import FORMATS, GuardSettings
 
 
 class Folders(dict[str, Path]):

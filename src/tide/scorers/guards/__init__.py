@@ -1,1 +1,31 @@
 """Guard models as scorers: language models that are asked for a verdict, in process or a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tide.core.errors import InputError
+from tide.scorers.base import Scorer
+from tide.scorers.guards.settings import GuardSettings, read
+
+
+def guard(model: str | GuardSettings, **options: Any) -> Scorer:
+    """The probability that a guard model calls a text unsafe.
+
+    model: a folder or hub id, `MODEL@http://HOST:PORT` for one that a server runs, or a `FILE.json`
+    with GuardSettings; `#FORMAT` follows where the model's name does not tell the family. A folder
+    may hold such a file, as guard.json. options: of the connection to a server (see RemoteScorer).
+
+    Raises InputError for settings that do not fit, and ScorerError if the guard cannot be loaded or
+    does not answer with a verdict.
+    """
+    settings = model if isinstance(model, GuardSettings) else read(model)
+    if settings.url is not None:
+        from tide.scorers.guards.remote import RemoteGuard  # noqa: PLC0415
+
+        return RemoteGuard(settings, **options)
+    if options:
+        raise InputError(f"scorer guard: {min(options)} is of a server; give its url")
+    from tide.scorers.guards.local import make_local  # noqa: PLC0415  (torch)
+
+    return make_local(settings)
