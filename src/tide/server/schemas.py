@@ -203,7 +203,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
-    if value is None or name in _ABOUT_THE_CALLER:
+    if name in _ABOUT_THE_CALLER:
         return True
     neutral = _NEUTRAL.get(name)
     if neutral is None:
@@ -223,7 +223,7 @@ class _Asked(BaseModel):
             return values
         fields, asked = cls.model_fields, {}
         for name, value in values.items():
-            if value is None if name in fields else _asks_for_nothing(name, value):
+            if value is None or (name not in fields and _asks_for_nothing(name, value)):
                 continue
             if name not in fields and not cls._ignores(name):
                 reason = _REFUSED.get(name, _NOT_HERE)
