@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,25 +35,11 @@ HOSTILE = {
 SAID = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 
-def end_process() -> None:
-    """The next template begins another one."""
-    if (popen := templates._process._popen) is not None:
-        popen.kill()
-        popen.wait()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_second_of_a_processor() -> Iterator[None]:
-    """In place of five."""
-    less = "; import tide.core.templates as own; own._CPU_SECONDS = 0; _serve()"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(templates, "_CHILD", templates._CHILD.replace("; _serve()", less))
-        end_process()
-        yield
-        end_process()
-
-
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name",
+    # Five seconds each.
+    [pytest.param(name, marks=[pytest.mark.slow] if name == "a power" else []) for name in HOSTILE],
+)
 def test_a_template_that_computes_for_ever_is_refused(tmp_path: Path, name: str) -> None:
     """For a chat alone: a text beside it is completed, and so is another model's chat after it."""
     hostile = TransformersEngine(save_chat_model(tmp_path / "a", HOSTILE[name] + SAID))
