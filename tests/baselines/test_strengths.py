@@ -17,6 +17,7 @@ from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
+from tide.core.validation import validated
 from tide.plugins.options import format_value
 
 
@@ -66,4 +67,4 @@ def test_a_model_that_overflows_is_no_empty_text(gpt2: World) -> None:
 def test_every_setting_of_a_fit_has_bounds(name: str) -> None:
     for value in (1e300, 10**30, -1, math.nan, math.inf, "x"):
         with pytest.raises(InputError, match=name):
-            FitSettings.of(**{name: value})
+            validated(FitSettings, {name: value})

@@ -18,12 +18,10 @@ from typing import (
     runtime_checkable,
 )
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 import tide.plugins.options
-from tide.core.errors import InputError
 from tide.core.settings import Sampling
-from tide.core.validation import one_line
 from tide.engines.base import Completion
 
 if TYPE_CHECKING:
@@ -163,14 +161,6 @@ class FitSettings(BaseModel):
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of split, order and initial weights."
     )
-
-    @classmethod
-    def of(cls, **values: Any) -> FitSettings:
-        """Validated settings. Raises InputError naming the field."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise InputError(one_line(error)) from None
 
     def training(self, model: nn.Module) -> Training:
         """These settings, with the defaults for the size of `model` in place of None."""

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, chosen_settings
 from tide.core.errors import InputError, first_line
 from tide.core.optional import require
 from tide.core.sanitize import logger
-from tide.core.validation import one_line
+from tide.core.validation import validated
 from tide.data.files import as_text, read_small
 from tide.server.limits import Limits
 
@@ -163,10 +162,7 @@ def serve(
     one of the keys in TIDE_SERVE_KEYS (comma-separated) or in the file of --policies; without keys,
     only local clients are served.
     """
-    try:
-        bounds = Limits(**(limits or {}))
-    except ValidationError as error:
-        raise InputError(one_line(error)) from None
+    bounds = validated(Limits, limits or {})
     if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
     if perspective:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+
+from tide.core.errors import InputError
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def unknown(
@@ -26,6 +30,14 @@ def nearest(name: str, known: Iterable[str], guesses: Mapping[str, str] | None =
     meant = {one.lower(): one for one in known} | dict(guesses or {})
     near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
     return f"did you mean {meant[near[0]]!r}? " if near else ""
+
+
+def validated(model: type[_Model], values: Mapping[str, Any], where: str = "") -> _Model:
+    """`model` with these values. Raises InputError with all wrong fields; `where` goes before."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{where}{one_line(error)}") from None
 
 
 def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[str] = ()) -> str:

@@ -250,14 +250,14 @@ class RecordFile:
                     break
                 part = self._part(line, where)
                 if part.id not in self._places:
-                    merged([part])
+                    merged([part])  # raises where it is no record by itself
                 self._index(offset, part)
                 offset += len(line)
             if offset < os.fstat(self._out.fileno()).st_size:
                 self._out.truncate(offset)
         for row_id, places in self._places.items():
             if len(places) > 1:
-                self.read(row_id)
+                self.read(row_id)  # raises where the parts are no record together
 
     def _part(self, line: bytes, where: str) -> RecordPart:
         return RecordPart(where, parse_object(without_mark(line), where))

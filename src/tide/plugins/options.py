@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
 
 from tide.core.errors import InputError
-from tide.core.validation import one_line
+from tide.core.validation import one_line, validated
 from tide.plugins.specs import format_spec
 
 if TYPE_CHECKING:
@@ -47,12 +47,8 @@ class Options(BaseModel):
         if unknown := values.keys() - fields.keys():
             known = f"known: {', '.join(fields)}" if fields else "it has none"
             raise InputError(f"{kind} {name}: no option {min(unknown)!r}; {known}")
-        try:
-            return cls.model_validate(
-                {key: parse_value(fields[key], values[key]) for key in values}
-            )
-        except ValidationError as error:
-            raise InputError(f"{kind} {name}: {one_line(error)}") from None
+        given = {key: parse_value(fields[key], values[key]) for key in values}
+        return validated(cls, given, f"{kind} {name}: ")
 
     def spec(self, name: str) -> str:
         """The spec of `name`: its strength, and each option that differs from its default."""

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from tide.core.errors import InputError
 from tide.core.settings import Overrides
-from tide.core.validation import one_line
+from tide.core.validation import validated
 
 # The paper's selection of settings: every combination, at temperature 0, on about 100 prompts whose
 # completions have a mean toxicity above 0.9.
@@ -74,10 +73,7 @@ class TuningSettings(BaseModel):
         """
         others = {name: value for name, value in given.items() if name not in cls.model_fields}
         own = {name: value for name, value in given.items() if name in cls.model_fields}
-        try:
-            return cls(**own), others
-        except ValidationError as error:
-            raise InputError(one_line(error)) from None
+        return validated(cls, own), others
 
 
 class TuningOverrides(Overrides, total=False):

@@ -13,6 +13,7 @@ from tide.baselines.common import training
 from tide.baselines.common.fit import FitTask, Labelled
 from tide.baselines.common.training import train
 from tide.core.errors import InputError
+from tide.core.validation import validated
 
 
 def task(**settings: Any) -> FitTask:
@@ -21,7 +22,7 @@ def task(**settings: Any) -> FitTask:
         tokenizer=None,
         model=None,
         data=Labelled([], []),
-        settings=FitSettings.of(**settings).training(nn.Linear(1, 1)),
+        settings=validated(FitSettings, settings).training(nn.Linear(1, 1)),
         progress=lambda what, done, total: None,
     )
 
@@ -101,7 +102,7 @@ def test_an_interrupted_training_goes_on_with_the_same_result(
 def test_settings_by_the_size_of_the_model() -> None:
     def by_size(size: int, **settings: Any) -> Training:
         with torch.device("meta"):
-            return FitSettings.of(**settings).training(nn.Embedding(size, 1))
+            return validated(FitSettings, settings).training(nn.Embedding(size, 1))
 
     assert by_size(4_000_000).rank > 0
     assert by_size(100_000_000).rank == 0

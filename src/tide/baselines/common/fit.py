@@ -20,6 +20,7 @@ from tide.baselines.common.artefacts import check_vocabulary, fingerprint, save_
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.pretrained import find_device
 from tide.core.sanitize import logger
+from tide.core.validation import validated
 from tide.data.files import read_small
 from tide.data.labelled import LabelledText, Pair, read_entries
 from tide.engines.checkpoint import context_length
@@ -236,7 +237,7 @@ def fit(
     if not learning:
         known = ", ".join(create.kind for create in _that_learn(REGISTRY.names()))
         raise InputError(f"baseline {baseline}: learns nothing; {known} do")
-    chosen = FitSettings.of(**settings)
+    chosen = validated(FitSettings, settings)
     labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
     figures: dict[str, dict[str, float]] = {}
     learned: dict[str | None, dict[bool, Fitted]] = {}

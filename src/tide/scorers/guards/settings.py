@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tide.core.errors import InputError, ScorerError, first_line
-from tide.core.validation import one_line, problem
+from tide.core.validation import problem, validated
 from tide.data.files import read_small
 from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
 
@@ -249,7 +249,4 @@ def read(spec: str) -> GuardSettings:
         given["url"] = f"http{rest}"
     if not at and (file := Path(model) / _FILE).is_file():
         return GuardSettings.load(file, **given)
-    try:
-        return GuardSettings(**given)
-    except ValidationError as error:
-        raise InputError(f"scorer guard: {one_line(error)}") from None
+    return validated(GuardSettings, given, "scorer guard: ")
