@@ -162,7 +162,7 @@ def test_every_preset_is_valid() -> None:
         preset_values("nope", "any")
 
 
-@pytest.mark.parametrize("option", ["holds=1e300", "blame=nan", "lag=1e308", "cool=inf"])
+@pytest.mark.parametrize("option", ["holds=1e300", "blame=nan", "lag=1e308", "at_once=inf"])
 def test_options_of_a_strategy_are_bounded_too(option: str) -> None:
     with pytest.raises(InputError, match=f"backtrack: {option.partition('=')[0]}: "):
         resolve_settings({"strategy": f"backtrack:{option}"})

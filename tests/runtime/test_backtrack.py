@@ -118,26 +118,6 @@ def test_rows_that_a_search_shares_are_counted_once(engine: TransformersEngine) 
     assert engine.forward_tokens - before <= trial.read_tokens + trial.generated_tokens
 
 
-@pytest.mark.parametrize("cool", [1.0, 0.5])
-def test_what_is_written_on_is_drawn_cooler(
-    engine: TransformersEngine, cool: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Request] = []
-    write = engine.write
-
-    def recording(request: Request) -> Any:
-        asked.append(request)
-        return write(request)
-
-    monkeypatch.setattr(engine, "write", recording)
-    strategy = f"backtrack:then=none,holds=2,cool={cool}"
-    detox = Detoxifier(
-        engine, scorer=refuse_all, strategy=strategy, temperature=0.8, max_new_tokens=12
-    )
-    detox(PROMPT)
-    assert [one.sampling.temperature for one in asked] == [0.8, 0.8 * cool, 0.8 * cool]
-
-
 def test_results_do_not_depend_on_what_is_remembered(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
     forgetful = TransformersEngine("pocket", prefix_tokens=0)

@@ -287,7 +287,7 @@ def test_the_search_ends_where_something_was_accepted() -> None:
 
 
 def test_loaded_strategies() -> None:
-    loaded = load_strategy("backtrack:lag=2,cool=0.80")
+    loaded = load_strategy("backtrack:lag=2,blame=0.50")
     assert loaded.name == "backtrack:lag=2"
     assert load_strategy(Greedy).name == "tests.search.test_strategies:Greedy"
     assert load_strategy("tests.search.test_strategies:Greedy").strategy is Greedy

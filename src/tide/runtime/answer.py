@@ -555,7 +555,6 @@ class Answer:
         most = settings.max_new_tokens - kept if most is None else most
         least, temperature = settings.min_new_tokens, settings.temperature
         if self._places and self._rewinds is not None:
-            temperature *= self._rewinds.cool
             if "min_new_tokens" in self._engine.capabilities:
                 least = max(least, self._rewinds.least)
         if self._draws:

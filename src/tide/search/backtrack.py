@@ -45,12 +45,6 @@ class BacktrackOptions(Options):
     least: int = Field(
         default=5, ge=0, le=1000, description="Tokens before which a repaired text does not end."
     )
-    cool: float = Field(
-        default=0.8,
-        gt=0,
-        le=1,
-        description="Factor on the temperature after the first rewind.",
-    )
     then: str = Field(
         default="random-walk",
         description="Strategy for the rest, in parentheses if it has options, or none. "
