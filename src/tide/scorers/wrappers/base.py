@@ -115,16 +115,23 @@ class MeanScorer(_Ensemble):
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
-# Score of the first scorer from which on the second is asked; no lower threshold is useful.
+# Score of the first scorer of `confirm` from which on the second is asked.
 _DOUBT = 0.01
 
 
-class ConfirmScorer(ScorerWrapper):
-    """The second scorer is asked where the first objects to a text; the lower score counts.
+class _Doubts(ScorerWrapper):
+    """The screen of `confirm`: 1 where the second scorer decides."""
 
-    A quick scorer that counts words is then corrected by one that reads sentences, at a cost on
-    those texts alone. Scores of the first below 0.01 stand. Threshold, pace and
-    attributes are those of the first, which is the screen.
+    def _asked(self, texts: Sequence[str]) -> Attributed:
+        found = super()._asked(texts)
+        return Attributed(np.where(found.values >= _DOUBT, 1.0, found.values), found.attributes)
+
+
+class ConfirmScorer(ScorerWrapper):
+    """The second scorer decides wherever the first gives 0.01 or more; below, the first's counts.
+
+    A quick scorer that counts words picks the texts that one that reads sentences is asked about.
+    Threshold, pace and attributes are those of the first, which is also the screen.
     """
 
     @checked
@@ -134,15 +141,16 @@ class ConfirmScorer(ScorerWrapper):
         super().__init__(*scorers)
         first, self._second = scorers
         self.name = f"confirm:{first.name},{self._second.name}"
-        self.pace, self.attributes, self.screen = pace_of(first), attributes_of(first), first
+        self.pace, self.attributes = pace_of(first), attributes_of(first)
+        self.screen = _Doubts(first)
 
     def _asked(self, texts: Sequence[str]) -> Attributed:
-        found = ask_attributes(self._scorer, texts)
+        found = super()._asked(texts)
         values = found.values.copy()
         doubted = np.flatnonzero(values >= _DOUBT)
         if len(doubted):
-            second = ask_attributes(self._second, [texts[int(i)] for i in doubted]).values
-            values[doubted] = np.minimum(values[doubted], second)
+            asked = [texts[int(i)] for i in doubted]
+            values[doubted] = ask_attributes(self._second, asked).values
         return Attributed(values, found.attributes)
 
 
