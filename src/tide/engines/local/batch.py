@@ -260,7 +260,7 @@ class Batch:
     # 1. Admit.
 
     def admit(self) -> None:
-        """Admit waiting rows, if they are many or have waited long."""
+        """Admit waiting rows that resume, and others if they are many or have waited long."""
         while self._waiting and self._waiting[0][1].aborted:
             heappop(self._waiting)
         under_way = sum(len(lane.under_way) for lane in self.lanes.values())
@@ -268,9 +268,9 @@ class Batch:
         if entering <= 0:
             return
         self._steps_waited += 1
-        if entering < under_way // _SHARE and self._steps_waited < _STEPS:
-            return
-        self._steps_waited = 0
+        others = entering >= under_way // _SHARE or self._steps_waited >= _STEPS
+        if others:
+            self._steps_waited = 0
         for lane in self.lanes.values():
             self._keep(lane)
         by_lane: dict[int, list[Row]] = {}
@@ -279,6 +279,9 @@ class Batch:
             entry = heappop(self._waiting)
             row, size = entry[1], _SHORT
             if row.aborted:
+                continue
+            if not others and row.known() is None:
+                later.append(entry)
                 continue
             while size < len(row.x) + row.sampling.max_new_tokens:
                 size *= 4
