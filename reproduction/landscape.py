@@ -124,8 +124,8 @@ def explore(
     ((_, result),) = outcomes(search, [prompt], trials=[trial])
     if isinstance(result, TideError):
         raise result
-    start = start_of(engine.encode(prompt), settings, 0, engine)
-    whole, movable = start.problem.x0, start.problem.movable
+    problem, _ = start_of(engine.encode(prompt), settings, 0, engine)
+    whole, movable = problem.x0, problem.movable
     x0 = whole[movable]
     # The prompt and the iterates, by round: a point may be completed several times in one.
     trace, points = result.best.trace, dict[int, Tensor]()

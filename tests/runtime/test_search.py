@@ -23,7 +23,7 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Likelihood, Piece, Request, TokenPair
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.search import Effort, Search, Start
+from tide.runtime.search import Effort, Search
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 
@@ -43,8 +43,8 @@ def search(
     x, movable = engine.embed_tokens(prompt.token_ids), ~torch.tensor(prompt.fixed_mask)
     problem = Problem(x, movable, derive_seed(0, text, 0))
     strategy = load_strategy("tide").create(problem, settings)
-    start = Start(problem, prompt.token_ids, None)
-    return Search(strategy, start, engine, scoring, settings, settings.sampling, Effort(), **more)
+    request = Request(prompt.token_ids, settings.sampling)
+    return Search(strategy, request, engine, scoring, settings, Effort(), **more)
 
 
 def outcomes(
@@ -112,7 +112,7 @@ def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> 
     for request, one in zip(engine.requests, made.effort.trace, strict=True):
         moved = one.displacement > 0 or one.role != "initial"
         assert isinstance(request.prompt, torch.Tensor) == moved
-    assert engine.requests[0].prompt == made.start.token_ids
+    assert engine.requests[0].prompt == made.request.prompt
 
 
 def test_searches_with_different_sampling_are_under_way_at_the_same_time() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -483,22 +483,24 @@ class Answer:
         own = settings.model_copy(update=sampling.model_dump())
         if not is_last:
             own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
-        begin = start_of(task.prompt, own, seed, self._engine, tuple(self._ids))
+        problem, request = start_of(task.prompt, own, seed, self._engine, tuple(self._ids))
         shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
         search = Search(
-            strategy.create(begin.problem, own),
-            begin,
+            strategy.create(problem, own),
+            replace(
+                request,
+                sampling=sampling,
+                banned_token_ids=self._banned,
+                priority=task.priority,
+            ),
             self._engine,
             self._scoring,
             own,
-            sampling,
             self._effort,
             watch.text,
             start,
-            priority=task.priority,
-            context=watch.contexts(start),
-            shape=shape if start or most is not None else None,
-            banned=self._banned,
+            watch.contexts(start),
+            shape if start or most is not None else None,
         )
         before = len(self._effort.trace)
         try:

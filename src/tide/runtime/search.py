@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion
-from tide.core.settings import Sampling, Settings
+from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Completion, Engine, Prompt, Request
 from tide.scorers.base import TextPolicy, is_empty
@@ -27,28 +27,17 @@ if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
 _LAST = "last:8"
 
 
-@dataclass(frozen=True)
-class Start:
-    """Starting point of a search: the prompt plus the answer so far.
-
-    token_ids: of both. prefix_cache: of the rows before the first that moves.
-    """
-
-    problem: Problem
-    token_ids: tuple[int, ...]
-    prefix_cache: object
-
-
 def start_of(
     prompt: Prompt,
     settings: Settings,
     seed: int,
     engine: Engine,
     written: tuple[int, ...] = (),
-) -> Start:
-    """The rows to move and their embeddings. written: token ids of the answer so far.
+) -> tuple[Problem, Request]:
+    """Starting point of a search: the prompt plus the answer so far (its token ids, `written`).
 
-    Raises InputError for a prompt of special tokens alone.
+    The rows to move with their embeddings, and a request to continue; its prefix cache is of the
+    rows before the first that moves. Raises InputError for a prompt of special tokens alone.
     """
     import torch  # noqa: PLC0415  (slow import)
 
@@ -58,15 +47,15 @@ def start_of(
     ids, more = prompt.token_ids + written, (False,) * len(written)
     if not engine.has_embeddings:
         rows = torch.ones(len(ids), dtype=torch.bool)
-        still = Problem(torch.ones(len(ids), 1), rows, seed, can_move=False)
-        return Start(still, ids, None)
+        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False), Request(ids)
     fixed = torch.tensor(prompt.fixed_mask + more)
     user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask + more)
     own = not written or settings.perturb.startswith("last:")
     movable = movable_rows(fixed, settings.perturb if own else _LAST, user)
     x = engine.embed_tokens(ids)
     prefix_cache = engine.prefix_cache(x[: int(movable.int().argmax())])
-    return Start(Problem(x, movable, seed, engine.dtype, movable | ~fixed), ids, prefix_cache)
+    problem = Problem(x, movable, seed, engine.dtype, movable | ~fixed)
+    return problem, Request(ids, prefix_cache=prefix_cache)
 
 
 @dataclass
@@ -86,25 +75,21 @@ class Effort:
 class Search:
     """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
-    start: its strategy's start. settings: of the search, but for `sampling`. kept, kept_tokens: the
-    answer so far. context: the texts before its completions with which these are scored: the answer
-    so far, or its last words. shape: applied to a completion before scoring. banned: token ids.
-    priority: the lowest is served first.
+    request: to continue the unmodified prompt; the candidates' differ in prompt and seed. kept,
+    kept_tokens: the answer so far. context: the texts before its completions with which these are
+    scored: the answer so far, or its last words. shape: applied to a completion before scoring.
     """
 
     strategy: SearchStrategy
-    start: Start
+    request: Request
     engine: Engine
     scoring: Scoring
     settings: Settings
-    sampling: Sampling
     effort: Effort
     kept: str = ""
     kept_tokens: int = 0
-    priority: int = 0
     context: Sequence[str] = ("",)
     shape: Callable[[Completion], Completion] | None = None
-    banned: tuple[int, ...] = ()
     told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
     _loops: bool = False  # the completion of the prompt
     _completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids
@@ -153,7 +138,17 @@ class Search:
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """Complete the candidates and score the completions."""
         self._last = asked
-        requests = [self._request(candidate) for candidate in asked]
+        # The unmodified prompt is sent as tokens, which engines read faster and cache.
+        requests = [
+            replace(
+                self.request,
+                prompt=one.embeddings
+                if one.role != "initial" or one.displacement > 0
+                else self.request.prompt,
+                seed=one.sampling_seed,
+            )
+            for one in asked
+        ]
         for request in requests:
             try:
                 self.engine.check(request)
@@ -208,18 +203,6 @@ class Search:
         self.told += told
         return told
 
-    def _request(self, candidate: Candidate) -> Request:
-        # The unmodified prompt is sent as tokens, which engines read faster and cache.
-        moved = candidate.role != "initial" or candidate.displacement > 0
-        return Request(
-            candidate.embeddings if moved else self.start.token_ids,
-            self.sampling,
-            candidate.sampling_seed,
-            banned_token_ids=self.banned,
-            priority=self.priority,
-            prefix_cache=self.start.prefix_cache,
-        )
-
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         """The likelihood of completions after the unmodified prompt."""
         if not self._completions:
@@ -228,8 +211,10 @@ class Search:
         values = dict.fromkeys(asked.evaluations, -math.inf)
         some = [number for number in asked.evaluations if self._completions[number]]
         if some:
-            pairs = [(self.start.token_ids, self._completions[number]) for number in some]
-            found = await self.engine.log_likelihoods(pairs, prefix_cache=self.start.prefix_cache)
+            prompt, cache = self.request.prompt, self.request.prefix_cache
+            assert isinstance(prompt, Sequence)
+            pairs = [(prompt, self._completions[number]) for number in some]
+            found = await self.engine.log_likelihoods(pairs, prefix_cache=cache)
             values.update(zip(some, (one.mean for one in found), strict=True))
             self.effort.read_tokens += sum(one.read_tokens for one in found)
         self.effort.likelihood_calls += len(asked.evaluations)
