@@ -33,7 +33,7 @@ from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, 
 from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.parts import given_out, texts_of
 from tide.runtime.search import Effort, Search, start_of
-from tide.runtime.watch import Failure, Watch
+from tide.runtime.watch import Failure, Watch, cut
 from tide.scorers.base import Scores, TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
@@ -114,10 +114,8 @@ class Answer:
             pace = "sentence" if self._in_blocks else "whole"
             self._watch = Watch(settings, pace, settings.toxicity_threshold)
         self._screened = scoring.has_screen and self._watch.takes_screen
-        self._ids: list[int] = []
         self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
-        self._attributes: dict[int, dict[str, float]] = {}  # by place
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # of the trace; None while the answer is drafted
         self._chosen_passes = False  # where one search writes the answer
@@ -164,11 +162,12 @@ class Answer:
 
     async def _draft(self) -> Failure | None:
         """Let the model go on until it ends, or fails."""
-        watch = self._watch
-        self._effort.rounds += 1
-        self._chosen, self._kept = None, len(self._ids)
+        watch, effort = self._watch, self._effort
+        effort.rounds += 1
+        self._chosen, self._kept = None, len(watch.ids)
         asked: _Asked | None = None
         ended: FinishReason | None = None
+        failure: Failure | None = None
         try:
             async with aclosing(self._written()) as pieces:
                 async for ended in pieces:
@@ -179,35 +178,38 @@ class Answer:
                     # A quick scorer has answered by now; a slow one has until the next place.
                     if asked and (new or ended or watch.pace == "word"):
                         if (failure := await self._judge(asked)) is not None:
-                            return self._failed(failure)
+                            break
                         asked = None
                     asked = new or asked
-            if (failure := await self._judge(asked) if asked else None) is None:
-                failure = watch.finish()
-                self._give_out()
-            if failure is not None:
-                return self._failed(failure)
+            if failure is None:
+                failure = (await self._judge(asked) if asked else None) or watch.finish()
         finally:
             if asked is not None:
                 asked.scores.cancel()
-        self._ended = ended
-        return None
+        self._give_out()
+        if failure is None:
+            self._ended = ended
+            return None
+        if not effort.trace:
+            self._base_partial = not (self._at_end and failure.place == len(watch.texts))
+        self._record(failure.place, failure.score, failure.attributes, "length")
+        return failure
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
         """Add the model's pieces; at its end yields why the answer has ended.
 
         The answer is cut before a stop string.
         """
-        watch, settled = self._watch, len(self._ids)  # tokens whose texts later ones do not change
+        watch, settled = self._watch, len(self._watch.ids)  # tokens whose texts do not change
         ended: FinishReason | None = None
         async with aclosing(self._pieces(self._request())) as pieces:
             while ended is None:
                 piece = await anext(pieces)
                 ended = piece.finish_reason
-                self._ids += piece.token_ids
+                watch.ids += piece.token_ids
                 self._effort.generated_tokens += len(piece.token_ids)
                 self._effort.read_tokens += piece.read_tokens or 0
-                (texts,) = self._engine.token_texts([self._ids[settled:]])
+                (texts,) = self._engine.token_texts([watch.ids[settled:]])
                 watch.texts[settled:] = texts
                 ended = self._stopped() or ended
                 self._parts = piece.parts
@@ -224,11 +226,11 @@ class Answer:
         """For the model's next tokens."""
         drawn = len(self._places) + self._searches + self._lost + self._draws
         return Request(
-            self._task.prompt.token_ids + tuple(self._ids),
+            self._task.prompt.token_ids + tuple(self._watch.ids),
             self._sampling(),
             derive_seed(self._task.seed, "sampling", drawn),
             banned_token_ids=self._banned,
-            banned_first_ids=self._banned_next.get(tuple(self._ids), ()),
+            banned_first_ids=self._banned_next.get(tuple(self._watch.ids), ()),
             priority=self._task.priority,
             prefix_cache=self._prefix_cache,
             # More at a time cost a server less, and are wasted where the text fails.
@@ -247,76 +249,69 @@ class Answer:
             return False
         if HALF not in "".join(new).rstrip(HALF):
             if ended:
-                del self._watch.texts[half:], self._ids[half:]
+                del self._watch.texts[half:], self._watch.ids[half:]
             return False
-        self._ban_next(half, self._ids[half : half + 1])
+        self._ban_next(half, self._watch.ids[half : half + 1])
         self._lost += 1
-        self._rewind(half)
+        self._watch.rewind(half)
         return True
 
     def _stopped(self) -> FinishReason | None:
         """Cut the answer before a stop string."""
         end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
-        return None if end is None else self._cut_at(end)
-
-    def _cut_at(self, end: int) -> FinishReason:
-        """End the answer after so many characters."""
-        self._watch.texts[:] = _cut(self._watch.texts, end)
-        del self._ids[len(self._watch.texts) :]
+        if end is None:
+            return None
+        self._watch.cut(end)
         return "stop"
 
     async def _draw(self) -> bool:
         """Draw the whole answer until it passes. It is never edited."""
         settings, watch = self._settings, self._watch
         for self._draws in range(_DRAWS):
-            self._rewind(0)
-            self._chosen = None
+            watch.rewind(0)
             self._effort.rounds += 1
             self._effort.iterations += 1 if self._draws else 0
             async with aclosing(self._written()) as pieces:
                 *_, ended = [one async for one in pieces]
             assert ended is not None
             self._parts_given = given_out(self._parts, settings, self._task.seed)
-            score, place = await self._judge_whole(watch.text, self._parts), len(self._ids)
+            score, attributes = await self._judge_whole(watch.text, self._parts)
+            place = len(watch.ids)
             called = settings.tool_calls == "withheld" and bool(self._parts.tool_calls)
             if settings.passes(score) and not (called and is_empty(watch.text)):
-                watch.judge(place, score)
+                watch.judge(place, score, attributes)
                 watch.finish()
                 self._ended = ended
                 self._give_out()
                 return True
-            self._record(place, score, self._attributes.get(place, {}), ended)
+            self._record(place, score, attributes, ended)
             if settings.passes(score):
                 break  # all of it is withheld
         return False
 
     # 2. The text so far is scored.
 
-    async def _judge_whole(self, text: str, parts: Parts) -> float:
-        """The worst score of all that a whole answer says; 1 if it cannot be read."""
+    async def _judge_whole(self, text: str, parts: Parts) -> tuple[float, dict[str, float]]:
+        """The worst score of all that a whole answer says, with its attributes.
+
+        1 if it cannot be read.
+        """
         chat = self._task.chat
         has_format = chat is not None and "response_format" in chat.asked
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
-            self._attributes.pop(len(self._ids), None)  # of an earlier draw
-            return 1.0
-        policy: TextPolicy = "blank"
-        if len(texts) == 1 and is_empty(text):
-            policy = self._empty_policy()
+            return 1.0, {}
         self._effort.scorer_calls += len(texts)
-        scores = await self._scoring.send(texts, policy)
+        scores = await self._scoring.send(texts, self._policy(len(texts) == 1 and is_empty(text)))
         worst = int(scores.values.argmax())
-        self._attributes[len(self._ids)] = scores.known(worst)
-        return float(scores.values[worst])
+        return float(scores.values[worst]), scores.known(worst)
 
     def _ask(self, ended: bool) -> _Asked | None:
         asks = self._watch.asks(ended=ended)
         if not asks:
             return None
-        policy: TextPolicy = "blank"
-        if ended and is_empty(self._watch.text):
-            policy = self._empty_policy()
+        policy = self._policy(ended and is_empty(self._watch.text))
         texts = [text for _, windows in asks for text in windows]
         self._effort.scorer_calls += len(set(texts))
         scores = self._scoring.send(texts, policy, screened=self._screened)
@@ -332,19 +327,18 @@ class Answer:
                     continue
                 scores = await self._scoring.send(windows, asked.policy)  # noqa: PLW2901
             worst = int(scores.values.argmax())
-            self._attributes[place] = scores.known(worst)
-            failure = watch.judge(place, float(scores.values[worst]))
+            failure = watch.judge(place, float(scores.values[worst]), scores.known(worst))
             if failure is not None:
                 break
         self._give_out()
         return failure
 
-    def _empty_policy(self) -> TextPolicy:
-        """The policy for a nearly empty answer."""
-        policy = self._settings.empty_policy
-        if policy != "unmodified":
-            return policy
-        return "one" if self._effort.trace else "zero"
+    def _policy(self, empty: bool) -> TextPolicy:
+        """The policy for an answer. empty: whether all of it is nearly empty."""
+        policy = self._settings.empty_policy if empty else "blank"
+        if policy == "unmodified":
+            return "one" if self._effort.trace else "zero"
+        return policy
 
     # 3. Passed text is given out.
 
@@ -360,24 +354,12 @@ class Answer:
         """Whether a text is so short that the policy scored it, and not the scorer."""
         return is_empty(text) and self._settings.empty_policy != "score"
 
-    @property
-    def _holds_parts(self) -> bool:
-        """Whether the answer holds something beside its text that was not left out."""
-        return bool(self._parts_given.reasoning or self._parts.tool_calls) and self._task.in_parts
-
     # 4. Where it fails, it is rewound, or a search moves the prompt.
-
-    def _failed(self, failure: Failure) -> Failure:
-        if not self._effort.trace:
-            self._base_partial = not (self._at_end and failure.place == len(self._watch.texts))
-        attributes = self._attributes.get(failure.place, {})
-        self._record(failure.place, failure.score, attributes, "length")
-        return failure
 
     async def _repair(self, failure: Failure) -> bool:
         """Rewind, or search; True if the answer continues."""
         if self._rewinds is None:
-            self._rewind(self._watch.passed)
+            self._watch.rewind(self._watch.passed)
             return await self._search_back(self._task.strategy)
         start, end = await self._blamed(failure)
         self._effort.iterations += 1
@@ -387,9 +369,9 @@ class Answer:
             if self._task.on_text is None:
                 place = min(place, before_half(self._watch.texts[:place]))
             self._places.append(place)
-            self._rewind(place)
+            self._watch.rewind(place)
             return True
-        self._rewind(self._watch.passed)
+        self._watch.rewind(self._watch.passed)
         then = load_fallback(self._rewinds.then)
         if then is None or (then.moves and not self._engine.has_embeddings):
             return False
@@ -403,7 +385,7 @@ class Answer:
         while first > 0 and not texts[first - 1]:  # the parts of a character before the last
             first -= 1
         place = start + first
-        ids = tuple(self._ids[place:end])
+        ids = tuple(self._watch.ids[place:end])
         if ids and self._rewinds.hold:
             ban = self._engine.ban(ids)
             place += ban.kept
@@ -415,7 +397,7 @@ class Answer:
 
     def _ban_next(self, place: int, token_ids: Sequence[int]) -> None:
         """Ban tokens as the next one after the answer up to a place, and nowhere else."""
-        before = tuple(self._ids[:place])
+        before = tuple(self._watch.ids[:place])
         banned = (*self._banned_next.get(before, ()), *token_ids)
         self._banned_next[before] = tuple(dict.fromkeys(banned))
 
@@ -441,10 +423,6 @@ class Answer:
             self._give_out()
         return start, words[-1]
 
-    def _rewind(self, place: int) -> None:
-        self._watch.rewind(place)
-        del self._ids[place:]
-
     async def _search_back(self, strategy: LoadedStrategy) -> bool:
         """Search for a continuation of the passed text; if none is found, shorten that text."""
         start = end = self._watch.passed
@@ -461,7 +439,7 @@ class Answer:
         for place in places:
             if place < end:
                 self._given_up.add(place)
-            self._rewind(place)
+            self._watch.rewind(place)
             most = _SEARCHED + end - place if self._in_blocks else None
             if await self._search(place, strategy, most, is_last=place == places[-1]):
                 return True
@@ -483,7 +461,7 @@ class Answer:
         own = settings.model_copy(update=sampling.model_dump())
         if not is_last:
             own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
-        problem, request = start_of(task.prompt, own, seed, self._engine, tuple(self._ids))
+        problem, request = start_of(task.prompt, own, seed, self._engine, tuple(watch.ids))
         shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
         search = Search(
             strategy.create(problem, own),
@@ -515,15 +493,13 @@ class Answer:
         if whole and settings.decode and (nearest := search.nearest()) is not None:
             self._nearest = self._decoded(nearest)
         ids = search.token_ids
-        texts = _cut(self._engine.token_texts([ids])[0], len(found.text) - len(search.kept))
-        self._ids += ids[: len(texts)]
-        watch.keep(texts, found.toxicity)
-        self._attributes[len(self._ids)] = found.attributes
+        texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(search.kept))
+        watch.keep(ids[: len(texts)], texts, found.toxicity, found.attributes)
         self._found.append(found)
         self._chosen = before + search.best
         if most is None or found.finish_reason == "stop" or not ids:
             self._ended = found.finish_reason
-        elif len(self._ids) >= settings.max_new_tokens:
+        elif len(watch.ids) >= settings.max_new_tokens:
             self._ended = "length"
         self._give_out()
         return True
@@ -553,7 +529,7 @@ class Answer:
 
     def _sampling(self, most: int | None = None) -> Sampling:
         """That of up to `most` further tokens."""
-        settings, kept = self._settings, len(self._ids)
+        settings, kept = self._settings, len(self._watch.ids)
         most = settings.max_new_tokens - kept if most is None else most
         least, temperature = settings.min_new_tokens, settings.temperature
         if self._places and self._rewinds is not None:
@@ -577,6 +553,7 @@ class Answer:
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
         displacement = max((one.displacement for one in self._found), default=0.0)
+        beside = self._task.in_parts and (self._parts_given.reasoning or self._parts.tool_calls)
         self._effort.trace.append(
             ScoredCompletion(
                 round=self._effort.rounds,
@@ -584,7 +561,7 @@ class Answer:
                 role=self._found[-1].role if displacement else role,
                 text=text,
                 toxicity=score,
-                empty=self._says_nothing(text) and not self._holds_parts,
+                empty=self._says_nothing(text) and not beside,
                 cosine=min((one.cosine for one in self._found), default=1.0),
                 displacement=displacement,
                 num_tokens=place,
@@ -599,7 +576,7 @@ class Answer:
         watch = self._watch
         if watch.passed == 0:
             return self._chosen_passes
-        self._rewind(watch.passed)
+        self._watch.rewind(watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
         return True
@@ -613,11 +590,11 @@ class Answer:
                 f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
             )
         if passed and (self._chosen is None or self._in_blocks):
-            parts = [self._attributes.get(place, {}) for place, _ in watch.decisive]
-            toxicity, attributes = max(score for _, score in watch.decisive), _worst_of(parts)
+            toxicity = max(one.score for one in watch.decisive)
+            attributes = _worst_of([one.attributes for one in watch.decisive])
             if self._chosen is None:
                 assert self._ended is not None
-                self._record(len(self._ids), toxicity, attributes, self._ended)
+                self._record(len(watch.ids), toxicity, attributes, self._ended)
                 self._chosen = len(trace) - 1
             else:
                 update = {"toxicity": toxicity, "attributes": attributes}
@@ -656,14 +633,3 @@ def _worst_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     """The largest score of each attribute that is known of all parts."""
     shared = set.intersection(*map(set, parts)) if parts else set()
     return {name: max(one[name] for one in parts) for name in sorted(shared)}
-
-
-def _cut(texts: Sequence[str], length: int) -> list[str]:
-    """The texts of the first tokens, which together are of this length; the last one is cut."""
-    kept: list[str] = []
-    for text in texts:
-        if length <= 0:
-            break
-        kept.append(text[:length])
-        length -= len(text)
-    return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tide.core.settings import Settings
 from tide.core.text import begins_word, first_end, maybe_stops, word_starts
@@ -23,24 +24,33 @@ class Failure:
     """An answer that failed at `place`, with this score.
 
     words: the places of the word ends after the passed text, up to the first suspicious one; the
-    word that ends at one of them is to blame.
+    word that ends at one of them is to blame. attributes: those that are known.
     """
 
     place: int
     score: float
     words: tuple[int, ...]
+    attributes: dict[str, float] = field(default_factory=dict, compare=False)
+
+
+class Judged(NamedTuple):
+    """The score of the beginning at a place."""
+
+    place: int
+    score: float
+    attributes: dict[str, float]
 
 
 @dataclass
 class Watch:
     """Follows one answer token by token. A *place* is a number of its tokens: a beginning of it.
 
-    texts: of its tokens, one each; the owner appends to them and truncates them. pace: how often
-    the scorer is asked: "word", "sentence", "whole", or a number of tokens. level: from this score
-    on a beginning is suspicious. lag: places after which a beginning that failed has failed for
-    good, unless one of them passes. at_once: from this score on it fails for good without waiting.
-    passed: the beginning that may be given out. Each beginning that is, was scored as exactly that
-    text; of a longer answer, its last words were.
+    ids, texts: of its tokens; the owner appends to them. pace: how often the scorer is asked:
+    "word", "sentence", "whole", or a number of tokens. level: from this score on a beginning is
+    suspicious. lag: places after which a beginning that failed has failed for good, unless one of
+    them passes. at_once: from this score on it fails for good without waiting. passed: the
+    beginning that may be given out. Each beginning that is, was scored as exactly that text; of a
+    longer answer, its last words were.
     """
 
     settings: Settings
@@ -48,13 +58,14 @@ class Watch:
     level: float
     lag: int = 0
     at_once: float = 1.0
+    ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
-    scores: list[tuple[int, float]] = field(default_factory=list)
+    scores: list[Judged] = field(default_factory=list)
     _asked: list[int] = field(default_factory=lambda: [-1])
     _silent: int = 0  # an empty beginning, which need not be examined again
     _risen: int | None = None  # the first suspicious place after `passed`
-    _failed: tuple[int, float] | None = None  # the first that failed, while others may pass
+    _failed: Judged | None = None  # the first that failed, while others may pass
     _waited: int = 0
     _decided: int = -_AGAIN  # the last place at which the scorer itself was asked
 
@@ -140,9 +151,11 @@ class Watch:
         self._waited += self._failed is not None
         return False
 
-    def judge(self, place: int, score: float) -> Failure | None:
+    def judge(
+        self, place: int, score: float, attributes: dict[str, float] | None = None
+    ) -> Failure | None:
         """Take the score of the next place; returns a failure that will not pass any more."""
-        self.scores.append((place, score))
+        self.scores.append(Judged(place, score, attributes or {}))
         if self.settings.passes(score):
             self._failed, self._waited = None, 0
             suspicious = score >= self.level or place == self._decided
@@ -154,7 +167,7 @@ class Watch:
         if self._risen is None:
             self._risen = place
         if self._failed is None:
-            self._failed = place, score
+            self._failed = self.scores[-1]
         else:
             self._waited += 1
         over = self._waited >= self.lag or score >= self.at_once
@@ -162,7 +175,7 @@ class Watch:
 
     def finish(self) -> Failure | None:
         """The answer ends with the last place that was judged; its failure, or all has passed."""
-        place, score = self.scores[-1]
+        place, score, _ = self.scores[-1]
         assert place == len(self.texts)
         if not self.settings.passes(score):
             return self._failure()
@@ -173,35 +186,44 @@ class Watch:
         assert self._failed is not None
         assert self._risen is not None
         words = (*word_ends(self.texts[: self._risen], self.passed), self._risen)
-        return Failure(*self._failed, words)
+        return Failure(self._failed.place, self._failed.score, words, self._failed.attributes)
+
+    def cut(self, length: int) -> None:
+        """End the text after this many characters; the last token's text is cut."""
+        self.texts[:] = cut(self.texts, length)
+        del self.ids[len(self.texts) :]
 
     def rewind(self, place: int) -> None:
         """Go on from this place. The passed text is then the last beginning that passed."""
-        del self.texts[place:]
+        del self.ids[place:], self.texts[place:]
         if place < self.passed:
             passes = self.settings.passes
-            passed = (one for one, score in self.scores if passes(score) and one <= place)
+            passed = (one for one, score, _ in self.scores if passes(score) and one <= place)
             self.passed = max(passed, default=0)
-        self.scores = [one for one in self.scores if one[0] <= self.passed]
+        self.scores = [one for one in self.scores if one.place <= self.passed]
         self._asked = [self.passed or -1]
         self._silent = min(self._silent, place)
         self._risen, self._failed, self._waited = None, None, 0
         self._decided = -_AGAIN
 
-    def keep(self, texts: Sequence[str], score: float) -> None:
+    def keep(
+        self, ids: Sequence[int], texts: Sequence[str], score: float, attributes: dict[str, float]
+    ) -> None:
         """Add tokens that have passed with this score."""
+        self.ids += ids
         self.texts += texts
         self.passed = len(self.texts)
         self._asked = [self.passed]
-        self.scores.append((self.passed, score))
+        self.scores.append(Judged(self.passed, score, attributes))
 
     @property
-    def decisive(self) -> list[tuple[int, float]]:
+    def decisive(self) -> list[Judged]:
         """The scores of the passed text: of the whole, or of each window."""
         windows = [
-            (place, score)
-            for place, score in self.scores
-            if self.settings.block_context < place <= self.passed and self.settings.passes(score)
+            one
+            for one in self.scores
+            if self.settings.block_context < one.place <= self.passed
+            and self.settings.passes(one.score)
         ]
         return windows or self.scores[-1:]
 
@@ -209,3 +231,14 @@ class Watch:
 def word_ends(texts: Sequence[str], start: int) -> list[int]:
     """The starts of words after `start`, ascending."""
     return [start + place for place in word_starts(texts[start:])[1:]]
+
+
+def cut(texts: Sequence[str], length: int) -> list[str]:
+    """The texts of the first tokens, which together are of this length; the last one is cut."""
+    kept: list[str] = []
+    for text in texts:
+        if length <= 0:
+            break
+        kept.append(text[:length])
+        length -= len(text)
+    return kept

@@ -118,7 +118,7 @@ class MonitoredAnswer(Answer):
             self._task,
             self._watch.text,
             self._parts,
-            len(self._ids),
+            len(self._watch.ids),
             ended,
             self._effort.generated_tokens,
             self._effort.read_tokens,
@@ -140,7 +140,7 @@ class MonitoredAnswer(Answer):
 
     async def forecast_whole(self, text: str, parts: Parts) -> Forecast:
         """Of an answer in parts, which would have been drawn again as a whole."""
-        score = await self._judge_whole(text, parts)
+        score, _ = await self._judge_whole(text, parts)
         return Forecast(score) if self._settings.passes(score) else Forecast(score, 0, 0)
 
     async def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:

@@ -124,10 +124,11 @@ class _Rewritten(Answer):
         # Whether a mark at the end of the text ends the sentence, the next token says.
         if end is None or end == len(self._watch.text):
             return None
-        return self._cut_at(end)
+        self._watch.cut(end)
+        return "stop"
 
     def _sampling(self, most: int | None = None) -> Sampling:
-        written = len(self._ids) - min(self._places, default=0)
+        written = len(self._watch.ids) - min(self._places, default=0)
         return super()._sampling(max(1, _SENTENCE - written))
 
 
