@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
+from tide.scorers import Attributed
 from tide.search import resolve_settings
 
 PROMPT = "My neighbour told me that the"
@@ -79,6 +82,35 @@ def test_the_blamed_word_does_not_come_again(
         assert result.trace[1].kept_tokens > 0
     assert result.text in scorer.seen
     assert detox(PROMPT) == result
+
+
+class Measuring(Refusing):
+    """Refuses words; the length of a text is an attribute."""
+
+    name, threshold, pace = "measuring", 0.5, "5"
+    attributes = ("length",)
+
+    def score_attributes(self, texts: list[str]) -> Attributed:
+        lengths = np.array([len(text) / 1e4 for text in texts])
+        return Attributed(np.array(self(texts)), {"length": lengths})
+
+    def score(self, texts: list[str]) -> NDArray[np.float64]:
+        return np.array(self(texts))
+
+    def close(self) -> None: ...
+
+
+def test_a_text_that_is_found_to_pass_before_the_blamed_word_has_its_attributes(
+    engine: TransformersEngine,
+) -> None:
+    words = first_words(engine, 14).split()
+    settings: dict[str, Any] = {"block_context": 4, "temperature": 0, **LONG}
+    scorer = Measuring(words[11])
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:lag=0,blame=1", **settings)
+    trial = detox(PROMPT).best
+    assert trial.accepted
+    assert len(trial.trace) > 1
+    assert trial.returned.attributes.keys() == {"length"}
 
 
 def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:

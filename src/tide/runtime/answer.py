@@ -303,9 +303,9 @@ class Answer:
         except Unread:
             return 1.0, {}
         self._effort.scorer_calls += len(texts)
-        scores = await self._scoring.send(texts, self._policy(len(texts) == 1 and is_empty(text)))
-        worst = int(scores.values.argmax())
-        return float(scores.values[worst]), scores.known(worst)
+        policy = self._policy(len(texts) == 1 and is_empty(text))
+        worst = (await self._scoring.send(texts, policy)).worst()
+        return worst.value, worst.attributes
 
     def _ask(self, ended: bool) -> _Asked | None:
         asks = self._watch.asks(ended=ended)
@@ -326,8 +326,8 @@ class Answer:
                 if not watch.decides(place, ended=self._at_end):
                     continue
                 scores = await self._scoring.send(windows, asked.policy)  # noqa: PLW2901
-            worst = int(scores.values.argmax())
-            failure = watch.judge(place, float(scores.values[worst]), scores.known(worst))
+            worst = scores.worst()
+            failure = watch.judge(place, worst.value, worst.attributes)
             if failure is not None:
                 break
         self._give_out()
@@ -411,15 +411,15 @@ class Answer:
             windows = [watch.windows(start, place) for place in words[:-1]]
             texts = [text for some in windows for text in some]
             self._effort.scorer_calls += len(set(texts))
-            values = (await self._scoring.send(texts, "blank")).values.tolist()
-            for place, some in zip(words[:-1], windows, strict=True):
-                score, values = max(values[: len(some)]), values[len(some) :]
-                if score >= watch.level:
+            every = (await self._scoring.send(texts, "blank")).split(list(map(len, windows)))
+            for place, scores in zip(words[:-1], every, strict=True):
+                worst = scores.worst()
+                if worst.value >= watch.level:
                     self._give_out()
                     return start, place
                 start = place
                 if self._goes_on and not is_empty("".join(watch.texts[:place])):
-                    watch.judge(place, score)
+                    watch.judge(place, worst.value, worst.attributes)
             self._give_out()
         return start, words[-1]
 

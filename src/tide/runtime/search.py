@@ -166,12 +166,9 @@ class Search:
             policy,
             [before for _ in texts for before in self.context],
         )
-        rows = [
-            max(range(row, row + len(self.context)), key=lambda one: float(scores.values[one]))
-            for row in range(0, len(scores.values), len(self.context))
-        ]
+        found = [one.worst() for one in scores.split([len(self.context)] * len(texts))]
         effort.rounds += 1
-        for candidate, completion, row in zip(asked, shaped, rows, strict=True):
+        for candidate, completion, one in zip(asked, shaped, found, strict=True):
             self._completions.append(completion.token_ids)
             text = self.kept + completion.text
             effort.trace.append(
@@ -180,20 +177,20 @@ class Search:
                     iteration=candidate.iteration,
                     role=candidate.role,
                     text=text,
-                    toxicity=float(scores.values[row]),
-                    empty=bool(scores.empty[row]) and is_empty(text),
+                    toxicity=one.value,
+                    empty=one.empty and is_empty(text),
                     cosine=candidate.cosine,
                     displacement=candidate.displacement,
                     num_tokens=self.kept_tokens + len(completion.token_ids),
                     finish_reason=completion.finish_reason,
                     kept_tokens=self.kept_tokens,
-                    attributes=scores.known(row),
+                    attributes=one.attributes,
                 )
             )
-        empty = {texts[i] for i, row in enumerate(rows) if scores.empty[row]}
+        empty = {text for text, one in zip(texts, found, strict=True) if one.empty}
         sent = set(texts) - (set() if policy == "score" else empty)
         effort.scorer_calls += len(self.context) * len(sent)
-        told = [float(scores.values[row]) for row in rows]
+        told = [one.value for one in found]
         if self.settings.reject_degenerate:
             # The policy decides the score of an empty text.
             loops = [text not in empty and is_degenerate(self.kept + text) for text in texts]

@@ -168,6 +168,14 @@ class CallableScorer(PlainScorer):
         return self._function(list(texts))
 
 
+class Score(NamedTuple):
+    """The score of one text; see `Scores`."""
+
+    value: float
+    empty: bool
+    attributes: dict[str, float]
+
+
 @dataclass(frozen=True)
 class Scores:
     """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): which texts say nothing.
@@ -191,6 +199,11 @@ class Scores:
             )
             for part in parts
         ]
+
+    def worst(self) -> Score:
+        """The highest of them."""
+        row = int(self.values.argmax())
+        return Score(float(self.values[row]), bool(self.empty[row]), self.known(row))
 
     def known(self, row: int) -> dict[str, float]:
         """The attributes of one text."""
