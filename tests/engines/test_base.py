@@ -52,6 +52,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "check_sampling",
         "completions",
         "fewest",
+        "stopped",
         "supports_continuation",
         "check_prompt",
     }

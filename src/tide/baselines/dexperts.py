@@ -16,7 +16,7 @@ from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.training import write_like
-from tide.engines.local.sampler import keep_likely
+from tide.engines.local.sampler import keep_nucleus
 
 # Least ratio of the perplexities of a text by the expert of the other kind and by that of its own:
 # below it, the two experts hardly differ, and their difference is noise.
@@ -38,7 +38,7 @@ def ensemble(
     scores: Tensor, base: Tensor, expert: Tensor, anti: Tensor, alpha: float, filter_p: float
 ) -> Tensor:
     """`scores` + alpha (expert - anti) in the nucleus of `base`, -inf outside; all (B, V)."""
-    outside = keep_likely(base, 0, filter_p) == -torch.inf
+    outside = keep_nucleus(base, filter_p) == -torch.inf
     return (scores + alpha * (expert - anti)).masked_fill(outside, -torch.inf)
 
 

@@ -438,6 +438,21 @@ class Engine(ABC):
             found.append(completion if end is None else self._cut(completion, text[:end]))
         return found
 
+    def stopped(
+        self, rows: Sequence[Sequence[int]], samplings: Sequence[Sampling]
+    ) -> Iterator[tuple[int, int]]:
+        """The number of each row of ids whose text holds one of its stop strings.
+
+        With the least number of first ids that hold it, wherever its tokens part.
+        """
+        some = [number for number, own in enumerate(samplings) if own.stop]
+        texts = self.texts([rows[number] for number in some]) if some else []
+        for number, text in zip(some, texts, strict=True):
+            own = samplings[number]
+            if own.stop_in(text) is not None:
+                holds = lambda said, own=own: own.stop_in(said) is not None  # noqa: E731
+                yield number, self.fewest(rows[number], holds)
+
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
         """The least number of first `ids` whose text is `enough`, as the text of all is."""
         return bisect_left(

@@ -41,7 +41,7 @@ class Watched:
             batch: Batch, lane: Lane, rows: Sequence[Any], prefill: Any = Batch.prefill
         ) -> None:
             prefill(batch, lane, rows)
-            self.entered.append(sorted(row.priority for row in rows))
+            self.entered.append(sorted(row.request.priority for row in rows))
 
         patch.setattr(Batch, "step", step)
         patch.setattr(Batch, "prefill", prefill)

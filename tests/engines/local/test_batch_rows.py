@@ -16,12 +16,11 @@ from tests.generated import examples
 from tests.models import CONFIGS, CONTEXT, save_causal_lm
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
-from tide.engines.base import Piece
+from tide.engines.base import Piece, Request
 from tide.engines.local import cache, sampler
 from tide.engines.local.batch import Batch, Lane, Row
 from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampler import StopStrings
 from tide.engines.local.stream import Forward, Stream
 
 KINDS = [*CONFIGS, "pocket"]
@@ -141,9 +140,8 @@ class Asked:
 
 
 def batch_of(engine: TransformersEngine, forward: Forward | None = None) -> tuple[Batch, Lane]:
-    stop_strings = StopStrings(engine._texts, engine.fewest)
     held, forward = PrefixCache(engine._read_rows, 0), forward or engine._forward
-    batch = Batch(forward, held, engine.stop_ids, stop_strings, max_batch=64)
+    batch = Batch(forward, held, engine.stop_ids, engine.stopped, max_batch=64)
     return batch, Lane(forward, engine.stop_ids)
 
 
@@ -156,7 +154,8 @@ def asked(
     **more: Any,
 ) -> Asked:
     ids = [3 + (5 * seed + 3 * i) % 290 for i in range(1 + seed % 9)]
-    row = Row(engine._embed_ids(ids), own, seed, lambda _: None, prompt_ids=ids, **more)
+    request = Request(ids, own, seed, **more)
+    row = Row(request, engine._embed_ids(ids), lambda _: None, ids)
     one = Asked(row, at, leaves_at)
     row.put = one.told.append
     return one

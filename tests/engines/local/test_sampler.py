@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tide.core.settings import Sampling
-from tide.engines.local.sampler import _MANY, _REACH, NoiseKeys, Sampler, gumbel_noise, keep_likely
+from tide.engines.local.sampler import _MANY, _REACH, NoiseKeys, Sampler, gumbel_noise
 
 CPU = torch.device("cpu")
 Rows = list[tuple[Sampling, int]]
@@ -86,6 +86,11 @@ def test_temperature_zero_is_greedy() -> None:
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
     drawn = draw(Sampling(temperature=0.0), [1, 2, 3, 4], logits)
     assert torch.equal(drawn, logits.argmax(-1))
+
+
+def keep_likely(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    own = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
+    return sampler_of([(own, number) for number in range(len(logits))]).warp(logits)
 
 
 def test_top_k_and_top_p_by_hand() -> None:

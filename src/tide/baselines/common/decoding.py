@@ -35,13 +35,13 @@ from tide.core.errors import EngineError, InputError, guarded
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
+from tide.engines.local.batch import Stopped
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.sampler import (
     CHECK_EVERY,
     CHECK_EVERY_ELSEWHERE,
     LOOK_EVERY,
     Sampler,
-    StopStrings,
 )
 from tide.engines.local.stream import Forward, Stream, by_length, not_finite
 from tide.scorers import Scorer
@@ -89,13 +89,13 @@ def decode(
     *,
     shift_first: bool = False,
     prompts: Sequence[Sequence[int]] = (),
-    stop_strings: StopStrings | None = None,
+    stopped: Stopped | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
     """Complete rows: up to `max_new_tokens` ids each; a stop id is the last.
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as for
-    `Sampler`. stop_strings: of each row; a row ends with the token that completes one of its own,
+    `Sampler`. stopped: see `Engine`; a row ends with the token that completes a stop string,
     with "length" as the reason. on_step: called with the number of tokens of each row.
 
     Raises EngineError for scores that are not finite: their arg max would be an arbitrary token,
@@ -133,9 +133,9 @@ def decode(
             ended |= torch.isin(tokens, stop_ids)
             if len(drawn) in limits:
                 ended |= torch.tensor([most <= len(drawn) for most in limits], device=device)
-        if stop_strings and (last or len(drawn) % LOOK_EVERY == 0):
+        if stopped and (last or len(drawn) % LOOK_EVERY == 0):
             texts = [ids[:-1] if reason == "stop" else ids for ids, reason in written()]
-            for row, count in stop_strings.found(samplings, texts):
+            for row, count in stopped(texts, samplings):
                 limits[row], ended[row] = count, True
         if last or (looks and bool(ended.all())):
             return written()
@@ -321,7 +321,7 @@ class DecodingBaseline(ABC):
                 stop_ids,
                 shift_first=shift_first,
                 prompts=ids,
-                stop_strings=StopStrings(self.engine.texts, self.engine.fewest),
+                stopped=self.engine.stopped,
                 on_step=partial(on_step, len(prompts)),
             )
         ended = [(ids[:-1] if reason == "stop" else ids, reason) for ids, reason in written]

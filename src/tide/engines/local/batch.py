@@ -24,14 +24,13 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import CompletionError, EngineError, TideError, described
 from tide.core.settings import Sampling
-from tide.engines.base import FinishReason, Likelihood, Piece
+from tide.engines.base import FinishReason, Likelihood, Piece, Request
 from tide.engines.local.cache import Beginning, Pair, PrefixCache
 from tide.engines.local.sampler import (
     CHECK_EVERY,
     CHECK_EVERY_ELSEWHERE,
     LOOK_EVERY,
     Sampler,
-    StopStrings,
 )
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
@@ -51,28 +50,27 @@ _TURNS = 3
 _REST = 1.0
 
 
+# See `Engine.stopped`.
+Stopped = Callable[[Sequence[Sequence[int]], Sequence[Sampling]], Iterable[tuple[int, int]]]
+
+
 @dataclass(eq=False)
 class Row:
     """A request under way.
 
     x: its prompt, (T, d). put: receives its pieces, or its error. prompt_ids: of a prompt that came
     as ids, and where a repetition penalty needs them. shared: the beginning that x has in common
-    with others. own: cached keys and values of the earlier requests that this one continues.
-    piece_tokens: how many are sent at a time; None: all at the end. ids: the tokens drawn. read:
-    tokens read for it, not sent yet. aborted: it has ended, or was cancelled. broken: its keys and
-    values may not be finite.
+    with others. own: cached keys and values of the earlier requests that this one continues. ids:
+    the tokens drawn. read: tokens read for it, not sent yet. aborted: it has ended, or was
+    cancelled. broken: its keys and values may not be finite.
     """
 
+    request: Request
     x: Tensor
-    sampling: Sampling
-    seed: int
     put: Callable[[Piece | Exception], None]
-    priority: int = 0
-    banned_token_ids: tuple[int, ...] = ()
     prompt_ids: Sequence[int] = ()
     shared: Beginning | None = None
     own: Beginning | None = None
-    piece_tokens: int | None = None
     ids: list[int] = field(default_factory=list)
     sent: int = 0
     read: int = 0
@@ -82,7 +80,7 @@ class Row:
     @property
     def left(self) -> int:
         """How many tokens may still be drawn."""
-        return self.sampling.max_new_tokens - len(self.ids)
+        return self.request.sampling.max_new_tokens - len(self.ids)
 
     def known(self) -> list[Pair] | None:
         """Keys and values of all its prompt but the last token, if they are kept."""
@@ -96,13 +94,14 @@ class Row:
 
     def take(self, tokens: Sequence[int], stops: set[int]) -> None:
         """Add the tokens that were drawn, up to its end."""
+        size = self.request.piece_tokens
         for token in tokens:
             if token in stops:
                 return self.tell("stop")
             self.ids.append(token)
             if not self.left:
                 return self.tell("length")
-            if self.piece_tokens is not None and len(self.ids) - self.sent >= self.piece_tokens:
+            if size is not None and len(self.ids) - self.sent >= size:
                 self.tell(None)
         return None
 
@@ -165,10 +164,10 @@ class Lane:
         """Draw for these rows, too, which the stream has read."""
         self.rows += rows
         self.sampler.enter(
-            [row.sampling for row in rows],
-            [row.seed for row in rows],
+            [row.request.sampling for row in rows],
+            [row.request.seed for row in rows],
             [row.prompt_ids for row in rows],
-            [row.banned_token_ids for row in rows],
+            [row.request.banned_token_ids for row in rows],
         )
 
 
@@ -176,7 +175,7 @@ class Batch:
     """Completes rows with a model, step by step, for as long as there are any.
 
     All its methods belong to one event loop, which it lets run between two steps. max_batch: rows
-    under way at once.
+    under way at once. stopped: see `Engine`.
     """
 
     def __init__(
@@ -184,12 +183,12 @@ class Batch:
         forward: Forward,
         prefix_cache: PrefixCache,
         stop_ids: Tensor,
-        stop_strings: StopStrings,
+        stopped: Stopped,
         *,
         max_batch: int,
     ) -> None:
         self._forward, self._prefix_cache = forward, prefix_cache
-        self.stop_ids, self._stop_strings = stop_ids, stop_strings
+        self.stop_ids, self._stopped = stop_ids, stopped
         self._max_batch = max_batch
         self._check_every = CHECK_EVERY.get(stop_ids.device.type, CHECK_EVERY_ELSEWHERE)
         self._readings: list[Reading] = []
@@ -283,7 +282,7 @@ class Batch:
             if not others and row.known() is None:
                 later.append(entry)
                 continue
-            while size < len(row.x) + row.sampling.max_new_tokens:
+            while size < len(row.x) + row.request.sampling.max_new_tokens:
                 size *= 4
             if size in self.lanes and not self.lanes[size].takes_rows:
                 later.append(entry)
@@ -298,7 +297,7 @@ class Batch:
 
     def _push(self, row: Row) -> None:
         # Prompts of similar length are read together, which saves padding.
-        turn = row.priority // self._max_batch
+        turn = row.request.priority // self._max_batch
         heappush(self._waiting, ((turn, len(row.x), next(self._numbers)), row))
 
     def _enter(self, lane: Lane, rows: list[Row]) -> None:
@@ -453,12 +452,12 @@ class Batch:
         rows = [
             row
             for row in lane.rows
-            if row.sampling.stop
+            if row.request.sampling.stop
             and not row.aborted
             and len(row.ids) % LOOK_EVERY < self._check_every
         ]
-        found = self._stop_strings.found([row.sampling for row in rows], [row.ids for row in rows])
-        for number, size in found:
+        ids, samplings = [row.ids for row in rows], [row.request.sampling for row in rows]
+        for number, size in self._stopped(ids, samplings):
             row = rows[number]
             row.ids = row.ids[: max(size, row.sent)]
             row.tell("length")

@@ -21,7 +21,6 @@ from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.batch import Batch, Reading, Row
 from tide.engines.local.cache import Beginning, Handle, Pair, PrefixCache
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.sampler import StopStrings
 from tide.engines.local.stream import Forward, Stream, cache_in, not_finite, pairs_in
 from tide.plugins.options import checked
 
@@ -99,7 +98,7 @@ class TransformersEngine(EmbeddingEngine):
                 self._forward,
                 self._cached,
                 torch.tensor(stop, dtype=torch.int64, device=self.device),
-                StopStrings(self._texts, self.fewest),
+                self.stopped,
                 max_batch=self.max_batch,
             )
         release_openmp_threads()
@@ -148,7 +147,7 @@ class TransformersEngine(EmbeddingEngine):
 
     def _row(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row:
         """A request for the batch; `put` receives its pieces or its error."""
-        prompt, sampling, handle = request.prompt, request.sampling, request.prefix_cache
+        prompt, handle = request.prompt, request.prefix_cache
         if isinstance(prompt, Sequence):
             x, ids = self._embed_ids(prompt), prompt
         else:
@@ -157,21 +156,9 @@ class TransformersEngine(EmbeddingEngine):
         own = None
         if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
             own = handle.beginning
-        if sampling.repetition_penalty != 1 and not ids:
+        if request.sampling.repetition_penalty != 1 and not ids:
             ids = self._decode_nearest(x)
-        return Row(
-            x,
-            sampling,
-            request.seed,
-            put,
-            priority=request.priority,
-            banned_token_ids=request.banned_token_ids,
-            prompt_ids=ids,
-            shared=shared,
-            own=own,
-            piece_tokens=request.piece_tokens,
-            read=read,
-        )
+        return Row(request, x, put, ids, shared, own, read=read)
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
         """The cached beginning of (T, d) rows, if they begin with it, and the tokens to be read."""

@@ -8,7 +8,7 @@ their difference come from the model's probabilities alone (common random number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,17 +68,6 @@ def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def keep_likely(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """`logits` (B, V) with -inf outside the top_k tokens and the top_p nucleus (in that order).
-
-    The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
-    the most likely one.
-    """
-    if 0 < top_k < logits.shape[-1]:
-        logits = _keep_top_k(logits, top_k)
-    return _keep_nucleus(logits, top_p) if top_p < 1.0 else logits
-
-
 def _keep_top_k(logits: Tensor, top_k: int | Tensor) -> Tensor:
     most = top_k if isinstance(top_k, int) else int(top_k.max())
     largest = logits.topk(min(most, logits.shape[-1]), dim=-1).values
@@ -89,7 +78,12 @@ def _keep_top_k(logits: Tensor, top_k: int | Tensor) -> Tensor:
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
+def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
+    """`logits` (B, V) with -inf outside the top_p nucleus.
+
+    That is the smallest set of most likely tokens whose mass reaches top_p; it always holds the
+    most likely one.
+    """
     ordered, order = logits.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
@@ -232,7 +226,7 @@ class Sampler:
         self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
         for keep, values, off in (
             (_keep_top_k, [own.top_k for own in samplings], 0),
-            (_keep_nucleus, [own.top_p for own in samplings], 1.0),
+            (keep_nucleus, [own.top_p for own in samplings], 1.0),
         ):
             some = [i for i in drawn if values[i] != off]
             if some:
@@ -273,28 +267,3 @@ def _one_or_each(values: list[Any], device: torch.device) -> Any:
     if len(set(values)) <= 1:
         return values[0] if values else 1.0
     return torch.tensor(values, device=device)[:, None]
-
-
-class StopStrings:
-    """Finds the rows that have come to hold one of their stop strings, wherever its tokens part.
-
-    texts, fewest: see `Engine`.
-    """
-
-    def __init__(
-        self,
-        texts: Callable[[Sequence[Sequence[int]]], list[str]],
-        fewest: Callable[[Sequence[int], Callable[[str], bool]], int],
-    ) -> None:
-        self._texts, self._fewest = texts, fewest
-
-    def found(
-        self, samplings: Sequence[Sampling], ids: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, int]]:
-        """The number of each row that holds one, and how many of its ids it took."""
-        rows = [row for row, own in enumerate(samplings) if own.stop]
-        texts = self._texts([ids[row] for row in rows]) if rows else []
-        for row, text in zip(rows, texts, strict=True):
-            own = samplings[row]
-            if own.stop_in(text) is not None:
-                yield row, self._fewest(ids[row], lambda x, own=own: own.stop_in(x) is not None)  # type: ignore[misc]
