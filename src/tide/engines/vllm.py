@@ -23,11 +23,9 @@ from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.remote.protocol import (
-    PROBES,
     FirstToken,
     difference,
     sampling_fields,
-    scaled_probes,
     without_end,
 )
 from tide.plugins.options import checked
@@ -154,10 +152,7 @@ class VllmEngine(EmbeddingEngine):
 
     def _verify(self) -> None:
         """Compare the first token after token ids with that after their embeddings."""
-        ids = self._tokenize(PROBES)
-        embeddings = scaled_probes([self._embed_ids(row) for row in ids])
-        first = self.portal.run(self._first_tokens, [*ids, *embeddings])
-        if problem := difference(first[: len(ids)], first[len(ids) :], self.dim):
+        if problem := self.portal.run(difference, self, self._first_tokens):
             raise EngineError(f"vLLM with {self.name}: {problem}")
 
     async def _first_tokens(self, prompts: Sequence[Any]) -> list[FirstToken]:

@@ -13,10 +13,12 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
 from tide.core.concurrency import gather, items_of
 from tide.core.errors import EngineError, guarded
@@ -50,7 +52,6 @@ from tide.engines.remote.protocol import (
     is_older,
     mean_log_prob,
     sampling_fields,
-    scaled_probes,
     without_end,
 )
 from tide.plugins.options import checked
@@ -152,7 +153,7 @@ class RemoteEngine(EmbeddingEngine):
                 yield piece
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
-        body = sampling_fields(request) | self._prompts([request])
+        body = sampling_fields(request) | self._prompts([request.prompt])
         body |= {"stream": True, "stream_interval": request.piece_tokens}
         full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
@@ -191,7 +192,7 @@ class RemoteEngine(EmbeddingEngine):
 
         for future in futures:
             future.add_done_callback(left)
-        body = sampling_fields(requests[0]) | self._prompts(requests)
+        body = sampling_fields(requests[0]) | self._prompts([one.prompt for one in requests])
         try:
             found = await self._choices(
                 body, len(asked), lambda i, choice: self._piece(choice, requests[i])
@@ -224,9 +225,8 @@ class RemoteEngine(EmbeddingEngine):
     def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
         return NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
 
-    def _prompts(self, requests: Sequence[Request]) -> dict[str, Any]:
-        """The prompts of requests that are alike: all of them are ids, or none is."""
-        prompts = [request.prompt for request in requests]
+    def _prompts(self, prompts: Sequence[Sequence[int] | Tensor]) -> dict[str, Any]:
+        """The field for prompts of which all are ids, or none is."""
         ids = [list(prompt) for prompt in prompts if isinstance(prompt, Sequence)]
         rows = [encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
         return {"prompt": ids} if ids else {"prompt_embeds": rows}
@@ -314,13 +314,7 @@ class RemoteEngine(EmbeddingEngine):
                 f"{self.context_length + 1}"
             )
         self._served[endpoint.url] = model
-        ids = self._tokenize(PROBES)
-        embeddings = scaled_probes([self._embed_ids(row) for row in ids])
-        by_ids = await self._first_tokens(endpoint, {"prompt": ids}, len(ids))
-        by_embeddings = await self._first_tokens(
-            endpoint, {"prompt_embeds": [encode(x) for x in embeddings]}, len(embeddings)
-        )
-        problem = difference(by_ids, by_embeddings, self.dim)
+        problem = await difference(self, partial(self._first_tokens, endpoint))
         self._differences.pop(endpoint.url, None)
         if problem is not None:
             self._differences[endpoint.url] = problem
@@ -328,15 +322,11 @@ class RemoteEngine(EmbeddingEngine):
 
     async def _check(self, endpoint: Endpoint) -> None:
         """Let a server write a token after embeddings, its most frequent task."""
-        (ids,) = self._tokenize(PROBES[:1])
-        rows = [encode(self._embed_ids(ids))]
-        await self._first_tokens(endpoint, {"prompt_embeds": rows}, len(rows))
+        await self._first_tokens(endpoint, self.embed(PROBES[:1]))
 
-    async def _first_tokens(
-        self, endpoint: Endpoint, prompts: dict[str, Any], count: int
-    ) -> list[FirstToken]:
-        body = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
-        choices = await self._ask(endpoint, body | prompts, count)
+    async def _first_tokens(self, endpoint: Endpoint, prompts: Sequence[Any]) -> list[FirstToken]:
+        body = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0, **self._prompts(prompts)}
+        choices = await self._ask(endpoint, body, len(prompts))
         if any(choice.logprobs is None for choice in choices):
             raise ServerFailed("answered without log-probabilities")
         return [(c.token_ids[0], c.logprobs.token_logprobs[0]) for c in choices if c.logprobs]

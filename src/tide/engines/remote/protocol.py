@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, FailFast, Field
 
 from tide.core.http import Rows, ServerFailed
-from tide.engines.base import FinishReason, Request
+from tide.engines.base import Engine, FinishReason, Request
 
 if TYPE_CHECKING:  # the engine 'openai' imports this module, and needs no torch
     from torch import Tensor
@@ -173,22 +173,20 @@ def without_end(
     return (ids, "length") if isinstance(stopped_by, str) else (ids[:-1], "stop")
 
 
-def scaled_probes(embeddings: Sequence[Tensor]) -> list[Tensor]:
-    """The embeddings of the probes as they are, and with the scalings that models use."""
-    dim = embeddings[0].shape[-1]
-    return [factor * x for factor in _factors(dim) for x in embeddings]
-
-
-def difference(
-    by_ids: Sequence[FirstToken], by_scaled: Sequence[FirstToken], dim: int
+async def difference(
+    engine: Engine, first: Callable[[Sequence[Any]], Awaitable[list[FirstToken]]]
 ) -> str | None:
-    """The fault, or None.
+    """Why a vLLM writes something else from the engine's embeddings than from token ids, or None.
 
-    by_ids: the most likely first token after each probe, and its log-probability. by_scaled: the
-    same after each of `scaled_probes`.
+    first: its most likely token after each prompt, and the log-probability; all prompts are token
+    ids, or all are embeddings.
     """
+    by_ids, rows = await first(engine.tokenize(PROBES)), engine.embed(PROBES)
+    # As they are, and with the scalings that models use.
+    factors = 1.0, math.sqrt(engine.dim), 1.0 / math.sqrt(engine.dim)
+    by_scaled = await first([factor * x for factor in factors for x in rows])
     agreeing = []
-    for number, factor in enumerate(_factors(dim)):
+    for number, factor in enumerate(factors):
         scaled = by_scaled[number * len(by_ids) : (number + 1) * len(by_ids)]
         both = zip(by_ids, scaled, strict=True)
         if all(abs(a[1] - b[1]) <= (_CLOSE if a[0] == b[0] else _TIE) for a, b in both):
@@ -201,7 +199,3 @@ def difference(
             "transformers disagree on where they are scaled"
         )
     return "writes something else from embeddings than from token ids: does it run another model?"
-
-
-def _factors(dim: int) -> tuple[float, ...]:
-    return 1.0, math.sqrt(dim), 1.0 / math.sqrt(dim)
