@@ -474,8 +474,15 @@ class Engine(ABC):
         if isinstance(prompt, Sequence):
             if not prompt:
                 raise CompletionError("a prompt without a token")
-        else:
-            self._check_rows(prompt)
+        elif prompt.ndim != 2 or prompt.shape[0] == 0 or prompt.shape[1] != self.dim:
+            raise CompletionError(
+                f"embeddings: shape {tuple(prompt.shape)}, expected (tokens >= 1, {self.dim})"
+            )
+        elif not prompt.is_floating_point():
+            raise CompletionError(f"embeddings: dtype {prompt.dtype}, expected a float type")
+        # The minimum and maximum of NaN are NaN. Checking each number takes ten times as long.
+        elif not all(end.isfinite() for end in prompt.to(self.dtype).aminmax()):
+            raise CompletionError(f"embeddings: NaN or infinite values (as {self.dtype})")
         limit = self.context_length
         if limit is not None and len(prompt) + new_tokens > limit:
             raise CompletionError(
@@ -618,17 +625,6 @@ class Engine(ABC):
             raise EngineError(f"engine {self.name}: the answer is not a completion")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
-
-    def _check_rows(self, x: Tensor) -> None:
-        if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] != self.dim:
-            raise CompletionError(
-                f"embeddings: shape {tuple(x.shape)}, expected (tokens >= 1, {self.dim})"
-            )
-        if not x.is_floating_point():
-            raise CompletionError(f"embeddings: dtype {x.dtype}, expected a float type")
-        # The minimum and maximum of NaN are NaN. Checking each number takes ten times as long.
-        if not all(end.isfinite() for end in x.to(self.dtype).aminmax()):
-            raise CompletionError(f"embeddings: NaN or infinite values (as {self.dtype})")
 
     def _without(self, what: str) -> InputError:
         return InputError(f"engine {type(self).__name__}: has no {what}")

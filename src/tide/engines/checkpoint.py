@@ -41,8 +41,9 @@ def source_of(model: str | Path) -> str:
     "pocket", "pocket-reference" and "pocket-chat" are bundled; "smollm2" and "gemma3-270m" come as
     packages. A GGUF file, or a folder with one and no config, is converted once.
 
-    Raises EngineError for the path of a missing folder, and MissingDependencyError for a package
-    that is not installed.
+    Raises EngineError for the path of a missing folder, and for a GGUF file that is cut off or
+    whose architecture transformers lacks, and MissingDependencyError for a package that is not
+    installed.
     """
     if model in PACKAGES:
         return str(packaged(str(model)))
@@ -61,7 +62,7 @@ def source_of(model: str | Path) -> str:
         files = sorted(folder.glob("*.gguf"))
     if len(files) > 1:
         raise EngineError(f"model {source}: holds {len(files)} GGUF files; name one of them")
-    return str(converted(files[0])) if files else source
+    return str(_converted(files[0].stem, files)) if files else source
 
 
 def context_length(config: Any) -> int | None:
@@ -198,14 +199,6 @@ def packaged(name: str) -> Path:
     except PackageNotFoundError as error:
         raise MissingDependencyError(f"model {name} is not installed: {package.install}") from error
     return _converted(name, files, package.sha256)
-
-
-def converted(file: Path) -> Path:
-    """The converted folder of a GGUF file.
-
-    Raises EngineError for a file that is cut off, or whose architecture transformers lacks.
-    """
-    return _converted(file.stem, [file])
 
 
 def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> Path:

@@ -64,8 +64,7 @@ class EmbeddingEngine(Engine):
     @property
     def mean_row_norm(self) -> float:
         """E_bar: the mean norm of a token's embedding, as the first block receives it."""
-        norms = torch.linalg.vector_norm(self._layer.weight, dim=-1, dtype=torch.float32)
-        return float(norms.mean()) * self.embedding_scale
+        return float(self._norms.mean()) * self.embedding_scale
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         plain = [prompt for prompt in prompts if not isinstance(prompt, Rendered)]

@@ -477,7 +477,7 @@ class Answer:
             self._effort,
             watch.text,
             start,
-            watch.contexts(start),
+            watch.windows(start, start),
             shape if start or most is not None else None,
         )
         before = len(self._effort.trace)

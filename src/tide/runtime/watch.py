@@ -116,10 +116,6 @@ class Watch:
         starts = dict.fromkeys(map(self._start, reaches))
         return ["".join(self.texts[start:place]) for start in starts]
 
-    def contexts(self, place: int) -> list[str]:
-        """The texts before a place with which later text is scored."""
-        return self.windows(place, place)
-
     def _start(self, place: int) -> int:
         """The beginning of the word at a place."""
         place = max(0, place)

@@ -92,7 +92,7 @@ class TransformersEngine(EmbeddingEngine):
             self.context_length = context_length(self.model.config)
             stop = end_ids(self.model, tokenizer)
             self.check_ids([stop])
-            self._try()
+            self._verify()
             self._cached = PrefixCache(self._read_rows, prefix_tokens if self._forward.plain else 0)
             self._batch = Batch(
                 self._forward,
@@ -178,7 +178,7 @@ class TransformersEngine(EmbeddingEngine):
     def _read_rows(self, rows: Tensor) -> list[Pair]:
         return pairs_in(self._forward.read([rows.to(self.device, self.dtype)]))
 
-    def _try(self) -> None:
+    def _verify(self) -> None:
         """Find out whether rows may enter the batch while others are written.
 
         Raises EngineError unless the next-token logits for token ids and for their embeddings are
@@ -204,9 +204,6 @@ class TransformersEngine(EmbeddingEngine):
                     f"{worst:.3g}); this architecture feeds more than inputs_embeds to its blocks"
                 )
             self._forward.plain = self._forward.plain and reads_alike(self._forward, embeddings[0])
-
-    def _verify(self) -> None:
-        self._try()
 
     async def _free(self) -> None:
         self._batch.close()

@@ -150,15 +150,13 @@ class OpenAIEngine(Engine):
 
     # Writing.
 
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         async def work(put: Callable[[Piece], None]) -> None:
             answer = StreamedAnswer(request, put)
             async with self._capacity:
                 await self.pool.run(1, lambda server: self._ask(server, answer))
 
-        async with aclosing(items_of(work)) as pieces:
-            async for piece in pieces:
-                yield piece
+        return items_of(work)
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
         """Request text from a server until the answer ends. Another may take over from there."""
