@@ -174,7 +174,7 @@ class OpenAIEngine(Engine):
 
     async def _read(self, endpoint: Endpoint, answer: StreamedAnswer, body: dict[str, Any]) -> None:
         words, aside = Words(answer.left), answer.aside
-        async with aclosing(streamed(self.pool, endpoint, body, aside)) as parts:
+        async with aclosing(streamed(endpoint, body, aside)) as parts:
             async for text, reason in parts:
                 answer.take(words.add(aside.text(text)))
                 if reason is not None:
@@ -212,13 +212,13 @@ class OpenAIEngine(Engine):
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used."""
-        found = await look_at(self.pool, endpoint, self.name, self._named)
+        found = await look_at(endpoint, self.name, self._named)
         self._found[endpoint.url] = found
         if found.context is not None:
             self.context_length = min(found.context, self.context_length or found.context)
 
     async def _check(self, endpoint: Endpoint) -> None:
-        await complete_probe(self.pool, endpoint, self._found[endpoint.url])
+        await complete_probe(endpoint, self._found[endpoint.url])
 
 
 # Most draws at a place where banned text comes nevertheless, each at a higher temperature.

@@ -20,7 +20,7 @@ from tide.core.sanitize import logger
 from tide.core.text import Thoughts
 from tide.engines.base import FinishReason
 from tide.engines.openai.words import LONGEST_TOKEN, BannedWords, ask_server, same_word, words_of
-from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
+from tide.engines.remote.pool import Endpoint, EndpointRefused
 from tide.engines.remote.protocol import NEUTRAL, NEVER
 
 _log = logger(__name__)
@@ -184,7 +184,7 @@ _REFUSALS = ("content_filter", "tool_calls", "function_call")
 
 
 async def streamed(
-    pool: EndpointPool, endpoint: Endpoint, body: dict[str, Any], aside: Aside | None = None
+    endpoint: Endpoint, body: dict[str, Any], aside: Aside | None = None
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
     """The text that a server streams, up to its end. aside: gets the other parts of an answer.
 
@@ -197,7 +197,7 @@ async def streamed(
     most, read = LONGEST_TOKEN * body["max_tokens"], 0
     last: tuple[str, FinishReason] | None = None
     limit = MIB + 4096 * body["max_tokens"]
-    async with aclosing(pool.stream(endpoint, path, Event, body, limit=limit)) as events:
+    async with aclosing(endpoint.stream(path, Event, body, limit=limit)) as events:
         async for event in events:
             for part in event.choices:
                 new = part.read(chat)
@@ -268,33 +268,31 @@ class Capabilities:
     banned: BannedWords | None = None
 
 
-async def look_at(
-    pool: EndpointPool, endpoint: Endpoint, name: str, named: BannedWords | None
-) -> Capabilities:
+async def look_at(endpoint: Endpoint, name: str, named: BannedWords | None) -> Capabilities:
     """Find the capabilities of a server. named: gives its token ids, in place of its own endpoint.
 
     Raises ServerFailed and EndpointRefused if it cannot be used.
     """
-    found = Capabilities(*await _find_model(pool, endpoint, name), dict(OFF))
+    found = Capabilities(*await _find_model(endpoint, name), dict(OFF))
     try:
-        await complete_probe(pool, endpoint, found)
+        await complete_probe(endpoint, found)
     except EndpointRefused as error:
         if error.status not in _UNKNOWN_FIELDS:
             raise
         found.off = {}  # it takes nothing that OpenAI's has not
-    found.banned = await _find_banned(pool, endpoint, found, named)
-    found.continued = await _find_continued(pool, endpoint, found)
+    found.banned = await _find_banned(endpoint, found, named)
+    found.continued = await _find_continued(endpoint, found)
     return found
 
 
-async def complete_probe(pool: EndpointPool, endpoint: Endpoint, found: Capabilities) -> None:
+async def complete_probe(endpoint: Endpoint, found: Capabilities) -> None:
     """Raise ServerFailed or EndpointRefused if a server does not complete a harmless text."""
-    await _complete(pool, endpoint, found, {"prompt": _PROBES[0]})
+    await _complete(endpoint, found, {"prompt": _PROBES[0]})
 
 
-async def _find_model(pool: EndpointPool, endpoint: Endpoint, name: str) -> tuple[str, int | None]:
+async def _find_model(endpoint: Endpoint, name: str) -> tuple[str, int | None]:
     try:
-        models = (await pool.request(endpoint, "/v1/models", ServedModels)).data
+        models = (await endpoint.request("/v1/models", ServedModels)).data
     except EndpointRefused as error:
         if error.status != 404:
             raise
@@ -308,12 +306,12 @@ async def _find_model(pool: EndpointPool, endpoint: Endpoint, name: str) -> tupl
 
 
 async def _find_banned(
-    pool: EndpointPool, endpoint: Endpoint, found: Capabilities, named: BannedWords | None
+    endpoint: Endpoint, found: Capabilities, named: BannedWords | None
 ) -> BannedWords | None:
     """Who tells token ids, if a bias keeps the first word that was written from being drawn."""
-    banned = named or await ask_server(pool, endpoint, found.model)
+    banned = named or await ask_server(endpoint, found.model)
     for prompt in _PROBES:
-        written = await _complete(pool, endpoint, found, {"prompt": prompt})
+        written = await _complete(endpoint, found, {"prompt": prompt})
         if written.lstrip().startswith(prompt):
             raise EndpointRefused("repeats the prompt before what it writes (echo)")
         first = next((word for word in words_of(written) if word.strip()), None)
@@ -324,7 +322,7 @@ async def _find_banned(
     bias = {str(token): NEVER for token in await banned.ids([first])}
     try:
         more = {"prompt": prompt, "logit_bias": bias}
-        other = words_of(await _complete(pool, endpoint, found, more))
+        other = words_of(await _complete(endpoint, found, more))
     except EndpointRefused as error:
         if error.status not in _UNKNOWN_FIELDS:
             raise
@@ -335,9 +333,7 @@ async def _find_banned(
     return None
 
 
-async def _find_continued(
-    pool: EndpointPool, endpoint: Endpoint, found: Capabilities
-) -> dict[str, Any] | None:
+async def _find_continued(endpoint: Endpoint, found: Capabilities) -> dict[str, Any] | None:
     """The fields with which a server continues an assistant's message.
 
     It gets the first half of its own answer, and continues if it writes the second.
@@ -346,7 +342,7 @@ async def _find_continued(
         messages = [{"role": "user", "content": asked}]
         body = {"messages": messages, "max_tokens": _PROBED}
         try:
-            whole = words_of(await _complete(pool, endpoint, found, body))
+            whole = words_of(await _complete(endpoint, found, body))
         except (EndpointRefused, ServerFailed):
             return None  # it has no chats
         half = len(whole) // 2
@@ -358,7 +354,7 @@ async def _find_continued(
         for more in _CONTINUED:
             own = body | {"messages": [*messages, said], **more}
             try:
-                other = await _complete(pool, endpoint, found, own)
+                other = await _complete(endpoint, found, own)
             except (EndpointRefused, ServerFailed):
                 continue
             if other and (other.startswith(rest) or rest.startswith(other)):
@@ -366,13 +362,11 @@ async def _find_continued(
     return None
 
 
-async def _complete(
-    pool: EndpointPool, endpoint: Endpoint, found: Capabilities, more: dict[str, Any]
-) -> str:
+async def _complete(endpoint: Endpoint, found: Capabilities, more: dict[str, Any]) -> str:
     """A server's greedy answer to a probe."""
     body = {"model": found.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
     text = ""
-    async with aclosing(streamed(pool, endpoint, found.off | body | more)) as parts:
+    async with aclosing(streamed(endpoint, found.off | body | more)) as parts:
         async for said, _ in parts:
             text += said
     return text

@@ -24,7 +24,7 @@ from tide.core.chat import Chat, Rendered
 from tide.core.http import Rows, ServerFailed
 from tide.core.text import UNSPACED, is_letter
 from tide.engines.base import MOST_SPELLINGS
-from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
+from tide.engines.remote.pool import Endpoint, EndpointRefused
 
 _Text = Annotated[str, Field(max_length=1_000_000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -217,18 +217,18 @@ def same_word(word: str) -> str:
     return word.strip().casefold() or word
 
 
-async def ask_server(pool: EndpointPool, endpoint: Endpoint, model: str) -> BannedWords | None:
+async def ask_server(endpoint: Endpoint, model: str) -> BannedWords | None:
     """The server's answer about its tokens; None if it gives none.
 
     Raises ServerFailed for impossible answers.
     """
     for wire in _WIRES:
-        tokenize = partial(_tokens, pool, endpoint, model, wire)
+        tokenize = partial(_tokens, endpoint, model, wire)
         try:
             ids = await tokenize(_PROBE)
         except EndpointRefused:  # another wire, or none
             continue
-        detokenize = partial(_text, pool, endpoint, model, wire)
+        detokenize = partial(_text, endpoint, model, wire)
         if not ids:  # it looked for the text in another field
             continue
         if not (await detokenize(ids)).endswith(_PROBE.strip()):  # after a token that begins texts
@@ -251,15 +251,11 @@ def ask_tokenizer(name: str, tokenizer: Any) -> BannedWords:
     return BannedWords(f"the tokenizer {name}", tokenize, detokenize)
 
 
-async def _tokens(
-    pool: EndpointPool, endpoint: Endpoint, model: str, wire: _Wire, text: str
-) -> list[int]:
+async def _tokens(endpoint: Endpoint, model: str, wire: _Wire, text: str) -> list[int]:
     body = {"model": model, wire.field: text, **wire.more}
-    return list((await pool.request(endpoint, wire.tokenize, Tokens, body)).tokens)
+    return list((await endpoint.request(wire.tokenize, Tokens, body)).tokens)
 
 
-async def _text(
-    pool: EndpointPool, endpoint: Endpoint, model: str, wire: _Wire, ids: Sequence[int]
-) -> str:
+async def _text(endpoint: Endpoint, model: str, wire: _Wire, ids: Sequence[int]) -> str:
     body = {"model": model, "tokens": list(ids)}
-    return (await pool.request(endpoint, wire.detokenize, Detokenized, body)).said
+    return (await endpoint.request(wire.detokenize, Detokenized, body)).said

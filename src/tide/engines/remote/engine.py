@@ -157,7 +157,7 @@ class RemoteEngine(EmbeddingEngine):
         body |= {"stream": True, "stream_interval": request.piece_tokens}
         full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
-        events = self.pool.stream(endpoint, "/v1/completions", Event, full, limit=limit)
+        events = endpoint.stream("/v1/completions", Event, full, limit=limit)
         count = 0
         async with aclosing(events):
             async for event in events:
@@ -173,15 +173,22 @@ class RemoteEngine(EmbeddingEngine):
 
     def _send(self) -> None:
         """Let servers complete the requests that wait."""
-        waiting = [one for one in self._waiting if not one[1].done()]
+        alike: dict[Any, list[tuple[Request, asyncio.Future[Piece]]]] = {}
+        for one, future in self._waiting:
+            # A server's request has one value for each setting; greedy ones need no seed.
+            seed = one.seed if one.sampling.temperature > 0 else None
+            of_ids = isinstance(one.prompt, Sequence)
+            key = one.sampling, seed, one.banned_token_ids, one.priority, of_ids
+            if not future.done():
+                alike.setdefault(key, []).append((one, future))
         self._waiting = []
-        for alike in _alike([request for request, _ in waiting]):
-            for rows in self._split(alike):
-                task = asyncio.create_task(self._complete([waiting[i] for i in rows]))
+        for rows in alike.values():
+            for some in self._split(rows):
+                task = asyncio.create_task(self._complete(some))
                 self._sent.add(task)
                 task.add_done_callback(self._sent.discard)
 
-    async def _complete(self, asked: list[tuple[Request, asyncio.Future[Piece]]]) -> None:
+    async def _complete(self, asked: Sequence[tuple[Request, asyncio.Future[Piece]]]) -> None:
         requests, futures = [one for one, _ in asked], [future for _, future in asked]
         task = asyncio.current_task()
         assert task is not None
@@ -209,17 +216,17 @@ class RemoteEngine(EmbeddingEngine):
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        async def some(rows: Sequence[int]) -> list[Likelihood]:
-            whole = [[*pairs[i][0], *pairs[i][1]] for i in rows]
+        async def some(rows: Sequence[TokenPair]) -> list[Likelihood]:
+            whole = [[*prompt, *completion] for prompt, completion in rows]
             body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "prompt": whole}
 
             def read(number: int, choice: Choice) -> Likelihood:
-                completion = list(pairs[rows[number]][1])
-                return Likelihood(mean_log_prob(choice, completion), len(whole[number]))
+                mean = mean_log_prob(choice, rows[number][1])
+                return Likelihood(mean, len(whole[number]))
 
             return await self._choices(body, len(rows), read)
 
-        parts = await gather(map(some, self._split(range(len(pairs)))))
+        parts = await gather(map(some, self._split(pairs)))
         return [one for part in parts for one in part]
 
     def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
@@ -246,7 +253,7 @@ class RemoteEngine(EmbeddingEngine):
     async def _free(self) -> None:
         await self.pool.close()
 
-    def _split(self, rows: Sequence[int]) -> list[Sequence[int]]:
+    def _split(self, rows: Sequence[_T]) -> list[Sequence[_T]]:
         """`rows` in parts that spread over the servers."""
         servers = sum(endpoint.available for endpoint in self.pool.endpoints)
         size = max(1, min(_REQUEST_SIZE, math.ceil(len(rows) / max(servers, 1))))
@@ -271,9 +278,8 @@ class RemoteEngine(EmbeddingEngine):
         # Some hundred bytes for each token that is written or read, and a few for each embedding.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
-        answer = await self.pool.request(
-            endpoint, "/v1/completions", CompletionResponse, self._full(endpoint, body), limit=limit
-        )
+        full = self._full(endpoint, body)
+        answer = await endpoint.request("/v1/completions", CompletionResponse, full, limit=limit)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
             raise ServerFailed(f"answered {len(choices)} completions to {count} prompts")
@@ -299,13 +305,13 @@ class RemoteEngine(EmbeddingEngine):
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Check a server before it is used: its version, its model and its output."""
-        version = (await self.pool.request(endpoint, "/version", ServerVersion)).version
+        version = (await endpoint.request("/version", ServerVersion)).version
         if is_older(version):
             raise EndpointRefused(
                 f"runs vLLM {version}, which has known security holes in loading embeddings; "
                 f"update it to {OLDEST} or later"
             )
-        models = (await self.pool.request(endpoint, "/v1/models", ServedModels)).data
+        models = (await endpoint.request("/v1/models", ServedModels)).data
         ours = (self.name, self._source)
         model = next((m for m in models if m.id in ours or m.root in ours), models[0])
         if self.context_length is not None and model.max_model_len <= self.context_length:
@@ -330,22 +336,3 @@ class RemoteEngine(EmbeddingEngine):
         if any(choice.logprobs is None for choice in choices):
             raise ServerFailed("answered without log-probabilities")
         return [(c.token_ids[0], c.logprobs.token_logprobs[0]) for c in choices if c.logprobs]
-
-
-def _alike(requests: Sequence[Request]) -> list[list[int]]:
-    """Numbers of the sequences that can share a request, which has one value for each setting.
-
-    Greedy ones need no seed.
-    """
-    alike: dict[Any, list[int]] = {}
-    for i, one in enumerate(requests):
-        seed = one.seed if one.sampling.temperature > 0 else None
-        key = (
-            one.sampling,
-            seed,
-            one.banned_token_ids,
-            one.priority,
-            isinstance(one.prompt, Sequence),
-        )
-        alike.setdefault(key, []).append(i)
-    return list(alike.values())

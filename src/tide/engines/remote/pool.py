@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -56,12 +57,14 @@ class EndpointRefused(Exception):
 class Endpoint:
     """One server.
 
-    load: units of work under way. answered: units done. refuses: it is out of the pool because it
-    refuses all requests, for good. did_well: time of its last success. check: the running check of
-    a server in doubt.
+    timeout: seconds that one request may take. key: sent as a bearer token. load: units of work
+    under way. answered: units done. refuses: it is out of the pool because it refuses all requests,
+    for good. did_well: time of its last success. check: the running check of a server in doubt.
     """
 
     url: str
+    timeout: float
+    key: SecretStr | None
     load: int = 0
     answered: int = 0
     available: bool = False
@@ -70,6 +73,72 @@ class Endpoint:
     refuses: bool = False
     did_well: float = 0.0
     check: asyncio.Task[bool] | None = None
+    clients: list[Client] = field(default_factory=list)
+
+    async def request(
+        self, path: str, kind: type[_Parsed], body: Any = None, *, limit: int = MIB
+    ) -> _Parsed:
+        """Its answer, of at most `limit` bytes; a `body` is posted.
+
+        Raises ServerFailed if the connection or the server failed, or the answer is no `kind`, and
+        EndpointRefused if the server refuses the request.
+        """
+        method, client = "GET" if body is None else "POST", self._client()
+        ask = partial(client.ask, method, self.url + path, body, limit=limit)
+        try:
+            reply = await ask()
+        except ServerFailed as error:
+            if not error.broken:
+                raise
+            reply = await ask()  # on a connection that is not idle
+        _raise_for_status(reply, path)
+        return reply.parse(kind)
+
+    async def stream(
+        self, path: str, kind: type[_Parsed], body: Any, *, limit: int = MIB
+    ) -> AsyncGenerator[_Parsed, None]:
+        """As `request`, of a server that sends events: each as a `kind`, up to `[DONE]`."""
+        events = self._client().events(self.url + path, body, limit=limit)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Reply):
+                    _raise_for_status(event, path)
+                    raise ServerFailed("did not stream its answer")
+                if event == b"[DONE]":
+                    return
+                yield _parsed(event, kind)
+        raise ServerFailed("ended a stream in its middle")
+
+    def _client(self) -> Client:
+        client = next((c for c in self.clients if c.under_way < _CLIENT_REQUESTS), None)
+        if client is None:
+            self.clients.append(client := Client(self.timeout, key=self.key))
+        return client
+
+
+def _raise_for_status(reply: Reply, path: str) -> None:
+    """Raise the error that an unsuccessful answer means."""
+    status = reply.status
+    if status == _OVERLOADED:
+        seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)
+        raise ServerFailed(f"HTTP {status}", seconds)
+    if reply.passing:
+        raise ServerFailed(f"HTTP {status}: {reply.message()}")
+    if status in _FORBIDDEN:
+        raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})", status)
+    if not 200 <= status < 300:
+        raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}", status)
+
+
+def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
+    """One event of a stream. Raises ServerFailed if it is an error, or no `kind`."""
+    reply = Reply(200, httpx.Headers(), event)
+    try:
+        return reply.parse(kind)
+    except ServerFailed:
+        if b'"error"' not in event:
+            raise
+        raise ServerFailed(f"an error in a stream: {reply.message()}") from None
 
 
 @dataclass
@@ -108,7 +177,11 @@ class EndpointPool:
     ) -> None:
         self.endpoints = [
             # With or without the `/v1` that API clients are given.
-            Endpoint(base_url(url, "base_urls").removesuffix("/v1").rstrip("/"))
+            Endpoint(
+                base_url(url, "base_urls").removesuffix("/v1").rstrip("/"),
+                min(timeout, deadline),
+                api_key,
+            )
             for url in ([urls] if isinstance(urls, str) else urls)
         ]
         if not self.endpoints:
@@ -117,9 +190,7 @@ class EndpointPool:
             raise InputError("base_urls: the same server twice")
         self._admit, self._check = admit, check
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._clients: list[Client] = []
-        self._timeout, self._deadline = min(timeout, deadline), deadline
-        self._api_key = api_key
+        self._deadline = deadline
 
     async def start(self) -> None:
         """Check all servers. Those that fail are tried again later; EngineError if all fail."""
@@ -151,59 +222,6 @@ class EndpointPool:
         """Whether a server can be used."""
         return any(endpoint.available for endpoint in self.endpoints)
 
-    async def request(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        kind: type[_Parsed],
-        body: Any = None,
-        *,
-        limit: int = MIB,
-    ) -> _Parsed:
-        """The answer of `endpoint`, of at most `limit` bytes; a `body` is posted.
-
-        Raises ServerFailed if the connection or the server failed, or the answer is no `kind`, and
-        EndpointRefused if the server refuses the request.
-        """
-        method = "GET" if body is None else "POST"
-        reply = await self._send(method, endpoint.url + path, body, limit)
-        self._raise_for_status(reply, path)
-        return reply.parse(kind)
-
-    async def stream(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        kind: type[_Parsed],
-        body: Any,
-        *,
-        limit: int = MIB,
-    ) -> AsyncGenerator[_Parsed, None]:
-        """As `request`, of a server that sends events: each as a `kind`, up to `[DONE]`."""
-        client = self._client()
-        async with aclosing(client.events(endpoint.url + path, body, limit=limit)) as events:
-            async for event in events:
-                if isinstance(event, Reply):
-                    self._raise_for_status(event, path)
-                    raise ServerFailed("did not stream its answer")
-                if event == b"[DONE]":
-                    return
-                yield _parsed(event, kind)
-        raise ServerFailed("ended a stream in its middle")
-
-    def _raise_for_status(self, reply: Reply, path: str) -> None:
-        """Raise the error that an unsuccessful answer means."""
-        status = reply.status
-        if status == _OVERLOADED:
-            seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)
-            raise ServerFailed(f"HTTP {status}", seconds)
-        if reply.passing:
-            raise ServerFailed(f"HTTP {status}: {reply.message()}")
-        if status in _FORBIDDEN:
-            raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})", status)
-        if not 200 <= status < 300:
-            raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}", status)
-
     def reasons(self) -> str:
         """For each server, "in use" or the reason why it is not."""
         return "; ".join(f"{endpoint.url}: {endpoint.reason}" for endpoint in self.endpoints)
@@ -212,23 +230,8 @@ class EndpointPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for client in self._clients:
+        for client in (client for endpoint in self.endpoints for client in endpoint.clients):
             await client.aclose()
-
-    async def _send(self, method: str, url: str, body: Any, limit: int) -> Reply:
-        client = self._client()
-        try:
-            return await client.ask(method, url, body, limit=limit)
-        except ServerFailed as error:
-            if not error.broken:
-                raise
-        return await client.ask(method, url, body, limit=limit)  # on a connection that is not idle
-
-    def _client(self) -> Client:
-        client = next((c for c in self._clients if c.under_way < _CLIENT_REQUESTS), None)
-        if client is None:
-            self._clients.append(client := Client(self._timeout, key=self._api_key))
-        return client
 
     async def _attempt(
         self, job: _Job, units: int, work: Callable[[Endpoint], Awaitable[_T]]
@@ -352,14 +355,3 @@ class EndpointPool:
         else:
             endpoint.available, endpoint.refuses, endpoint.rests_until = True, False, 0.0
             endpoint.reason = "in use"
-
-
-def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
-    """One event of a stream. Raises ServerFailed if it is an error, or no `kind`."""
-    reply = Reply(200, httpx.Headers(), event)
-    try:
-        return reply.parse(kind)
-    except ServerFailed:
-        if b'"error"' not in event:
-            raise
-        raise ServerFailed(f"an error in a stream: {reply.message()}") from None
