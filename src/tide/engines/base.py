@@ -157,47 +157,41 @@ class Engine(ABC):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     _closed = False
 
-    # Implemented by every engine. All but texts and tokens runs in the engine's own loop.
+    # Implemented by every engine, as the public methods below say. All but texts and tokens runs in
+    # the engine's own loop.
 
     @abstractmethod
-    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        """See `tokenize`."""
-
-    def _encode(self, text: str) -> Prompt:
-        """See `encode`."""
-        (ids,) = self._tokenize([text])
-        return Prompt(str(text), tuple(ids), (False,) * len(ids))
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]: ...
 
     @abstractmethod
-    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """See `texts`."""
+    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]: ...
 
     @abstractmethod
     def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """See `write`. The request was checked; closing the generator aborts it."""
+        """The request was checked; closing the generator aborts it."""
 
     # Implemented by some engines.
 
+    def _encode(self, text: str) -> Prompt:
+        (ids,) = self._tokenize([text])
+        return Prompt(str(text), tuple(ids), (False,) * len(ids))
+
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        """See `embed_tokens`."""
         raise self._without("embeddings")
 
     def _decode_nearest(self, embeddings: Tensor) -> list[int]:
-        """See `decode_nearest`."""
         raise self._without("embeddings")
 
     def _render(self, chat: Chat) -> Rendered:
-        """See `render`."""
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
 
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        """See `log_likelihoods`. The pairs were checked."""
+        """The pairs were checked."""
         raise self._without("likelihoods")
 
     def _prefix_cache(self, rows: Tensor | None) -> object:
-        """See `prefix_cache`."""
         return None
 
     def _vocabulary(self) -> Sequence[str]:
@@ -205,7 +199,6 @@ class Engine(ABC):
         return ()
 
     def _verify(self) -> None:
-        """See `verify`."""
         return
 
     async def _free(self) -> None:  # noqa: B027
@@ -617,7 +610,7 @@ class Engine(ABC):
         return Completion(text, ids[:count], "stop")
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
-        """Raise EngineError for an invalid piece of a completion of at most `most` tokens."""
+        """Raise EngineError for an invalid piece. written: the tokens so far, with its own."""
         ids = piece.token_ids
         if written > request.sampling.max_new_tokens or any(
             type(i) is not int or i < 0 for i in ids

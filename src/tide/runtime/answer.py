@@ -101,10 +101,8 @@ class Answer:
         self._goes_on = engine.supports_continuation(task.prompt.token_ids)
         self._in_blocks = settings.in_blocks and self._goes_on
         options = strategy.options
-        self._rewinds: BacktrackOptions | None = None
-        if strategy.rewinds:
-            assert isinstance(options, BacktrackOptions)
-            self._rewinds = options
+        self._rewinds = options if isinstance(options, BacktrackOptions) else None
+        if isinstance(options, BacktrackOptions):
             pace = scoring.pace if options.pace == "auto" else options.pace
             level = options.blame * settings.toxicity_threshold
             self._watch = Watch(

@@ -50,11 +50,6 @@ class LoadedStrategy:
         """Whether it moves the prompt's embeddings, which not every engine has."""
         return bool(getattr(self.strategy, "moves", True))
 
-    @property
-    def rewinds(self) -> bool:
-        """Whether it repairs a text while it is written, instead of searching for another one."""
-        return bool(getattr(self.strategy, "rewinds", False))
-
     def check(self, settings: Settings) -> None:
         """Raise InputError if the strategy cannot run with its options under `settings`."""
         self.strategy.check(self.options, settings)

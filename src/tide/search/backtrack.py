@@ -65,7 +65,6 @@ class BacktrackStrategy:
 
     options_class: ClassVar[type[Options]] = BacktrackOptions
     moves: ClassVar[bool] = False
-    rewinds: ClassVar[bool] = True
 
     @classmethod
     def check(cls, options: BacktrackOptions, settings: Settings) -> None:

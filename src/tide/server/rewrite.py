@@ -46,7 +46,8 @@ async def rewrite(
     same. Raises CompletionError for a text that the model cannot read unchanged, and the errors of
     the engine and the scorer.
     """
-    options = strategy.options if strategy.rewinds else BacktrackOptions()
+    own = strategy.options
+    options = own if isinstance(own, BacktrackOptions) else BacktrackOptions()
     strategy = load_strategy(options.model_copy(update={"then": "none"}).spec("backtrack"))
     body = text.lstrip()
     spaces, text = text[: len(text) - len(body)], body
