@@ -264,6 +264,15 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
     return Rendered(text, tuple(spans))
 
 
+def as_lines(messages: Sequence[dict[str, Any]]) -> str:
+    """A template for models without one: a line `ROLE: CONTENT CALLS` for each message."""
+    lines = []
+    for message in messages:
+        calls = [json.dumps(one["function"]) for one in message.get("tool_calls", ())]
+        lines.append(" ".join([f"{message['role']}: {message['content']}", *calls]))
+    return "\n".join([*lines, "assistant:"])
+
+
 def _lost(model: str, number: int) -> InputError:
     return InputError(
         f"messages: the chat template of {model} leaves out, repeats or rewrites what the user "

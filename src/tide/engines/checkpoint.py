@@ -20,15 +20,14 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from pydantic import ValidationError
 from safetensors import safe_open
 
 from tide import pocket
-from tide.core.errors import EngineError, InputError, MissingDependencyError, guarded
+from tide.core.errors import EngineError, MissingDependencyError, guarded
 from tide.core.optional import require
 from tide.core.pretrained import check_fields, check_size, check_weights, quiet_transformers
 from tide.core.settings import Sampling
-from tide.core.validation import one_line
+from tide.core.validation import validated
 from tide.data.files import read_whole, replaced, user_cache
 
 _INDEX = "model.safetensors.index.json"
@@ -81,12 +80,8 @@ def advised_sampling(model: str, config: Any) -> dict[str, Any]:
     if config.do_sample is False:
         given |= {"temperature": 0.0, "top_p": None, "top_k": None}
     given = {name: value for name, value in given.items() if value is not None}
-    try:
-        return Sampling(**given).model_dump(include=set(given))
-    except ValidationError as error:
-        raise InputError(
-            f"model {model}: its generation_config.json: {one_line(error)}; set temperature"
-        ) from None
+    where = f"model {model}: set temperature; its generation_config.json: "
+    return validated(Sampling, given, where).model_dump(include=set(given))
 
 
 def read_vocabulary(

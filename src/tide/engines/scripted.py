@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tide.core.chat import Chat, Rendered, render
+from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.seeds import derive_seed
 from tide.engines.base import Engine, Likelihood, Piece, Prompt, Request, TokenPair
 
@@ -68,13 +68,7 @@ class ScriptedEngine(Engine):
         return list(self._words)
 
     def _render(self, chat: Chat) -> Rendered:
-        """A line `ROLE: CONTENT` for each message, and the role of the next speaker."""
-
-        def template(messages: list[dict[str, str]]) -> str:
-            lines = [f"{message['role']}: {message['content']}" for message in messages]
-            return "\n".join([*lines, "assistant:"])
-
-        return render(chat, template, self.name)
+        return render(chat, as_lines, self.name)
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self.on_write is not None and (waits := self.on_write(request)) is not None:

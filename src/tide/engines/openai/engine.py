@@ -10,13 +10,12 @@ message, and whether a bias bans a token.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tide.core.chat import Chat, Rendered, render
+from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.concurrency import items_of
 from tide.core.errors import CompletionError, InputError, guarded
 from tide.core.http import Seconds, read_key
@@ -128,14 +127,7 @@ class OpenAIEngine(Engine):
         return False  # a token is a whole word
 
     def _render(self, chat: Chat) -> Rendered:
-        def template(messages: list[dict[str, Any]]) -> str:
-            lines: list[str] = []
-            for message in messages:
-                calls = [json.dumps(one["function"]) for one in message.get("tool_calls", ())]
-                lines.append(" ".join([f"{message['role']}: {message['content']}", *calls]))
-            return "\n".join([*lines, "assistant:"])
-
-        read = render(chat, template, self.name)
+        read = render(chat, as_lines, self.name)
         text = ChatText(str(read), read.spans)
         text.chat = chat
         return text

@@ -243,32 +243,26 @@ class EndpointPool:
             raise ServerFailed("no server available")
         # Prefer a server that did not fail at it and is not in doubt.
         endpoint = min(usable, key=lambda e: (e.url in job.causes, e.check is not None, e.load))
-        try:
-            result = await self._done(endpoint, job, units, work)
-        except (ServerFailed, EndpointRefused) as error:
-            job.causes[endpoint.url] = str(error)
-            await self._blame(endpoint, job, error)
-            raise ServerFailed(str(error)) from None
-        endpoint.answered += units
-        endpoint.did_well = asyncio.get_running_loop().time()
-        if endpoint.available:  # whose pause is over
-            endpoint.reason = "in use"
-        return result
-
-    async def _done(
-        self, endpoint: Endpoint, job: _Job, units: int, work: Callable[[Endpoint], Awaitable[_T]]
-    ) -> _T:
         began = asyncio.get_running_loop().time()
         endpoint.load += units
         try:
-            return await work(endpoint)
+            result = await work(endpoint)
         except asyncio.CancelledError:  # at the deadline, most often
             waited = asyncio.get_running_loop().time() - began
             before = f", and before: {cause}" if (cause := job.causes.get(endpoint.url)) else ""
             job.causes[endpoint.url] = f"no answer within {waited:.3g} seconds{before}"
             raise
+        except (ServerFailed, EndpointRefused) as error:
+            job.causes[endpoint.url] = str(error)
+            await self._blame(endpoint, job, error)
+            raise ServerFailed(str(error)) from None
         finally:
             endpoint.load -= units
+        endpoint.answered += units
+        endpoint.did_well = asyncio.get_running_loop().time()
+        if endpoint.available:  # whose pause is over
+            endpoint.reason = "in use"
+        return result
 
     async def _blame(
         self, endpoint: Endpoint, job: _Job, error: ServerFailed | EndpointRefused
