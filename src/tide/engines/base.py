@@ -371,16 +371,14 @@ class Engine(ABC):
         return [replace(one, read_tokens=read) for one, read in zip(made, reads, strict=True)]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
-        """The request that continues `request` after these tokens."""
+        """The request that continues `request` after these tokens, at least one."""
         prompt, sampling = request.prompt, request.sampling
         if isinstance(prompt, Sequence):
             more: Sequence[int] | Tensor = (*prompt, *token_ids)
-        elif token_ids:
+        else:
             import torch  # noqa: PLC0415  (slow import)
 
             more = torch.cat([prompt, self.embed_tokens(token_ids).to(prompt.dtype)])
-        else:
-            more = prompt
         update = {
             "max_new_tokens": sampling.max_new_tokens - len(token_ids),
             "min_new_tokens": max(0, sampling.min_new_tokens - len(token_ids)),

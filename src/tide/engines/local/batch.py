@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tide.core.concurrency import release_openmp_threads
-from tide.core.errors import CompletionError, EngineError, TideError, described
+from tide.core.errors import CompletionError, EngineError, described
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Likelihood, Piece, Request
 from tide.engines.local.cache import Beginning, Pair, PrefixCache
@@ -228,7 +228,7 @@ class Batch:
                 try:
                     self._turn()
                 except BaseException as error:
-                    self._fail_all(_engine_error(error))
+                    self._fail_all(_failed(error))
                 await _others()
         finally:
             self._task = None
@@ -249,7 +249,7 @@ class Batch:
                 rows = lane.under_way
                 lane.clear()
                 for row in rows:
-                    row.put(_engine_error(error))
+                    row.put(_failed(error))
 
     def _rest(self) -> None:
         for lane in self.lanes.values():
@@ -312,7 +312,7 @@ class Batch:
                 self.prefill(lane, some)
             except BaseException as error:
                 if len(some) == 1:
-                    some[0].put(_completion_error(error))
+                    some[0].put(_unread(error))
                     continue
                 # Let each row enter alone, which shows the faulty one.
                 alone = some if self._forward.plain else some[:1]
@@ -379,7 +379,7 @@ class Batch:
                     self._tell(some)
                 except BaseException as error:
                     for one in some if len(some) == 1 else ():
-                        one.put(_completion_error(error))
+                        one.put(_unread(error))
                     for one in some if len(some) > 1 else ():
                         self._read([one])
 
@@ -511,13 +511,9 @@ async def _others() -> None:
         await asyncio.sleep(0)
 
 
-def _completion_error(error: BaseException) -> TideError:
-    if isinstance(error, TideError):
-        return error
+def _unread(error: BaseException) -> CompletionError:
     return CompletionError(f"the prompt could not be read: {described(error)}")
 
 
-def _engine_error(error: BaseException) -> EngineError:
-    if isinstance(error, EngineError):
-        return error
+def _failed(error: BaseException) -> EngineError:
     return EngineError(f"the model failed: {described(error)}")
