@@ -530,9 +530,9 @@ class Answer:
         settings, kept = self._settings, len(self._watch.ids)
         most = settings.max_new_tokens - kept if most is None else most
         least, temperature = settings.min_new_tokens, settings.temperature
-        if self._places and self._rewinds is not None:
-            if "min_new_tokens" in self._engine.capabilities:
-                least = max(least, self._rewinds.least)
+        sets_least = "min_new_tokens" in self._engine.capabilities
+        if self._places and self._rewinds is not None and sets_least:
+            least = max(least, self._rewinds.least)
         if self._draws:
             temperature = max(_WARM, temperature)
         update = {
