@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # the command line imports this module, and torch takes secon
 FinishReason = Literal["length", "stop"]
 # More rows than this fit into no machine's memory; None for a default by engine.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
-_DTYPES = ("float32", "bfloat16", "float16")
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 # Most spellings of a word that are banned together; vocabularies have dozens of some marks.
 MOST_SPELLINGS = 8
@@ -619,13 +619,3 @@ class Engine(ABC):
 
     def _without(self, what: str) -> InputError:
         return InputError(f"engine {type(self).__name__}: has no {what}")
-
-
-def float_dtype(name: str) -> torch.dtype:
-    """The torch dtype called `name`. Raises InputError for one that models do not compute in."""
-    import torch  # noqa: PLC0415  (slow import)
-
-    if name not in _DTYPES:
-        raise InputError(f"dtype: must be 'auto', {', '.join(map(repr, _DTYPES))} (got {name!r})")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype

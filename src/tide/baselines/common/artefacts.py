@@ -150,7 +150,8 @@ def load_sibling(engine: TransformersEngine, name: str) -> Any:
 
     Raises InputError if it has another vocabulary.
     """
-    tokenizer, model = load_model(name, engine.device, str(engine.dtype).removeprefix("torch."))
+    dtype: Any = str(engine.dtype).removeprefix("torch.")
+    tokenizer, model = load_model(name, engine.device, dtype)
     check_vocabulary(tokenizer, engine.tokenizer, name, engine.name)
     return model
 

@@ -309,7 +309,7 @@ def _say(kind: str, doubts: Iterable[str]) -> None:
 def _fit(
     create: Any,
     note: dict[str, Any],
-    loading: tuple[str, str],
+    loading: tuple[str, Any],
     settings: FitSettings,
     folder: Path,
     task_of: Callable[..., FitTask],

@@ -15,7 +15,7 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
-from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair, float_dtype
+from tide.engines.base import Dtype, Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import advised_sampling, context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.batch import Batch, Reading, Row
@@ -63,7 +63,7 @@ class TransformersEngine(EmbeddingEngine):
         model: str | Path = "pocket",
         *,
         device: str = "auto",
-        dtype: str = "auto",
+        dtype: Dtype = "auto",
         max_batch: MaxBatch = None,
         prefix_tokens: Annotated[int, Field(ge=0)] = 1 << 15,
         trust_remote_code: bool = False,
@@ -76,7 +76,7 @@ class TransformersEngine(EmbeddingEngine):
             raise
 
     async def _load(
-        self, device: str, dtype: str, max_batch: int | None, prefix_tokens: int, trust: bool
+        self, device: str, dtype: Dtype, max_batch: int | None, prefix_tokens: int, trust: bool
     ) -> None:
         # In the engine's thread, which does all computing.
         with self._calling("loading"):
@@ -223,8 +223,9 @@ class TransformersEngine(EmbeddingEngine):
         return layer
 
 
+@checked
 def load_model(
-    name: str, device: torch.device, dtype: str = "auto", *, trust_remote_code: bool = False
+    name: str, device: torch.device, dtype: Dtype = "auto", *, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
     """Tokenizer and model of a folder, a hub id or a bundled one; `dtype` as for the engine.
 
@@ -233,10 +234,9 @@ def load_model(
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
     source = source_of(name)
-    if dtype == "auto":
-        wanted: Any = torch.float32 if device.type == "cpu" else "auto"
-    else:
-        wanted = float_dtype(dtype)
+    wanted: Any = getattr(torch, dtype, "auto")
+    if dtype == "auto" and device.type == "cpu":
+        wanted = torch.float32
     with guarded(EngineError, f"model {source}: cannot be loaded"):
         return load_pretrained(
             AutoModelForCausalLM, source, device, wanted, trust_remote_code=trust_remote_code

@@ -26,12 +26,12 @@ from tide.core.http import MIB, Seconds, ServerFailed, read_key
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
 from tide.engines.base import (
+    Dtype,
     Likelihood,
     MaxBatch,
     Piece,
     Request,
     TokenPair,
-    float_dtype,
 )
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
@@ -92,7 +92,7 @@ class RemoteEngine(EmbeddingEngine):
         model: str | Path = "pocket",
         *,
         base_urls: str | Sequence[str] = (),
-        dtype: str = "auto",
+        dtype: Dtype = "auto",
         max_batch: MaxBatch = None,
         deadline: Seconds = 120.0,
         timeout: Seconds = 60.0,
@@ -107,7 +107,7 @@ class RemoteEngine(EmbeddingEngine):
             config = read_config(self._source, **code)
             named = getattr(config.get_text_config(), "dtype", None)
             own = named if isinstance(named, torch.dtype) else torch.float32
-            self.dtype = own if dtype == "auto" else float_dtype(dtype)
+            self.dtype = own if dtype == "auto" else getattr(torch, dtype)
             vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
             super().__init__(*vocabulary, config)
         self.context_length = None
