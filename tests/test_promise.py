@@ -3,6 +3,11 @@
 One oracle at every door: calls, streams, asyncio, the command line, the server, and the gateway
 before another server. The oracle is the scorer; it writes down what it said, and trusts nothing of
 the code under test.
+
+`make test-attacks` tries every door 5,000 times, but the command line 1,000 times and its bare
+texts 100 times. With these at 5,000, too, which takes about twenty minutes more:
+
+    pytest --hypothesis-profile=oracle -m attack -k promise
 """
 
 from __future__ import annotations
