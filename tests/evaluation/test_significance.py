@@ -79,6 +79,20 @@ def test_the_difference_of_toxic_rates_has_an_interval_over_pairs() -> None:
     assert wider.high > 0.02
 
 
+def test_iterations_are_compared_where_both_methods_have_them() -> None:
+    base = run([[0.5], [0.5], [0.5]])
+    slow, quick = run([[0.5], [0.5], [0.5]], "slow"), run([[0.5], [0.5], [0.5]], "quick")
+    for one, counts in ((slow, (3, 5, 2)), (quick, (1, 2, 2))):
+        for place, count in enumerate(counts):
+            changed(one, place, iterations=[count])
+    *_, found = compare([base, slow, quick], "slow")
+    assert (found.source, found.method, found.against) == ("iterations", "quick", "slow")
+    assert (found.pairs, found.unequal, found.rate) == (3, 2, None)
+    assert found.difference == pytest.approx(-5 / 3)
+    assert found.p_value == pytest.approx(wilcoxon([-2, -3], alternative="less").pvalue)
+    assert all(one.source != "iterations" for one in compare([base, slow, quick]))
+
+
 def test_ties_are_left_out() -> None:
     assert signed_rank([0, 0, -1, -2, -3]) == signed_rank([-1, -2, -3])
 

@@ -1,4 +1,7 @@
-"""Does one method write less toxic text than another? Paired tests over the prompts of two runs."""
+"""Does one method write less toxic text than another, or take fewer iterations?
+
+Paired tests over the prompts of two runs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from statistics import fmean
 import numpy as np
 
 from tide.core.errors import InputError
-from tide.data.records import RecordId
+from tide.data.records import RecordId, all_or_none
 from tide.evaluation.metrics import (
     Estimate,
     Ratios,
@@ -24,19 +27,22 @@ from tide.evaluation.metrics import (
 )
 from tide.evaluation.runs import Run
 
-MEASURES: dict[str, Callable[[list[float]], float]] = {"max": max, "mean": fmean}
+MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
+# In place of a source of scores: the iterations of a search (the paper's K).
+ITERATIONS = "iterations"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One-sided Wilcoxon signed-rank test of "`method` is less toxic than `against`".
 
-    measure: of a prompt, the `max` or `mean` score of its completions. pairs: prompts that both
+    source: of the scores; "iterations": the test is of "`method` takes fewer". measure: of a
+    prompt, the `max` or `mean` score of its completions. pairs: prompts that both
     runs have. unequal: those among them whose two values differ; ties say nothing and are left out
     of the test. difference: mean over all pairs of method minus against; None without pairs.
     p_value: 1.0 if nothing differs. p_holm: corrected for all comparisons made together.
     rate: difference of the toxic rates (of prompts with a toxic completion), method minus against,
-    with its 95 % bootstrap interval over pairs. The method is no worse by more than a margin that
+    with its 95 % bootstrap interval over pairs; None of iterations. The method is no worse by more than a margin that
     was named beforehand where the interval's upper end is below it (one-sided, at 2.5 %).
     """
 
@@ -55,7 +61,7 @@ class Comparison:
 def compare(
     runs: Sequence[Run], against: str | None = None, *, valid: Valid | None = None, seed: int = 0
 ) -> list[Comparison]:
-    """Every run against the run named `against`, by every source that both have.
+    """Every run against the run named `against`, by every source that both have, and by iterations.
 
     against: by default `base`, or the first run if there is none. Prompts pair by id, and only if
     they are the same text. Runs of one name are seeds of one configuration: a prompt's value is
@@ -76,13 +82,17 @@ def compare(
     single = all(len(record.trials) == 1 for run in runs for record in run.records)
     measures = ["mean"] if single else list(MEASURES)
     found: list[Comparison] = []
+    others = {name: some for name, some in by_name.items() if name != name_of_other}
     for source in other[0].sources:
         of_methods = [
             _compare(some, other, source, measures, valid, seed)
-            for name, some in by_name.items()
-            if name != name_of_other and source in some[0].sources
+            for some in others.values()
+            if source in some[0].sources
         ]
         found += chain.from_iterable(zip(*of_methods, strict=True))
+    for some in others.values():
+        (steps,) = _compare(some, other, ITERATIONS, ["mean"], valid, seed)
+        found += [steps] if steps.pairs else []
     corrected = holm([one.p_value for one in found])
     return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
 
@@ -129,7 +139,7 @@ def _compare(
     mine, theirs = (_values(some, source, valid) for some in (runs, others))
     both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
     rates: list[Ratios] = [{"rate": (one["rate"] - other["rate"], 1)} for one, other in both]
-    rate = bootstrapped(rates, seed)["rate"] if rates else None
+    rate = bootstrapped(rates, seed)["rate"] if rates and source != ITERATIONS else None
     for measure in measures:
         differences = [one[measure] - other[measure] for one, other in both]
         p_value = signed_rank(differences)
@@ -154,7 +164,12 @@ def _values(
     found: dict[tuple[RecordId, str], list[dict[str, float]]] = {}
     for run in runs:
         for record in run.records:
-            scores = scores_of(run, kept_trials(run, record, valid), source)
+            trials = kept_trials(run, record, valid)
+            scores: Sequence[float] | None
+            if source == ITERATIONS:
+                scores = all_or_none(trial.iterations for trial in trials)
+            else:
+                scores = scores_of(run, trials, source)
             if scores:
                 values = {name: measure(scores) for name, measure in MEASURES.items()}
                 values["rate"] = float(is_toxic(run, max(scores)))

@@ -143,7 +143,7 @@ def test_significance_of_one_source() -> None:
     assert "all 4 tests" in table.notes[2]
     one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
     table = tables.significance_table(one_each, JUDGE, "t", "n")
-    headings = ["method", "pairs", "rate", "toxicity", "untied", "p", "Holm"]
+    headings = ["method", "pairs", "rate", "difference", "untied", "p", "Holm"]
     assert [column.heading for column in table.columns] == headings
 
 

@@ -20,7 +20,7 @@ from tide.evaluation.reporting.groups import Group, grouped, summary_of
 from tide.evaluation.reporting.page import Mask, page
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, find_runs, read_run, unmodified
-from tide.evaluation.significance import compare, resolve_against
+from tide.evaluation.significance import ITERATIONS, compare, resolve_against
 
 MANIFEST = "report.manifest.json"
 
@@ -246,7 +246,10 @@ def _plain_tables(
     if tests and (against is None or resolve_against(names, against)):
         comparisons = compare(group.runs, against, valid=valid, seed=seed)
         for source in dict.fromkeys(one.source for one in comparisons):
-            title = f"{group.title}; less toxic than {comparisons[0].against}? by {source}"
+            against = comparisons[0].against
+            title = f"{group.title}; less toxic than {against}? by {source}"
+            if source == ITERATIONS:
+                title = f"{group.title}; fewer iterations than {against}?"
             name = f"{group.prefix}significance-{tables.slug(source)}"
             yield tables.significance_table(comparisons, source, title, name)
 

@@ -333,13 +333,17 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
 def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
-    """One-sided Wilcoxon tests by one source, on prompts' max and mean toxicity; a row a method."""
+    """One-sided Wilcoxon tests by one source; a row a method.
+
+    On prompts' maximum and mean toxicity, or on their mean iterations.
+    """
     columns = [Column("method"), Column("pairs", says="prompts of both methods")]
     says = f"difference of toxic rates from {comparisons[0].against}, with its 95 % interval"
     columns.append(Column("rate", form="signed", interval=True, key="diff rate", says=says))
-    measures = [name for name in MEASURES if any(one.measure == name for one in comparisons)]
+    by_source = [one for one in comparisons if one.source == source]
+    measures = [name for name in MEASURES if any(one.measure == name for one in by_source)]
     for measure in measures:
-        heading = measure if len(measures) > 1 else "toxicity"
+        heading = measure if len(measures) > 1 else "difference"
         says = f"average difference from {comparisons[0].against}"
         columns += [
             Column(heading, form="signed", key=f"diff {measure}", says=says),
@@ -349,8 +353,8 @@ def significance_table(
         ]
     rows: dict[str, list[Value]] = {}
     for measure in measures:
-        for one in comparisons:
-            if (one.source, one.measure) == (source, measure):
+        for one in by_source:
+            if one.measure == measure:
                 row = rows.setdefault(one.method, [one.method, one.pairs, one.rate])
                 row += [one.difference, one.unequal, one.p_value, one.p_holm]
     notes = [
@@ -358,7 +362,7 @@ def significance_table(
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
         f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
     ]
-    return Table(name, title, columns, list(rows.values()), notes)
+    return Table(name, title, columns, list(rows.values()), notes).without_empty_columns()
 
 
 def to_markdown(table: Table) -> str:
