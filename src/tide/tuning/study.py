@@ -17,9 +17,10 @@ from tide.core.results import format_score
 from tide.core.settings import Settings
 from tide.evaluation import Benchmark, Run, evaluate
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.judges import NamedScorer, Reference
+from tide.evaluation.judges import NamedScorer
 from tide.evaluation.methods import load_method
 from tide.evaluation.metrics import Summary, summarize
+from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.plugins.options import format_value

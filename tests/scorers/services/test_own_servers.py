@@ -15,8 +15,8 @@ from tests.scorers.services.stand_ins import Moderation, Perspective, Service, r
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
+from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
-from tide.scorers.guards.settings import GuardSettings
 from tide.scorers.services.moderation import AzureContentSafetyScorer, OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer

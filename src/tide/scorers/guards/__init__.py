@@ -6,7 +6,7 @@ from typing import Any
 
 from tide.core.errors import InputError
 from tide.scorers.base import Scorer
-from tide.scorers.guards.settings import GuardSettings, read
+from tide.scorers.guards.formats import GuardSettings, read
 
 
 def guard(model: str | GuardSettings, **options: Any) -> Scorer:

@@ -25,7 +25,7 @@ from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
 from tide.scorers.classifiers import digest_of
 from tide.scorers.control_tokens import ControlTokens
-from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place, Verdict
 
 _TAGS = re.compile(r"</?\w+>")

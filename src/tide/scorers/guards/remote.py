@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from tide.core.http import Client, Rows, ServerFailed
-from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place
 from tide.scorers.services.base import Said, place_of
 from tide.scorers.services.self_hosted import SelfHostedScorer
