@@ -412,7 +412,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         (["run", "hi", "--engine", "remote"], "give at least one server"),
         (
             ["run", "hi", "--engine", "remote", "--base-url", "x"],
-            "base_urls: not an address like https://HOST:PORT",
+            "base_urls: expected an address like https://HOST:PORT",
         ),
         (
             ["run", "hi", "--base-url", "http://x"],

@@ -1,4 +1,4 @@
-"""What a baseline is: another detoxification system, run on the prompts and seeds of TIDE.
+"""The interface of a baseline: another detoxification system, run on the same prompts and seeds.
 
 Its protocol, its options and their bounds, and the settings of `tide fit`.
 """

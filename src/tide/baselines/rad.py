@@ -130,7 +130,7 @@ class Rad(DecodingBaseline):
 
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
-    """Put a linear head with one output in the place of the model's own; it says `begin`."""
+    """Replace the model's head by a linear one with one output, which first predicts `begin`."""
     old: Any = output_layer(model, "reward model")
     head = nn.Linear(old.weight.shape[-1], 1, device=old.weight.device, dtype=old.weight.dtype)
     nn.init.zeros_(head.weight)

@@ -61,11 +61,11 @@ SCORER_DOWN = (ScorerUnavailableError, ScorerRefusedError)
 
 
 class StrategyError(TideError):
-    """A search strategy failed, or asked for something that no engine can do."""
+    """A search strategy failed, or made an invalid request."""
 
 
 class DeadlineError(TideError):
-    """A search was out of time before its first completion was scored."""
+    """The deadline passed before the first completion of a search was scored."""
 
 
 class UnresolvedError(TideError):

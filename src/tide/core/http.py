@@ -239,7 +239,7 @@ def read_key(variable: str, given: str | None = None) -> SecretStr | None:
         return None
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise EnvironmentVariableError(
-            f"{variable}: holds characters that no key has; set the key alone"
+            f"{variable}: holds characters that a key cannot have; set only the key"
         )
     hide(key)
     return SecretStr(key)
@@ -257,7 +257,7 @@ def base_url(url: str, name: str) -> str:
     except (httpx.InvalidURL, ValueError):
         parts, port_fits = httpx.URL(), False
     if not port_fits or parts.scheme not in ("http", "https") or not parts.host:
-        raise InputError(f"{name}: not an address like https://HOST:PORT/PATH")
+        raise InputError(f"{name}: expected an address like https://HOST:PORT/PATH")
     if parts.userinfo or parts.query or parts.fragment:
         raise InputError(
             f"{name}: an address with a user, password, query or fragment is not taken, because "

@@ -69,7 +69,7 @@ def read_config(
     except OSError as error:
         if folder.exists():
             raise
-        problem = "no such folder here, and not to be had from the hub"
+        problem = "no such folder here, and the hub has none or cannot be reached"
         raise ValueError(f"{problem}: {first_line(error)}") from error
     check_fields(raw)
     return AutoConfig.from_pretrained(

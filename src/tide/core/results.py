@@ -60,8 +60,8 @@ class ScoredCompletion(BaseModel):
         cosine: Between the embeddings that were completed and the prompt's, as one vector each.
         displacement: |X - X0| / |X0| of the same embeddings.
         empty: Whether the text is nearly empty, and so scored by `empty_policy`.
-        attributes: What the scorer says beside the score (threat, insult...), as far as it has
-            attributes and they are known.
+        attributes: The scorer's further scores (threat, insult...), if it has some and they are
+            known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -156,7 +156,8 @@ def summarize(
     own: what the model wrote by itself for these prompts, with the same seed.
     encoder: of sentences, for similarity and MAUVE.
 
-    Raises InputError for records that miss trials, and where `valid` cannot be had.
+    Raises InputError for records that miss trials, and for lengths that `valid` needs and the run
+    lacks.
     """
     check_records(run)
     unmodified: dict[RecordId, Record] = {}
@@ -488,8 +489,8 @@ def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
         both: NDArray[np.float64] = (counts @ above) / (counts @ below)
         return both[0] if drawn.ndim == 1 else both.T
 
-    # A resample may miss the few prompts that have a value (then: no interval), and the perplexity
-    # of one broken text may be beyond squaring.
+    # A resample may miss the few prompts that have a value (then: no interval), and the square of
+    # one broken text's perplexity may overflow.
     with warnings.catch_warnings(), np.errstate(invalid="ignore", over="ignore"):
         warnings.simplefilter("ignore", DegenerateDataWarning)
         interval = bootstrap(

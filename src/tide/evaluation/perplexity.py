@@ -42,7 +42,7 @@ def reference_named(name: str, model: str) -> str | None:
 
 
 class Reference:
-    """A causal LM that measures texts. Raises EngineError as any model does that cannot load.
+    """A causal LM that measures texts. Raises EngineError if it cannot be loaded.
 
     engine: "vllm" for a model that needs several GPUs (`tensor_parallel_size=4`).
     Raises InputError for an engine without a local tokenizer, and for unknown options.
@@ -60,9 +60,8 @@ class Reference:
 
         Measured are the completion's tokens in the text of prompt and completion. Where the
         tokenizer joins the end of the prompt and the start of the completion into one token, they
-        are tokenised apart. A value differs from the same one measured in other company in the
-        seventh digit:
-        the lengths in a batch decide the order in which numbers are added.
+        are tokenised apart. In another batch the seventh digit may differ: the
+        lengths in a batch decide the order in which numbers are added.
         Raises InputError where both together exceed the model's context.
         """
         return [

@@ -245,7 +245,7 @@ def open_run(
     overwrite: bool = False,
     source: Path | None = None,
 ) -> RecordFile:
-    """The records of a run to go on with, which is begun if there is none.
+    """Open the records of a run to extend it; begin the run if there is none.
 
     config: everything that decides the records, and `num_trials`, `num_prompts`. prompts: by id, in
     the order that the file will have. source: the file that they are from. overwrite: begin a new

@@ -81,8 +81,8 @@ class TideOptions(StepOptions):
     antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
     baseline: Literal["tested", "fresh"] = Field(
         default="tested",
-        description="What perturbations are compared with: the completion of the point that was "
-        "tested, or another one, drawn for that (published code).",
+        description="Baseline of the differences: the completion that was tested, or another one "
+        "of that point (published code).",
     )
     redraw: bool = Field(
         default=False,
@@ -213,7 +213,7 @@ class RandomWalkStrategy(Walk):
 
 class ResampleOptions(Options):
     n: int | None = Field(
-        default=None, ge=1, le=10_000, description="Most completions; without it, max_iterations."
+        default=None, ge=1, le=10_000, description="Maximum completions; by default max_iterations."
     )
 
 

@@ -100,7 +100,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has more than 1 MiB"):
         load_scorer(f"guard:{tmp_path}/endless.json")
     (tmp_path / "torn.json").write_text('{"model": ')
-    with pytest.raises(InputError, match="no guard"):
+    with pytest.raises(InputError, match="not a guard"):
         load_scorer(f"guard:{tmp_path}/torn.json")
 
 

@@ -305,7 +305,7 @@ def test_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("vllm-classify", "vllm-score", "tei"):
         with pytest.raises(InputError, match="needs more"):
             load_scorer(name)
-        with pytest.raises(InputError, match="not an address like"):
+        with pytest.raises(InputError, match="expected an address like"):
             load_scorer(f"{name}:host")
 
 

@@ -160,7 +160,7 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
     """Raise InputError unless both tokenizers give the same ids to the same tokens."""
     if vocabulary(tokenizer) != vocabulary(other):
         raise InputError(
-            f"vocabulary mismatch: {name!r} has other tokens than {other_name!r}; "
+            f"vocabulary mismatch: the tokens of {name!r} differ from those of {other_name!r}; "
             "an auxiliary model must share the model's vocabulary"
         )
 

@@ -223,7 +223,7 @@ def fit(
         say: Called with a line for the reader: how long a training will take.
         **settings: Those of `FitSettings`.
 
-    An interrupted training goes on from its checkpoint in `out`, written every five minutes.
+    An interrupted training resumes from its checkpoint in `out`, written every five minutes.
 
     Returns:
         The held-out figures of each baseline. A warning is logged for one that is fitted too weakly

@@ -86,9 +86,9 @@ def roll_out(
     front: Tensor | None = None,
     seed: int = 0,
 ) -> list[Rollout]:
-    """Texts that the task's present model writes after the prompts, scored by the task's scorer.
+    """Continuations of the prompts by the task's model as it is now, with the task's scores.
 
-    front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
+    front: see `Reader.read`. seed: of the draws. Raises the errors of the scorer.
     """
     reader = Reader(task.model)
 

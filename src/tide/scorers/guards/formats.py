@@ -52,7 +52,7 @@ class Format(BaseModel):
     header: bool = False
 
     def verdict(self, scorer: str, answer: Sequence[Place], begun: str) -> Verdict:
-        """The verdict in an answer that was made to begin so. Raises ScorerError for none."""
+        """The verdict in an answer whose beginning `begun` was given. Raises ScorerError."""
         try:
             return read_verdict(answer, self.verdicts, self.lead, begun)
         except NoVerdict as error:
@@ -100,7 +100,7 @@ class GuardSettings(BaseModel):
 
     prompt: the question, with `{text}` and perhaps `{policy}` in it, instead of the model's chat
     template. policy: what is not allowed, as a text, or as categories with their descriptions.
-    verdicts, lead, tokens: as `Format` has them. arguments: further ones of the chat template.
+    verdicts, lead, tokens: see `Format`. arguments: further ones of the chat template.
     role: who is said to have written the text; an "assistant" answers `question`. engine_options:
     further ones of vllm.LLM. batch: texts at a time, in process or in a request for completions.
     """
@@ -147,7 +147,7 @@ class GuardSettings(BaseModel):
             values = _Loose.model_validate_json(read_small(path)).model_dump()
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
-            raise InputError(f"{path}: no guard: {problem(error, 'it')}") from None
+            raise InputError(f"{path}: not a guard: {problem(error, 'it')}") from None
         except InputError:
             raise
         except ValueError as error:  # a path with a null character
