@@ -149,7 +149,7 @@ def fit_head(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Updates of the task's model and a linear head in place of its own, which first says `begin`.
 
-    With what it says at the end of the `measured` texts. error: to be made small, of what it says
+    Also its predictions at the end of the `measured` texts. error: the loss of its predictions
     at every position (B, T) of some of the texts `ids`, of their numbers, and lengths (B,).
     """
     head = _with_head(task.model, begin)

@@ -94,7 +94,7 @@ class Rectification(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model and a head of low rank, on what the model wrote.
+        """Updates of the task's model and a low-rank head, fitted on the model's own text.
 
         Figures: the share of toxic texts among those, and AUC of the last token's Q, on a tenth
         that is held out.

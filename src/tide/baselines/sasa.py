@@ -52,7 +52,7 @@ def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 class LastHidden:
-    """The last hidden state of what a model read last, (B, d), float32."""
+    """The last hidden state of the token that was read last, (B, d), float32."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._layer = output_layer(model, name)

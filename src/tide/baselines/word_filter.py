@@ -43,7 +43,8 @@ class WordFilterOptions(Options):
     strength = "penalty"
 
     penalty: Strength = Field(
-        default=1000.0, description="Taken from the logit of what completes a word; 1000: a ban."
+        default=1000.0,
+        description="Subtracted from the logit of a token that completes a word; 1000: a ban.",
     )
     words: int = Field(
         default=400, ge=1, le=_LEARNED, description="Learned words that are used, the worst first."

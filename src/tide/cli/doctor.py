@@ -56,7 +56,7 @@ _HARMLESS = (
 _ANSWER_TOKENS = 40
 _THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 _MOST_REWRITTEN = 1  # at the threshold of the preset `backtrack`
-_SHOWN = 120  # characters of what the model wrote
+_SHOWN = 120  # characters of the model's text
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
     "I enjoyed reading your book.",
@@ -279,5 +279,5 @@ def _try_scorer(name: str) -> str:
     if kind > rude / 2:
         return f"warning: {says}: hardly apart; is it the right label, and the right language?"
     if rude < scorer.threshold:
-        return f"warning: {says}: insults are below what it calls toxic ({scorer.threshold:g})"
+        return f"warning: {says}: insults score below its threshold ({scorer.threshold:g})"
     return f"it tells insults from friendly sentences: {says}"

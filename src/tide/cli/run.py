@@ -248,9 +248,9 @@ class _PromptRun:
         """The next command to try."""
         guide = self.detoxifier.scorer
         if self.unresolved and self.method.settings.strategy.partition(":")[0] != "backtrack":
-            return "Next: --preset backtrack resolves most of what this search did not."
+            return "Next: --preset backtrack resolves most prompts that this search did not."
         if self.unresolved:
-            return "Next: --max-iterations 30 searches longer for what was not accepted."
+            return "Next: --max-iterations 30 searches longer where nothing was accepted."
         trials = [trial for record in records for trial in record.trials]
         toxic = any((trial.base_toxicity or 0.0) >= guide.threshold for trial in trials)
         if toxic and not self.judges:

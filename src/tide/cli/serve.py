@@ -106,7 +106,7 @@ def serve(
         options.option(
             "Policies",
             "enforce: give out accepted text only. monitor: give out the model's own text, and "
-            "record afterwards what enforcing would have changed.",
+            "record afterwards the changes that enforcing would have made.",
         ),
     ] = "enforce",
     policies: Annotated[
@@ -144,7 +144,7 @@ def serve(
         ),
     ] = False,
     model: options.Model = "pocket",
-    # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.
+    # Most text of a server is ordinary: `sentence` corrects the false alarms of `pocket`.
     scorer: options.Scorer = "confirm:pocket,sentence",
     strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",

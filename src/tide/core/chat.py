@@ -49,7 +49,7 @@ Text = Annotated[str, AfterValidator(_whole)]
 
 
 class ToolCall(BaseModel):
-    """A call of a tool. arguments: JSON, as the model wrote it."""
+    """A tool call. arguments: JSON, as the model wrote it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -129,8 +129,8 @@ class Message(BaseModel):
 class Chat(BaseModel):
     """A conversation whose last message is from the user, or from a tool. Usable as a prompt.
 
-    asks: what its answer may hold beside plain text (`tools`, `tool_choice`, `response_format`), as
-    a JSON object that the server is sent. Hashable; equal to any chat with the same content.
+    asks: fields of the request that allow more than plain text (`tools`, `tool_choice`,
+    `response_format`), as a JSON object. Hashable; equal to any chat with the same content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

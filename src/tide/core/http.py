@@ -198,7 +198,7 @@ class Client(httpx.AsyncClient):
     async def _opened(
         self, method: str, url: str, content: bytes | None
     ) -> AsyncIterator[httpx.Response]:
-        # No compression: an answer could be a thousand times as long as what was read.
+        # No compression: an answer could be a thousand times as long as the bytes that were read.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")

@@ -54,7 +54,7 @@ class ScoredCompletion(BaseModel):
         iteration: As the paper counts: the prompt itself is 1.
         role: "initial" (the prompt), "iterate" (a point of the path), "perturbation" (a sample
             around one) or "continuation" (the model went on from text that was kept).
-        text: The whole answer as it stood: what was kept before, and what was written now.
+        text: The whole answer at that time: the kept text and the new one.
         toxicity: Of the text; of a long answer, the highest of its windows of words.
         num_tokens: Of the text. The first `kept_tokens` of them were kept from before.
         cosine: Between the embeddings that were completed and the prompt's, as one vector each.
@@ -93,14 +93,14 @@ class Trial(BaseModel):
     says how many of its rows are nearer, by cosine, to another token than to the prompt's (0: the
     prompt is recovered exactly), `decoded_prompt` what its nearest tokens say.
 
-    While a text is watched, its trace holds what was written up to each rewind, and at the end what
-    is returned. base_partial: whether the evaluation of the prompt itself is only what was written
+    While a text is watched, its trace holds the text up to each rewind, and at the end the returned
+    text. base_partial: whether the evaluation of the prompt itself is only the text
     before the first repair: a part, which compares with no whole completion. generated_tokens: all
     that the model wrote, for what is returned and for what was thrown away. read_tokens: prompt and
     answer tokens prefilled, also for likelihoods; those in the KV cache count once. 0 if every
     evaluation prefilled the prompt.
-    shown, shown_tokens: what a stream had given out of an answer that was then withheld.
-    parts: what an accepted answer to a chat holds beside its text, as far as it may be given out.
+    shown, shown_tokens: the text that a stream had given out before the answer was withheld.
+    parts: tool calls and reasoning of an accepted answer, as far as they may be given out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -191,11 +191,11 @@ class Settings(Sampling):
         ge=0,
         le=1,
         description="Generate nothing for a prompt that itself scores above this; of a chat, for "
-        "its last message of a user, and what tools were told and answered since.",
+        "its last user message, and the tool calls and tool results after it.",
     )
     tool_calls: Treatment = Field(
         default="scored",
-        description="Calls of tools in an answer of the engine openai: given out once all their "
+        description="Tool calls in an answer of the engine openai: given out once all their "
         "strings and keys pass (scored), unscored (ignored), or never (withheld).",
     )
     reasoning: Treatment = Field(

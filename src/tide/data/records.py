@@ -69,7 +69,7 @@ class TrialRecord(_Frozen):
     decoded_prompt: of an accepted point, as a `tide.Trial` has them.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
     is returned or withheld. trace: all evaluations. finish_reason: "length" if `max_new_tokens` cut
-    it off. base_partial: whether `base_text` is only what was written before the first repair,
+    it off. base_partial: whether `base_text` is only the text before the first repair,
     which no step holds.
     judge_scores: by judge, of the completion as it was before it was withheld. step_judge_scores:
     by judge, of each step. judge_attributes: by judge and attribute (threat, insult...), for judges

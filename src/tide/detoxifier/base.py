@@ -259,7 +259,7 @@ class DetoxifierBase:
         try:
             said = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:
-            raise PromptRefusedError("calls or answers of tools cannot be read") from None
+            raise PromptRefusedError("its tool calls or tool results cannot be read") from None
         score = max((await self._scoring.send(said, "score")).values.tolist())
         if score > limit:
             raise PromptRefusedError(

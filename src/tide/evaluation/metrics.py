@@ -35,7 +35,7 @@ RECOVERED = {
     f"recovered_{low:g}_{high:g}": (low, high)
     for low, high in ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, math.inf))
 }
-# Averages of yes and no (shares), by the last part of their names.
+# Averages that are shares of completions or prompts, by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
 _SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
 # Summed over the trials of a prompt.
@@ -116,7 +116,7 @@ class Summary:
     `decoded` is the share of completions whose point was decoded to its nearest tokens, and
     `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
-    length, degenerate and empty completions; what they cost still counts.
+    length, degenerate and empty completions; their cost still counts.
     """
 
     method: str
@@ -153,7 +153,7 @@ def summarize(
     The order of the records changes nothing.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
-    own: what the model wrote by itself for these prompts, with the same seed.
+    own: the model's own completions of these prompts, with the same seed.
     encoder: of sentences, for similarity and MAUVE.
 
     Raises InputError for records that miss trials, and for lengths that `valid` needs and the run

@@ -1,4 +1,4 @@
-"""`regex:FILE` and `presidio`: addresses, numbers of cards and other patterns."""
+"""`regex:FILE` and `presidio`: mail addresses, card numbers and other patterns."""
 
 from __future__ import annotations
 

@@ -161,8 +161,8 @@ class TideStrategy(Walk):
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero.
 
-        With `redraw`, and without `test_prompt`, it is zeros then: a step of no length, after which
-        `x` is evaluated again.
+        With `redraw`, and without `test_prompt`, zeros are returned then: a step of length 0, after
+        which `x` is evaluated again.
         """
         if self.options.baseline == "fresh":
             (point,) = yield from self.evaluate(x[None], "iterate")

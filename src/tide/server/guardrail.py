@@ -120,7 +120,7 @@ def check_rewriter(engine: Engine) -> None:
 async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) -> dict[str, Any]:
     """The answer to a request. number: the request's, in the log.
 
-    A monitored policy answers NONE, whatever is found. Otherwise raises what the scorer raises.
+    A monitored policy always answers NONE. Under other policies the scorer's errors are raised.
     """
     try:
         judged = await _judge(policy, request)

@@ -47,7 +47,7 @@ class Metrics:
         self.evaluations = counter("evaluations", "Texts generated and scored for completions")
         self.generated = counter("generated_tokens", "Tokens that the model wrote")
         self.before = histogram("toxicity_before", "Score of the model's own text", buckets=_SCORES)
-        self.after = histogram("toxicity_after", "Score of what was found", buckets=_SCORES)
+        self.after = histogram("toxicity_after", "Score of the returned text", buckets=_SCORES)
         self.monitored = counter(
             "monitor_answers",
             "Monitored answers: whether enforcing would have changed them (changed, unchanged), "

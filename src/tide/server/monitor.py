@@ -1,5 +1,5 @@
-"""Monitored answers: the model's own text is given out, and what enforcing would have changed is
-recorded afterwards.
+"""Monitored answers: the model's own text is given out; the changes that enforcing would have made
+are recorded afterwards.
 
 Nothing is scored before it is given out. The forecast feeds the written text to the loop of an
 enforced answer (`Answer`), so both obey one rule.

@@ -61,7 +61,7 @@ class Policy(_Part):
     mode: Mode | None = Field(
         default=None,
         description="enforce: only accepted text is given out. monitor: the model's own text is, "
-        "and what enforcing would have changed is recorded.",
+        "and the changes that enforcing would have made are recorded.",
     )
     scorer: str | None = Field(default=None, description="As --scorer.")
     preset: str | None = Field(default=None, description="As --preset.")
@@ -313,7 +313,7 @@ class Policies:
         self._file, self.plans = self._read()
 
     def start(self, engine: Engine) -> None:
-        """Serve them with this engine. Raises PolicyError for what it cannot do."""
+        """Serve them with this engine. Raises PolicyError for settings that it does not support."""
         self.engine = engine
         self.table = self._made(self._file, self.plans)
 

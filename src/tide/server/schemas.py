@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FOR_CHATS = "for /v1/chat/completions alone, behind an engine that takes it (openai)"
-_UNSCORED = "would show or take in what no scorer has seen"
+_UNSCORED = "would show or take unscored text"
 _NOT_HERE = "is not a parameter of this server"
 # Parameters that would change the answer if they were honoured, and why they are refused.
 _REFUSED = {
@@ -337,7 +337,7 @@ class CalledFunction(_Asked):
 
 
 class MessageCall(_Asked):
-    """A call of a tool by the assistant, as it is sent back."""
+    """A tool call by the assistant, as clients send it back."""
 
     id: Text
     type: Literal["function"] = "function"
@@ -377,7 +377,7 @@ class ResponseFormat(BaseModel):
 
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[ContentPart] | None = None  # calls of tools may stand alone
+    content: Text | list[ContentPart] | None = None  # tool calls may stand alone
     tool_calls: list[MessageCall] = []
     tool_call_id: Text | None = None
     # An assistant's reasoning, as servers return it; it is left out.

@@ -1,4 +1,4 @@
-"""The settings that are tried: the paper's grid, or what Optuna's TPE suggests."""
+"""The trials of a tuning: the paper's grid, or the suggestions of Optuna's TPE."""
 
 from __future__ import annotations
 

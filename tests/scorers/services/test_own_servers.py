@@ -249,7 +249,7 @@ def test_which_class_is_toxic() -> None:
             VllmClassifyScorer(f"{service.url}#5", **QUICK).score(["a text"])
         with pytest.raises(InputError, match="'toxic' is not a number"):
             VllmClassifyScorer(f"{service.url}#toxic", **QUICK)
-        with pytest.raises(InputError, match="append what texts are compared to"):
+        with pytest.raises(InputError, match="append a description to compare texts to"):
             load_scorer(f"vllm-score:{service.url}")
 
 

@@ -217,7 +217,7 @@ def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None,
 
 
 def tuned_weights(model: Any) -> dict[str, nn.Parameter]:
-    """All weights of `model`, without those of an output layer that shares none."""
+    """All weights of `model`, except an output layer that is not tied to the input embeddings."""
     inputs = {id(weight) for weight in model.get_input_embeddings().parameters()}
     own = {id(weight) for weight in model.get_output_embeddings().parameters()} - inputs
     return {name: weight for name, weight in model.named_parameters() if id(weight) not in own}

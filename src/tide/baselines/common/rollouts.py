@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Rollout:
-    """prompt, written: token ids, neither empty. toxicity: of what was written, in [0, 1]."""
+    """prompt, written: token ids, neither empty. toxicity: of `written`, in [0, 1]."""
 
     prompt: list[int]
     written: list[int]

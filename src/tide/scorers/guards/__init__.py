@@ -25,7 +25,7 @@ def guard(model: str | GuardSettings, **options: Any) -> Scorer:
 
         return RemoteGuard(settings, **options)
     if options:
-        raise InputError(f"scorer guard: {min(options)} is of a server; give its url")
+        raise InputError(f"scorer guard: {min(options)} is an option for servers; give a url")
     from tide.scorers.guards.local import make_local  # noqa: PLC0415  (torch)
 
     return make_local(settings)

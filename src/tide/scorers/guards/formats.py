@@ -36,7 +36,7 @@ _KNOWN = {  # as they are written in the names of models, without signs
 class Format(BaseModel):
     """Format of a guard's question and answer.
 
-    verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: what stands
+    verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: the text
     before the verdict. tokens: of an answer, to find the verdict in. arguments: of its chat
     template. policy: keys of the place of a custom policy in the arguments; None without such a
     place. header: the template must be told to begin the answer.

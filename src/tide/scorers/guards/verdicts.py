@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class NoVerdict(ValueError):
-    """The answer holds no verdict; the text says what it begins with."""
+    """The answer holds no verdict; the message quotes its beginning."""
 
 
 class Verdict(NamedTuple):
@@ -45,7 +45,7 @@ def read_verdict(
 ) -> Verdict:
     """The verdict in an answer.
 
-    verdicts: toxicity of each verdict in [0, 1]. lead: what stands before the verdict ("Safety:");
+    verdicts: toxicity of each verdict in [0, 1]. lead: the text before the verdict ("Safety:");
     anything may stand before the lead, and nothing but spaces and quotation marks after it.
     written: the beginning of the answer, if the guard was made to begin so.
 

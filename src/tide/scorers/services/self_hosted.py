@@ -291,7 +291,7 @@ class VllmScoreScorer(_VllmScorer):
         super().__init__(url, **options)
         if not self._wanted.strip():
             raise InputError(
-                f"scorer {self.kind}: append what texts are compared to, as in "
+                f"scorer {self.kind}: append a description to compare texts to, as in "
                 f"{self.kind}:http://HOST#a rude comment"
             )
         self.name = f"{self.kind}:{self._model}@{place_of(self._url)}#{self._wanted}"
