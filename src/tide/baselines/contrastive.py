@@ -31,7 +31,10 @@ class ContrastiveOptions(Options):
 
     coefficient: Strength = Field(default=1.0, description="Weight of the amateur.")
     plausible: float = Field(
-        default=0.1, gt=0, le=1, description="Least probability, of that of the likeliest token."
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Minimum probability, as a share of the likeliest token's.",
     )
     amateur_temperature: float = Field(
         default=1.0, ge=0.01, le=100, description="Divides the amateur's logits."

@@ -32,7 +32,7 @@ class SasaOptions(Options):
     strength = "beta"
 
     beta: Strength = Field(default=10.0, description="Weight of margins.")
-    candidates: Candidates = Field(default=50, description="Most tokens that are tried.")
+    candidates: Candidates = Field(default=50, description="Maximum tokens that are tried.")
     normalize: Literal["raw", "softmax"] = "raw"
     labels: Literal["half", "any"] = "half"
     order: Order = "warp-shift"

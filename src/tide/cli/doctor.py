@@ -74,7 +74,7 @@ def doctor(
     policies: Annotated[
         Path | None,
         options.option(
-            "Server", "Check this file of policies alone: load every scorer, and name every fault."
+            "Server", "Only check this policy file: load every scorer, and list every fault."
         ),
     ] = None,
     model: options.Model = "pocket",

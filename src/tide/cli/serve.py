@@ -194,7 +194,7 @@ def serve(
         load_engine(engine, model, **(engine_options or {})) as loaded,
     ):
         made.start(loaded)
-        # Before a gateway an unchanged client goes on with the server's name of the model.
+        # Unchanged clients of a gateway still send the server's name of the model.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
         if provider is not None:

@@ -136,7 +136,7 @@ def load_pretrained(
     check_weights(model, found)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
-        # The sum is finite only if every value is, and takes no memory.
+        # The sum is finite only if every value is; unlike isfinite it needs no memory.
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
             raise ValueError(f"its weight {name} holds NaN, infinite or absurdly large values")
     return tokenizer, model

@@ -118,7 +118,7 @@ class Settings(Sampling):
         ge=1,
         le=10_000,
         description="Maximum iterations, the prompt included (K). In backtrack, of the search that "
-        "takes over; its own bound is holds.",
+        "takes over; rewinds are bounded by holds.",
     )
     num_samples: int = Field(
         default=8, ge=1, le=4096, description="Perturbations in one gradient estimate (N)."
@@ -152,8 +152,8 @@ class Settings(Sampling):
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
-        description="Which of several passing completions: most likely after the unmodified "
-        "prompt, nearest to it, or least toxic.",
+        description="Which of several passing completions to return: most likely after the "
+        "unmodified prompt, nearest to it, or least toxic.",
     )
     max_perplexity: float | None = Field(
         default=None,

@@ -162,13 +162,13 @@ class DetoxifierBase:
         self.close()
 
     def _warn_if_not_accepted(self, result: Result) -> Result:
-        """Returns `result`; warns once if it was not accepted and is returned all the same."""
+        """Returns `result`; warns once if it is returned although it was not accepted."""
         best = result.best
         if not (best.accepted or best.refused or best.empty or self._warned):
             self._warned = True
             _LOG.warning(
-                "a completion was not accepted, and is returned all the same: look at `accepted`, "
-                'or say on_unresolved="refuse" or "raise" (told once)'
+                "a completion is returned although it was not accepted: check `accepted`, "
+                'or set on_unresolved="refuse" or "raise" (shown once)'
             )
         return result
 

@@ -95,7 +95,7 @@ def similarities(
     the model's own in `own` and that one. Empty completions are left out.
     """
     before = {record.id: _texts(record) for record in own.records} if own is not None else {}
-    # All at once: what is asked for below is known then.
+    # Encode all texts together; the calls below then read the cache.
     everything = [text for record in run.records for text in _texts(record).values()]
     everything += [record.prompt for record in run.records]
     encoder.encode([*everything, *(text for some in before.values() for text in some.values())])

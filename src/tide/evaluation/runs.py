@@ -110,7 +110,7 @@ _RETURNED = (
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one method, as they lie at `path`, `carried` if its configuration says so.
+    """The records of one method at `path`; `carried` if its configuration says so.
 
     name: of the method and its settings, for tables. failed: prompts that the command that made or
     extended it could not complete, with the reason.
@@ -292,7 +292,7 @@ def _written(config: dict[str, Any]) -> str:
 
 @contextmanager
 def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
-    """Replace the configuration. Inside, there is none: no records may lie beside another's."""
+    """Replace the configuration. Inside there is none, so that it never describes other records."""
     path = files_of(run)[1]
     with replaced(path) as file:
         file.write(_written(config).encode())

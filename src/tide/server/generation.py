@@ -332,7 +332,7 @@ class Serving:
         """Tokens of the prompt of each call."""
         engine = self._policies.engine
         texts = [engine.text_of(call.prompt) for call in calls]
-        rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
+        rows = await asyncio.to_thread(engine.tokenize, texts)  # slow for long texts
         record_prompt(sum(map(len, rows)))
         return [len(row) for row in rows]
 

@@ -75,7 +75,7 @@ class GuardrailRequest(BaseModel):
         if self.images:
             raise Unread("images: this scorer reads texts")
         if self.texts is None and not self.structured_messages and not self.tool_calls:
-            raise Unread("texts: there are none")
+            raise Unread("texts: missing")
         said = {name: value for name, value in self if name not in _ABOUT_THE_CALL}
         try:
             found = dict.fromkeys(strings(said, _check))

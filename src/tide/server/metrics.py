@@ -39,7 +39,7 @@ class Metrics:
         self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
         self.changed = counter(
             "changed_completions",
-            "Texts given out that are not what the model wrote by itself; because its whole text "
+            "Texts given out that differ from the model's own; because its whole text "
             "failed, or a beginning, of which the whole was never written and might have passed",
             ["failed"],
         )

@@ -141,7 +141,7 @@ def load_auxiliary(engine: TransformersEngine, artefact: Artefact, kind: str) ->
     name = artefact.info.get("auxiliary")
     model = load_sibling(engine, name or engine.name)
     if name and fingerprint(model) != artefact.info.get("auxiliary_fingerprint"):
-        raise InputError(f"baseline {kind}: was fitted on another {name!r} than there is")
+        raise InputError(f"baseline {kind}: was fitted on another version of {name!r}")
     return model
 
 

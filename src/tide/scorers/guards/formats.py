@@ -94,14 +94,14 @@ class GuardSettings(BaseModel):
     """A guard, as in `guard:FILE.json`; missing fields come from the format.
 
     model: folder or hub id; with `url`, the name that the server knows it by. format: one of
-    FORMATS; without one it is told by the model's name. url: a server that speaks OpenAI's API; in
+    FORMATS, by default derived from the model's name. url: a server that speaks OpenAI's API; in
     process without one. api: "chat" leaves the template to the server; "completions" needs
     `prompt`. engine: in process, transformers or vllm.
 
     prompt: the question, with `{text}` and perhaps `{policy}` in it, instead of the model's chat
     template. policy: what is not allowed, as a text, or as categories with their descriptions.
     verdicts, lead, tokens: see `Format`. arguments: further ones of the chat template.
-    role: who is said to have written the text; an "assistant" answers `question`. engine_options:
+    role: the author of the text in the chat; an "assistant" answers `question`. engine_options:
     further ones of vllm.LLM. batch: texts at a time, in process or in a request for completions.
     """
 

@@ -30,7 +30,7 @@ _LOG = logger(__name__)
 _CHUNK = 64
 # SQLite allows 999 parameters in a statement of its oldest versions.
 _MOST_PARAMETERS = 900
-# Attributes lie apart, as JSON: files of earlier versions have the first table alone.
+# Attributes are in a table of their own, as JSON: files of earlier versions have only the first.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS attributes (key BLOB PRIMARY KEY, attributes TEXT NOT NULL) STRICT;
@@ -121,7 +121,7 @@ class CachedScorer(ScorerWrapper):
             self.path, timeout=60, isolation_level=None, check_same_thread=False
         )
         try:
-            # Readers and a writer at once, whole on kill.
+            # WAL: readers and a writer at the same time; a killed process leaves the file whole.
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             database.executescript(_SCHEMA)
