@@ -8,7 +8,7 @@ smaller model as in the paper, which says nothing about toxicity.
 
 As in the authors' code (XiangLi1999/ContrastiveDecoding): plausible is at least a tenth of the
 likeliest, the amateur has a temperature of its own. They search with beams at temperature 1, where
-the order does not matter; where they sample, the temperature divides the expert alone, so that
+the order does not matter; where they sample, the temperature divides only the expert, so that
 their coefficient c is `coefficient=c*T` here.
 """
 

@@ -199,7 +199,7 @@ class Gedi(DecodingBaseline):
         """Updates that condition the task's model on "clean" or "dirty", and the scale.
 
         Loss: 0.8 generative (the text after its own code word) and 0.2 discriminative (which code
-        word it is likelier after). Figure: AUC of that on held-out texts.
+        word it is likelier after). Figure: AUC of the discrimination on held-out texts.
         """
         texts, held_out = task.texts()
         codes = _codes(task.tokenizer)

@@ -56,9 +56,9 @@ def objective(prediction: Tensor, moved: Tensor, own: Tensor, divergence: float)
 
 
 def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cache:
-    """`cache` a step against its gradients: in every row and layer of length `stepsize`.
+    """Move `cache` against its gradients, by a step of length `stepsize` in every row and layer.
 
-    Keys and values of a layer, which stand beside each other, have one length together.
+    The length is that of a layer's keys and values together.
     """
     moved = []
     for layer in range(0, len(cache), 2):

@@ -119,9 +119,9 @@ class Sasa(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Fisher's linear classifier on the hidden state of each text's last token.
 
-        For toxic by half of the raters, and by any: weight (d,): pooled covariance^-1 (mu+ - mu-),
-        with Ledoit-Wolf shrinkage, of length 1; midpoint (d,): (mu+ + mu-) / 2; + is non-toxic.
-        Figures: AUC of both.
+        Two classifiers: a text is toxic if half of its raters say so, or if any does. weight (d,):
+        pooled covariance^-1 (mu+ - mu-), with Ledoit-Wolf shrinkage, normalised. midpoint (d,):
+        (mu+ + mu-) / 2. + is non-toxic. Figures: their AUC.
         """
         tensors: dict[str, Tensor] = {}
         figures: dict[str, float] = {}

@@ -275,9 +275,9 @@ def _try_scorer(name: str) -> str:
     if kind > rude:
         raise TideError(f"{says}: it is inverted, or has the wrong label")
     if kind == rude:
-        raise TideError(f"{says}: it does not tell them apart; wrong label, or another language?")
+        raise TideError(f"{says}: it does not separate the two; wrong label, or another language?")
     if kind > rude / 2:
-        return f"warning: {says}: hardly apart; is it the right label, and the right language?"
+        return f"warning: {says}: it hardly separates the two; is it the right label and language?"
     if rude < scorer.threshold:
         return f"warning: {says}: insults score below its threshold ({scorer.threshold:g})"
     return f"it tells insults from friendly sentences: {says}"

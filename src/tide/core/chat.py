@@ -67,7 +67,7 @@ class ToolCall(BaseModel):
 
     @model_serializer
     def dump(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The call in the format of OpenAI's API."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -169,7 +169,7 @@ class Chat(BaseModel):
         return cls.of([{"role": "user", "content": content}])
 
     def dump(self) -> list[dict[str, Any]]:
-        """As `of` takes them."""
+        """The messages, as `of` takes them."""
         return [message.dump() for message in self.messages]
 
     @property

@@ -116,5 +116,5 @@ def ends_work(error: BaseException, awaits: bool = False) -> bool:
         return awaits
     if isinstance(error, Exception | SystemExit) or type(error).__name__ == "PanicException":
         return False  # the latter is of the Rust code below tokenizers and safetensors
-    # Ctrl-C, and exceptions of signal handlers, reach the main thread alone.
+    # Ctrl-C, and exceptions of signal handlers, reach only the main thread.
     return threading.current_thread() is threading.main_thread()

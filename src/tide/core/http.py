@@ -267,7 +267,7 @@ def base_url(url: str, name: str) -> str:
 
 
 def need_key(variable: str, given: str | None = None) -> SecretStr:
-    """As `read_key`. Raises EnvironmentVariableError if there is no key."""
+    """Like `read_key`. Raises EnvironmentVariableError if there is no key."""
     key = read_key(variable, given)
     if key is None:
         raise EnvironmentVariableError(f"no key; set the environment variable {variable}")

@@ -159,7 +159,7 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def check_tokenizer(tokenizer: Any, rows: int) -> None:
-    """Raise ValueError unless `tokenizer` tells texts apart, by ids below `rows`.
+    """Raise ValueError unless `tokenizer` distinguishes texts, by ids below `rows`.
 
     Tokens that were added to the vocabulary may lie outside (those of images in text-only models):
     they are refused where a text holds them.

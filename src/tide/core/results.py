@@ -233,7 +233,7 @@ class Result(BaseModel):
     def to_html(self, *, masked: bool = True) -> str:
         """Before and after in a table, a row a trial, as a notebook shows it.
 
-        masked: texts that were not accepted show the first letter of each word alone.
+        masked: texts that were not accepted show only the first letter of each word.
         """
         rows = "".join(_html_row(trial, masked) for trial in self.trials)
         head = "".join(f"<th>{name}</th>" for name in ("before", "after", "evaluations"))

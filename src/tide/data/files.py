@@ -64,7 +64,7 @@ def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """As `numbered`, without a byte order mark. Raises InputError if it cannot be read."""
+    """Like `numbered`, without a byte order mark. Raises InputError if it cannot be read."""
     with opened(path) as file:
         for where, line in numbered(file, path):
             yield where, without_mark(line)

@@ -277,7 +277,7 @@ def from_published(values: dict[str, Any], where: str) -> Record:
         raise InputError(f"{where}: not a published record: {problem(error)}") from None
     except (TypeError, ValueError):
         named = ", ".join(_LISTS.values())
-        raise InputError(f"{where}: {named}: not one entry a trial in each") from None
+        raise InputError(f"{where}: expected {named} as lists of equal length") from None
 
 
 def to_published(record: Record) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def result_of(future: Future[_T], cut_short: str = CLOSED) -> _T:
 
 
 def streamed(future: Future[_T]) -> _T:
-    """As `result_of`, of a stream."""
+    """Like `result_of`, of a stream."""
     return result_of(future, "the stream was closed before its text was whole")
 
 
@@ -62,7 +62,7 @@ def resolved(
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
 ) -> tuple[Settings, LoadedStrategy]:
-    """Settings and strategy of these arguments. Raises InputError as `Detoxifier` does."""
+    """Settings and strategy of these arguments. Raises InputError like `Detoxifier`."""
     if settings is not None:
         return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")

@@ -69,7 +69,7 @@ def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
 
 
 def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
-    """Add the perplexity of every completion that has none. Raises InputError as `Reference`."""
+    """Add the perplexity of every completion that has none. Raises InputError like `Reference`."""
     name = reference.name
     for chunk in _chunks(file, ("perplexity", name), f"perplexity by {name}", progress):
         pairs = [(record.prompt, trial.text) for record, trials in chunk for trial in trials]

@@ -60,7 +60,7 @@ class Reference:
 
         Measured are the completion's tokens in the text of prompt and completion. Where the
         tokenizer joins the end of the prompt and the start of the completion into one token, they
-        are tokenised apart. In another batch the seventh digit may differ: the
+        are tokenised separately. In another batch the seventh digit may differ: the
         lengths in a batch decide the order in which numbers are added.
         Raises InputError where both together exceed the model's context.
         """

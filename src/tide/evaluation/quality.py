@@ -126,7 +126,7 @@ def mauve(texts: Sequence[str], reference: Sequence[str], encoder: Encoder) -> f
     """MAUVE of `texts` against `reference`, in (0, 1]; None where either is fewer than 100 texts.
 
     1 means that both are spread alike over the clusters of their vectors (Pillutla et al. 2021,
-    with this encoder in place of GPT-2 Large, so values compare within a table alone).
+    with this encoder in place of GPT-2 Large, so values compare only within a table).
     Raises MissingDependencyError without the library.
     """
     if min(len(texts), len(reference)) < LEAST_TEXTS:

@@ -76,7 +76,7 @@ class AsyncScorer(Protocol):
     threshold: float
 
     async def score(self, texts: Sequence[str]) -> Floats:
-        """As `Scorer.score`."""
+        """Like `Scorer.score`."""
         ...
 
     def close(self) -> None: ...

@@ -84,7 +84,7 @@ def _decoded(text: str) -> str:
 
 
 def _erased(text: str) -> str:
-    """As a terminal shows it: a backspace erases the character before it."""
+    """The text as a terminal shows it: a backspace erases the character before it."""
     kept: list[str] = []
     for c in text:
         if c not in "\b\x7f":

@@ -1,9 +1,9 @@
 """TIDE: zeroth-order descent on the toxicity of the model's own completion (Algorithm 1).
 
 The order of work differs from the published code: a point is tested before its perturbations are
-computed, and no point is evaluated twice (design: "what the published loop wastes"). It differs
-from the paper's text, too, where the prompt itself is never tested: `test_prompt=false`,
-`normalization=matrix`, `projection=nearest` and `unresolved=last` are Algorithm 1 to the letter.
+computed, and no point is evaluated twice. Unlike the paper's Algorithm 1, the search also tests the
+prompt itself; `test_prompt=false`, `normalization=matrix`, `projection=nearest` and
+`unresolved=last` follow that algorithm to the letter.
 """
 
 from __future__ import annotations

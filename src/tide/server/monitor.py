@@ -69,7 +69,7 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
         task = replace(task, on_text=lambda _: None)
     thoughts = Thoughts()
     text = draft.text
-    if task.chat is not None and "parts" in engine.capabilities:  # it would have told them apart
+    if task.chat is not None and "parts" in engine.capabilities:  # it separates them in an answer
         text = thoughts.add(text) + thoughts.end()
     pieces = draft.pieces
     if thoughts.said:

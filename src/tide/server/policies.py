@@ -127,7 +127,7 @@ class PolicyFile(_Part):
         of: dict[str, str] = {}
         for name, key in self.keys.items():
             if (other := of.setdefault(key.sha256, name)) != name:
-                raise ValueError(f"keys.{name}.sha256: is that of {other}, too")
+                raise ValueError(f"keys.{name}.sha256: {other} has the same")
         return self
 
     @classmethod
@@ -287,7 +287,7 @@ def files_of(scorer: Any) -> Any:
 
 
 class Policies:
-    """The policies that are served. path: their file; without one, the command line's alone.
+    """The policies that are served. path: their file; None: the command line's policy.
 
     keys: of TIDE_SERVE_KEYS. host: where the server listens. table: from `start` on. Raises
     PolicyError for a file that cannot be used.

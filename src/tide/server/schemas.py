@@ -39,7 +39,7 @@ from tide.core.sanitize import half_character, shown
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_FOR_CHATS = "for /v1/chat/completions alone, behind an engine that takes it (openai)"
+_FOR_CHATS = "only for /v1/chat/completions, and for an engine that takes it (openai)"
 _UNSCORED = "would show or take unscored text"
 _NOT_HERE = "is not a parameter of this server"
 # Parameters that would change the answer if they were honoured, and why they are refused.

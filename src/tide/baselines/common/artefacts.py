@@ -1,6 +1,6 @@
 """Artefacts, written by `tide fit` and read by baselines: tensors and a description.
 
-And the models made of them: copies of the model, or of a smaller one of the same vocabulary, with
+Also the models made of them: copies of the model, or of a smaller one of the same vocabulary, with
 fitted updates. Each has its own weights and its own key-value cache.
 """
 

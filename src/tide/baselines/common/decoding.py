@@ -212,7 +212,7 @@ class DecodingBaseline(ABC):
         scorer: Scorer | None = None,
     ) -> None:
         if not isinstance(engine, TransformersEngine):
-            raise InputError(f"baseline {self.kind}: runs on the engine 'transformers' alone")
+            raise InputError(f"baseline {self.kind}: runs only on the engine 'transformers'")
         self.engine = engine
         self._options = self.resolved_options(options)
         self.name = self._options.spec(self.kind)

@@ -121,6 +121,6 @@ def judged(
     toxic = [one.toxicity >= TOXIC for one in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}
     if len(set(toxic)) == 1:
-        return Fitted(tensors, figures, (f"the {what} saw texts of one kind alone",))
+        return Fitted(tensors, figures, (f"the {what} saw only texts of one kind",))
     figures["auc"] = auc(toxic, danger)
     return Fitted(tensors, figures, weak_auc(what, figures["auc"]))

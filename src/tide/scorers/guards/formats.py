@@ -1,6 +1,6 @@
 """`guard:MODEL`, `guard:MODEL#FORMAT`, `guard:MODEL@http://HOST#FORMAT`, `guard:FILE.json`.
 
-What a guard is asked and how it answers: known families, and a file for any other. The question's
+Questions and answers of the known families of guards, and a file for any other. The question's
 wording is in the chat template that comes with a guard.
 """
 

@@ -22,7 +22,7 @@ _AROUND = " \t\r\n\"'`*_"
 class Place(NamedTuple):
     """One token of an answer: its text, and the texts and log-probabilities of the likeliest.
 
-    A server may list the chosen token alone.
+    A server may list only the chosen token.
     """
 
     chosen: str

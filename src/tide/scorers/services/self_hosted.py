@@ -221,7 +221,7 @@ class VllmClassifyScorer(_VllmScorer):
 
     url: the server's address, optionally followed by `#` and the numbers of the toxic classes,
     comma-separated, of which the largest counts: `vllm-classify:http://HOST:8000#1`. Exclusive
-    classes (softmax) may be added up: `#sum:1,2`. vLLM names a text's likeliest class alone, so the
+    classes (softmax) may be added up: `#sum:1,2`. vLLM names only a text's likeliest class, so the
     others are known by number. Without one, the only class of a model is taken, or of two the
     second; it is an error if the name of the other is a toxic one. Settings: see RemoteScorer.
     """
