@@ -239,7 +239,7 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
         ({"perplexity": {"m": {"nll": 1.0}}}, r"m\.num_tokens: Field required"),
         ({"evaluations": 10**400}, r"evaluations"),
         ({"steps": []}, r"steps"),
-        ({"step_judge_scores": {"a": [0.5]}}, "has not one score a step"),
+        ({"step_judge_scores": {"a": [0.5]}}, "must have one score for each step"),
     ],
 )
 def test_records_are_validated_on_reading(

@@ -30,7 +30,7 @@ Protocol = Annotated[
     str,
     options.option(
         "Search",
-        "Sampling, trials, what counts as toxic: tide, published, tide-hot, dexperts or rad.",
+        "Sampling, trials and toxic scores of a paper: tide, published, tide-hot, dexperts or rad.",
     ),
 ]
 

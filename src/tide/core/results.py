@@ -96,7 +96,7 @@ class Trial(BaseModel):
     While a text is watched, its trace holds the text up to each rewind, and at the end the returned
     text. base_partial: whether the evaluation of the prompt itself is only the text
     before the first repair: a part, which compares with no whole completion. generated_tokens: all
-    that the model wrote, for what is returned and for what was thrown away. read_tokens: prompt and
+    that the model wrote, returned and discarded ones. read_tokens: prompt and
     answer tokens prefilled, also for likelihoods; those in the KV cache count once. 0 if every
     evaluation prefilled the prompt.
     shown, shown_tokens: the text that a stream had given out before the answer was withheld.

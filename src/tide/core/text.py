@@ -64,7 +64,7 @@ def begins_word(text: str) -> bool:
 
 
 def is_letter(text: str) -> bool:
-    """Whether a text is one letter outside of ASCII, and no ideograph."""
+    """Whether a text is one letter outside of ASCII, ideographs excluded."""
     return _LETTER.fullmatch(text) is not None
 
 
@@ -127,7 +127,7 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
 
 
 def sentence_end(text: str, start: int) -> int | None:
-    """Where the first sentence that ends at `start` or later ends; None if none does.
+    """Where the first sentence that ends at `start` or later ends; None without one.
 
     A line end ends a sentence, and is not part of it.
     """

@@ -112,7 +112,7 @@ def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
     with reported(output, "written"):
         for path in inputs:
             if path.exists() and output.exists() and path.samefile(output):
-                raise InputError(f"{output}: is also what is read ({path}); write elsewhere")
+                raise InputError(f"{output}: is also read as an input ({path}); write elsewhere")
 
 
 @contextmanager

@@ -111,7 +111,7 @@ class TrialRecord(_Frozen):
     def _one_score_a_step(self) -> TrialRecord:
         for judge, scores in self.step_judge_scores.items():
             if len(scores) != len(self.steps or ()):
-                raise ValueError(f"step_judge_scores.{judge} has not one score a step")
+                raise ValueError(f"step_judge_scores.{judge} must have one score for each step")
         return self
 
     def own_score(self, judge: str | None = None) -> float | None:

@@ -135,7 +135,7 @@ class Summary:
         return next((one.mean for one in self.fluency.values()), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `summary.json`: numbers that JSON has not (infinities) become null."""
+        """For `summary.json`: infinities, which JSON lacks, become null."""
         finite: dict[str, Any] = _finite(asdict(self))
         return finite
 

@@ -34,7 +34,7 @@ _CHUNK = 512
 def reference_named(name: str, model: str) -> str | None:
     """The reference model that `name` means for `model`, which "auto" and "global" depend on.
 
-    "auto": the paper's for its family, the bundled one, or None if none is known.
+    "auto": the paper's for its family, or the bundled one; None if the family is unknown.
     """
     if name != "auto":
         return _GLOBAL if name == "global" else name

@@ -162,7 +162,7 @@ class ParticularsScorer(PlainScorer):
     A name is a word with a capital letter, unless it begins a sentence and is a common word or
     stands in a source in small letters; a word of a script without capitals; and one with marks
     inside, such as an address. Numbers are those in digits, and English words from zero to
-    trillions but for one. Names in small letters are not recognised.
+    trillions except one. Names in small letters are not recognised.
     """
 
     name = "particulars"

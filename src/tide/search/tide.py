@@ -43,7 +43,7 @@ def centred_ranks(scores: Sequence[float]) -> Tensor:
     _, places, counts = torch.unique(
         torch.tensor(scores).double(), return_inverse=True, return_counts=True
     )
-    # As scipy's rankdata, which takes a second to import.
+    # Like scipy's rankdata, which takes a second to import.
     ranks: Tensor = (counts.cumsum(0) - (counts + 1) / 2)[places].double()
     return ranks / (len(scores) - 1) - 0.5
 

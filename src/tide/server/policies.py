@@ -132,7 +132,7 @@ class PolicyFile(_Part):
 
     @classmethod
     def read(cls, path: Path) -> PolicyFile:
-        """Raises PolicyError for what is not one."""
+        """Read a policy file. Raises PolicyError for an invalid one."""
         try:
             content = _from_yaml(as_text(read_small(path), str(path)))
             if not isinstance(content, dict):

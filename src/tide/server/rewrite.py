@@ -91,7 +91,7 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
 class _Rewritten(Answer):
     """A finished answer up to its first failure, then one sentence by the model.
 
-    ids: of the text. blamed: where the first blamed word ends, in characters; None if none was.
+    ids: of the text. blamed: where the first blamed word ends, in characters, or None.
     """
 
     def __init__(

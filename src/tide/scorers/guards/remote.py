@@ -14,7 +14,7 @@ from tide.scorers.services.self_hosted import SelfHostedScorer
 
 # The most that OpenAI's API gives.
 _LIKELIEST = 20
-_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
+_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # at most 0, except for rounding
 
 
 class _Top(BaseModel):

@@ -106,7 +106,7 @@ def _score(
 
 
 def _meant(text: str, verdicts: Mapping[str, float]) -> set[float]:
-    """The toxicity of the verdicts that `text` is, or is the beginning of."""
+    """The toxicity of the verdicts that begin with `text`."""
     text = text.lstrip(_AROUND)
     if not text:
         return set()

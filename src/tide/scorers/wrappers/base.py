@@ -207,7 +207,7 @@ class WindowedScorer(ScorerWrapper):
 def split_words(text: str, words: int) -> list[str]:
     """Windows of `words` words (the last may be shorter), each half over the one before.
 
-    No window ends inside a character, but for one of more than 64 code points.
+    No window ends inside a character, except one of more than 64 code points.
     """
     spans = [
         (start, min(start + _LONGEST, match.end()))
