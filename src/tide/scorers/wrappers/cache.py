@@ -48,8 +48,7 @@ class _Entry(NamedTuple):
 class CachedScorer(ScorerWrapper):
     """Asks `scorer` only for texts that it has never scored under its present name and revision.
 
-    Attributes are kept with the scores; of a text that an earlier version scored, which kept none,
-    they are not known.
+    Attributes are kept with the scores. Entries of earlier versions have a score but no attributes.
 
     path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder;
     ":memory:" keeps scores for this object's life. The file holds hashes, not texts. Several
