@@ -81,26 +81,26 @@ class ScoredCompletion(BaseModel):
 
 
 class Trial(BaseModel):
-    """One independent run on a prompt: its full trace and which evaluation is returned.
+    """One independent run on a prompt: its full trace, and the evaluation that is returned.
 
-    `chosen` is the index, in `trace`, of the accepted evaluation or, if none was, of the best one.
-    An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
-    `empty` (with `empty_policy="zero"`, as published, it is accepted). `scorer_calls` counts texts
-    sent to the scorer (equal texts of a round once), `likelihood_calls` completions whose
-    likelihood was computed. `refused` means that nothing was accepted and the text is withheld.
-
-    With the setting `decode`, of an accepted point that is not the prompt itself: `changed_tokens`
-    says how many of its rows are nearer, by cosine, to another token than to the prompt's (0: the
-    prompt is recovered exactly), `decoded_prompt` what its nearest tokens say.
-
-    While a text is watched, its trace holds the text up to each rewind, and at the end the returned
-    text. base_partial: whether the evaluation of the prompt itself is only the text
-    before the first repair: a part, which compares with no whole completion. generated_tokens: all
-    that the model wrote, returned and discarded ones. read_tokens: prompt and
-    answer tokens prefilled, also for likelihoods; those in the KV cache count once. 0 if every
-    evaluation prefilled the prompt.
-    shown, shown_tokens: the text that a stream had given out before the answer was withheld.
+    chosen: index in `trace` of the accepted evaluation, else of the best one.
+    refused: nothing was accepted, and the text is withheld.
+    scorer_calls: texts sent to the scorer; equal texts of a round count once.
+    likelihood_calls: completions whose likelihood was computed.
+    generated_tokens: all tokens that the model wrote, discarded ones included.
+    read_tokens: prompt and answer tokens prefilled, also for likelihoods; those in the KV cache
+        count once. 0 if every evaluation prefilled the prompt.
+    base_partial: the evaluation of the prompt itself is only the text before the first repair, and
+        not comparable with whole completions.
+    changed_tokens: with `decode`, of an accepted point other than the prompt: number of rows that
+        are nearer, by cosine, to another token than to the prompt's (0: recovered exactly).
+    decoded_prompt: the text of that point's nearest tokens.
+    shown, shown_tokens: text that a stream had given out before the answer was withheld.
     parts: tool calls and reasoning of an accepted answer, as far as they may be given out.
+
+    An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
+    `empty` (with `empty_policy="zero"`, as published, it is accepted). While a text is watched, the
+    trace holds the text up to each rewind, and at the end the returned text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

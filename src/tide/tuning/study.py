@@ -183,9 +183,9 @@ def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """Try `tries` settings: the winner first, then the Pareto front, then the others.
+    """Try `tries` settings. Returns the winner first, then the Pareto front, then the others.
 
-    Returns the study, too. The first try is `bench.usual`. The winner is no worse than that in any
+    Also returns the study. The first try is `bench.usual`. The winner is no worse than that in any
     measure and has the largest gain over all (the product of ratios). Earlier tries and the seed
     determine a try, so a repeated call finds its runs, and resumes. Raises InputError for a
     strategy without ranges.
