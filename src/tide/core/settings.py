@@ -190,8 +190,8 @@ class Settings(Sampling):
         default=None,
         ge=0,
         le=1,
-        description="Generate nothing for a prompt that itself scores above this. Of a chat its last "
-        "user message counts, and the tool calls and results after it.",
+        description="Generate nothing for a prompt that itself scores above this. Of a chat its "
+        "last user message counts, and the tool calls and results after it.",
     )
     tool_calls: Treatment = Field(
         default="scored",
