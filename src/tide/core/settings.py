@@ -110,7 +110,7 @@ class Settings(Sampling):
         default=0.5,
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this (tau). Tables count as toxic by "
+        description="Accept a completion that scores below this (tau). Tables use "
         "the scorer's own threshold, mostly 0.5.",
     )
     max_iterations: int = Field(

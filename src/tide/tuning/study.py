@@ -239,7 +239,7 @@ def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
 
 
 def figures(study: Any) -> dict[str, Any]:
-    """Optuna's plots of a study, by name: two sides of the frontier, importances.
+    """Optuna's plots of a study, by name: two views of the Pareto front, importances.
 
     Raises MissingDependencyError without matplotlib.
     """
