@@ -139,9 +139,9 @@ def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     ("friendly", "insult", "code", "says"),
     [
         (0.9, 0.1, 1, "it is inverted, or has the wrong label"),
-        (0.3, 0.3, 1, "it does not tell them apart"),
-        (0.6, 0.9, 0, "warning: .*hardly apart; is it the right label"),
-        (0.01, 0.3, 0, r"insults are below what it calls toxic \(0\.5\)"),
+        (0.3, 0.3, 1, "it does not separate the two"),
+        (0.6, 0.9, 0, "warning: .*hardly separates the two; is it the right label"),
+        (0.01, 0.3, 0, r"insults score below its threshold \(0\.5\)"),
         (0.4, 0.9, 0, "ok: it tells insults from friendly sentences"),
     ],
 )

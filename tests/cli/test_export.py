@@ -100,7 +100,7 @@ def test_what_is_read_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFi
     for name in ("records.jsonl", "config.json"):
         command = ("export", run, "-o", run / name, "--overwrite")
         assert tide(*command) == 1
-        assert "is also what is read" in refused(capsys)
+        assert "is also read as an input" in refused(capsys)
     assert (run / "records.jsonl").read_bytes() == before
     assert tide("export", tmp_path / "none") == 1
     assert "no run here" in refused(capsys)

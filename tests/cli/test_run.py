@@ -71,7 +71,7 @@ def test_what_was_not_accepted_is_told(policy: str, capsys: pytest.CaptureFixtur
     for further, code in ([], 0), (["--fail-on-unresolved"], 3):
         assert tide("run", *PROMPTS[:2], *options, *further) == code
         said = " ".join(capsys.readouterr().err.split())
-        told = "it is withheld" if policy == "refuse" else "returned all the same"
+        told = "it is withheld" if policy == "refuse" else "returned nevertheless"
         assert "2 prompts with a completion that the scorer did not accept: " in said
         assert told in said
     assert tide("run", "Hello", "--fail-on-unresolved") == 0
@@ -412,7 +412,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         (["run", "hi", "--engine", "remote"], "give at least one server"),
         (
             ["run", "hi", "--engine", "remote", "--base-url", "x"],
-            "base_urls: not an address like https://HOST:PORT",
+            "base_urls: expected an address like https://HOST:PORT",
         ),
         (
             ["run", "hi", "--base-url", "http://x"],

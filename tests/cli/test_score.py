@@ -62,8 +62,8 @@ def test_outputs_that_cannot_be(
     path.write_text(content)
     link.symlink_to(path)
     cases = {
-        path: "is also what is read",
-        link: "is also what is read",
+        path: "is also read as an input",
+        link: "is also read as an input",
         tmp_path / f"{'x' * 300}.jsonl": "cannot be written: File name too long",
         Path("/proc/none/a.jsonl"): "cannot be written: ",
     }

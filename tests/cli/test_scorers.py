@@ -150,7 +150,7 @@ def test_compare_goes_on_when_a_scorer_fails(
     [
         ("perspective", "set the environment variable PERSPECTIVE_API_KEY"),
         ("openai-moderation", "OPENAI_MODERATION_QPS: Input should be less than or equal to 10000"),
-        ("tei:http://127.0.0.1:9", "TEI_API_KEY: holds characters that no key has"),
+        ("tei:http://127.0.0.1:9", "TEI_API_KEY: holds characters that a key cannot have"),
         ("uninstalled", "pip install"),
     ],
 )

@@ -84,9 +84,7 @@ def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, number: signal.Signa
         assert process.poll() is None
         time.sleep(0.01)
     said = stopped(process, number)
-    assert said == (
-        "stopped; finished records are in out.jsonl; the same command goes on with them"
-    )
+    assert said == ("stopped; finished records are in out.jsonl; the same command resumes")
     assert len([json.loads(line) for line in output.read_text().splitlines()]) >= 3
 
 

@@ -37,8 +37,8 @@ def test_what_a_method_has_not_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"toxicity_scores": [0.5]}, "not one entry a trial"),
-        ({"completions": 5}, "not one entry a trial"),
+        ({"toxicity_scores": [0.5]}, "lists of equal length"),
+        ({"completions": 5}, "lists of equal length"),
         ({"completions": [], "toxicity_scores": []}, "trials: .*at least 1"),
         ({"toxicity_scores": [0.5, 1.5]}, r"trials\.1\.toxicity: "),
         ({"id": None}, "id"),

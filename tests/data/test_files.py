@@ -112,7 +112,7 @@ def test_an_output_is_no_input(tmp_path: Path) -> None:
     (tmp_path / "soft").symlink_to(path)
     (tmp_path / "hard").hardlink_to(path)
     for name in ("a.txt", "soft", "hard", "../" + tmp_path.name + "/a.txt"):
-        with pytest.raises(InputError, match="also what is read"):
+        with pytest.raises(InputError, match="also read as an input"):
             refuse_inputs(tmp_path / name, [path])
     refuse_inputs(tmp_path / "b.txt", [path])
 

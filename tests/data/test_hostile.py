@@ -229,5 +229,5 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_text_typed_in_a_shell_that_is_no_text() -> None:
-    with pytest.raises(InputError, match="id 3: its text holds half of a character"):
+    with pytest.raises(InputError, match="id 3: invalid Unicode"):
         Row(3, "caf\udce9")

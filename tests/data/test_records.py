@@ -190,7 +190,7 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
         (part(0, 5, judge_scores={"a": 1}), r"trials\.1\.text: Field required"),
         (part(0, 0, judge_scores={"a": 7}), r"judge_scores\.a: "),
         (part(0, 0, judge_scores={"a": float("nan")}), r"judge_scores\.a: "),
-        (part(0, 0, judge_scores=0.5), "line 2: .*judge_scores.*no object"),
+        (part(0, 0, judge_scores=0.5), "line 2: .*judge_scores.*not an object"),
         ("\\u00ff" * 5000, "line 2: not JSON"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
         ({"toxicity": "0.5"}, r"trials\.0\.toxicity: .*valid number"),
         ({"toxicity": float("nan")}, r"trials\.0\.toxicity"),
         ({"accepted": 1}, r"trials\.0\.accepted: .*boolean"),
-        ({"judge_scores": [0.5]}, "judge_scores.*no object"),
+        ({"judge_scores": [0.5]}, "judge_scores.*not an object"),
         ({"judge_scores": {"a": 2}}, r"judge_scores\.a"),
         ({"judge_scores": {"a": [0.5, 0.5]}}, r"judge_scores\.a"),
         ({"steps": [{"evaluations": 0, "text": "", "toxicity": 0.5}]}, "steps.0.evaluations"),
@@ -239,7 +239,7 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
         ({"perplexity": {"m": {"nll": 1.0}}}, r"m\.num_tokens: Field required"),
         ({"evaluations": 10**400}, r"evaluations"),
         ({"steps": []}, r"steps"),
-        ({"step_judge_scores": {"a": [0.5]}}, "has not one score a step"),
+        ({"step_judge_scores": {"a": [0.5]}}, "must have one score for each step"),
     ],
 )
 def test_records_are_validated_on_reading(

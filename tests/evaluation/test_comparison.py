@@ -348,7 +348,7 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
     link = tmp_path / "link.jsonl"
     link.symlink_to(records)
     for benchmark in (records, link):
-        with pytest.raises(InputError, match="is also what is read"):
+        with pytest.raises(InputError, match="is also read as an input"):
             evaluate(
                 benchmark,
                 ["tide"],

@@ -144,8 +144,8 @@ def test_a_name_says_what_differs_from_the_protocol(
         ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),
         ("tide:mu", "methods: 'mu' in 'tide:mu' is not key=value"),
         ("tide:strategy=shuffled", "strategies are methods here; name them in --methods"),
-        ("base:max_iterations=3", "max_iterations is of a search, and base is the model as it is"),
-        ("base:n=2", "n is of a search"),
+        ("base:max_iterations=3", "max_iterations is a setting of searches; base takes"),
+        ("base:n=2", "n is a setting of searches"),
         ("resample:n=2,max_iterations=3", "n stands for max_iterations here; give one of them"),
     ],
 )

@@ -16,7 +16,7 @@ from tide.core.errors import InputError
 from tide.data.records import Likelihood
 from tide.evaluation import comparison as evaluating
 from tide.evaluation import judges
-from tide.evaluation.judges import Reference, reference_named
+from tide.evaluation.perplexity import Reference, reference_named
 
 PAIRS = [
     ("The weather today is", " fine and the people are kind."),

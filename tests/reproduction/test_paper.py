@@ -37,7 +37,7 @@ from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
 from tide.data.records import to_published
 from tide.evaluation import Run, judge, read_run, report
-from tide.evaluation.judges import REFERENCES
+from tide.evaluation.perplexity import REFERENCES
 
 MODELS = ["gemma-2-2b", "gpt2-large", "llama-3.1-8b", "qwen3-4b"]
 Models = dict[str, list[Run]]

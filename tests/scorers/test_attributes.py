@@ -51,8 +51,8 @@ def test_exclusive_labels_are_attributes_where_several_are_toxic(tmp_path: Path)
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (Attributed(np.array([0.5]), {"threat": np.array([0.1])}), "has not the attributes"),
-        ([0.5], "has not the attributes"),
+        (Attributed(np.array([0.5]), {"threat": np.array([0.1])}), "lacks attributes"),
+        ([0.5], "lacks attributes"),
         (Attributed(np.array([1.5]), {n: np.array([0.1]) for n in TwoSides.attributes}), "1.5"),
         (
             Attributed(np.array([0.5]), dict.fromkeys(TwoSides.attributes, np.array([np.inf]))),

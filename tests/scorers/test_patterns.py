@@ -23,7 +23,7 @@ def test_a_text_that_a_pattern_matches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("fine\n(", "line 2: no regular expression"),
+        ("fine\n(", "line 2: not a regular expression"),
         ("\n#\n", "holds no patterns"),
         ("x*", "line 1: matches an empty text"),
     ],

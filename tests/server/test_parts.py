@@ -483,7 +483,7 @@ def test_what_other_engines_and_completions_do_not_take() -> None:
         for more in ({"tools": TOOLS}, JSON):
             error = server.ask(**more).json()["error"]
             assert error["param"] == next(iter(more))
-            assert "/v1/chat/completions alone" in error["message"]
+            assert "only for /v1/chat/completions" in error["message"]
 
 
 @pytest.mark.parametrize("field", ["reasoning", "tool_calls"])

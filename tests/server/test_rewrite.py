@@ -1,4 +1,4 @@
-"""A finished text in which what fails is written anew, and all else stays as it was."""
+"""Repairs of finished texts: failing sentences are rewritten, and the rest stays as it was."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_text_that_the_model_does_not_read_as_it_is(change: Callable[[str], st
         def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
             return list(map(change, super()._texts(rows)))
 
-    with pytest.raises(CompletionError, match="reads another text"):
+    with pytest.raises(CompletionError, match="do not give back the text"):
         rewritten(f"{FIRST} You idiot.", Misreads({}))
 
 

@@ -17,7 +17,7 @@ from tests.vllm.servers import VllmProcess, cpu_environment
 from tide.scorers import Scorer, load_scorer
 from tide.scorers.base import ask_attributes
 from tide.scorers.guards import guard
-from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.guards.formats import GuardSettings
 
 pytestmark = pytest.mark.vllm
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.vllm.servers import cpu_environment
-from tide.evaluation.judges import Reference
+from tide.evaluation.perplexity import Reference
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 

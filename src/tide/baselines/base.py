@@ -1,4 +1,4 @@
-"""What a baseline is: another detoxification system, run on the prompts and seeds of TIDE.
+"""The interface of a baseline: another detoxification system, run on the same prompts and seeds.
 
 Its protocol, its options and their bounds, and the settings of `tide fit`.
 """
@@ -134,14 +134,14 @@ class FitSettings(BaseModel):
         default=None,
         ge=1,
         le=1_000_000,
-        description="Most steps of each training; by default by the size of the model.",
+        description="Maximum steps of each training; the default depends on the model's size.",
     )
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Texts in a step.")
     learning_rate: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="Largest step size of AdamW; by default by the size of the model.",
+        description="Peak learning rate of AdamW; the default depends on the model's size.",
     )
     rank: int | None = Field(
         default=None,
@@ -153,10 +153,10 @@ class FitSettings(BaseModel):
         default=None,
         ge=8,
         le=1_000_000,
-        description="Most tokens of a text, which is cut; the default depends on the model.",
+        description="Maximum tokens of a text, cut there; the default depends on the model's size.",
     )
     max_texts: int = Field(
-        default=50_000, ge=40, le=100_000_000, description="Most texts that are read."
+        default=50_000, ge=40, le=100_000_000, description="Maximum texts that are read."
     )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of split, order and initial weights."

@@ -8,7 +8,7 @@ smaller model as in the paper, which says nothing about toxicity.
 
 As in the authors' code (XiangLi1999/ContrastiveDecoding): plausible is at least a tenth of the
 likeliest, the amateur has a temperature of its own. They search with beams at temperature 1, where
-the order does not matter; where they sample, the temperature divides the expert alone, so that
+the order does not matter; where they sample, the temperature divides only the expert, so that
 their coefficient c is `coefficient=c*T` here.
 """
 
@@ -31,7 +31,10 @@ class ContrastiveOptions(Options):
 
     coefficient: Strength = Field(default=1.0, description="Weight of the amateur.")
     plausible: float = Field(
-        default=0.1, gt=0, le=1, description="Least probability, of that of the likeliest token."
+        default=0.1,
+        gt=0,
+        le=1,
+        description="Minimum probability, as a share of the likeliest token's.",
     )
     amateur_temperature: float = Field(
         default=1.0, ge=0.01, le=100, description="Divides the amateur's logits."

@@ -35,7 +35,7 @@ class CriticControl(Fudge):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model and a linear head, on what the model wrote.
+        """Updates of the task's model and a linear head, fitted on the model's own text.
 
         Figures: the share of toxic texts among those, and AUC of the prediction at their end, on a
         tenth that is held out.

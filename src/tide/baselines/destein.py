@@ -52,7 +52,7 @@ class DesteinOptions(Options):
 
 
 def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
-    """What attention adds, (..., d), moved against `vectors` (d,), as long as before.
+    """Attention outputs (..., d), moved against `vectors` (d,) and scaled back to their norm.
 
     |x| norm(norm(x) - alpha norm(v)).
     """
@@ -146,12 +146,12 @@ def _cut(hidden: Tensor, heads: int) -> Tensor:
 
 
 def _slices(heads: Heads, width: int) -> int:
-    """In how many slices the hidden state is cut; the heads, where they divide it."""
+    """The number of slices of the hidden state: that of the heads, if it divides the width."""
     return math.gcd(heads.count, width)
 
 
 def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
-    """Of a probe of each slice, on a fifth of the pairs that it was not fitted on, (layers, heads).
+    """Accuracy of a probe of each slice on a held-out fifth of the pairs, shape (layers, heads).
 
     sides: (pairs, layers, hidden) of toxic and neutral texts.
     """
@@ -176,9 +176,10 @@ def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
 def _means(
     task: FitTask, pairs: Sequence[Pair], prefixes: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
-    """What attention adds, mean of the last 8 tokens, in toxic and neutral sides of `pairs`.
+    """Attention outputs, averaged over the last 8 tokens, of the two sides of `pairs`.
 
-    Both (pairs, layers, hidden), in float32. prefixes: what stands before either side.
+    Returns the toxic and the neutral side, both (pairs, layers, hidden), float32. prefixes: texts
+    before the two sides.
     """
     heads = find_heads(task.model, task.name)
     sides = []
@@ -186,7 +187,7 @@ def _means(
         prefixes, ([p.toxic for p in pairs], [p.neutral[0] for p in pairs]), strict=True
     ):
         rows = []
-        # As the authors do: a full stop at the end would say the same in both.
+        # As the authors do: a full stop at the end of both sides would hide their difference.
         for ids in task.tokenize([prefix + (text.strip(" .") or text) for text in texts]):
             layers: list[Tensor] = []
 

@@ -18,8 +18,8 @@ from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_nucleus
 
-# Least ratio of the perplexities of a text by the expert of the other kind and by that of its own:
-# below it, the two experts hardly differ, and their difference is noise.
+# Minimum ratio of two perplexities of a text: by the expert of the other kind, and of its own kind.
+# Below it the two experts hardly differ, and their difference is noise.
 _APART = 1.05
 
 

@@ -95,7 +95,8 @@ def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tenso
     """`scores` (B, V) with the largest at 10, divided by `penalty` at each token of `written`.
 
     written: (B,) each. Where that was the largest, the largest of the row is 10 again before the
-    next. (As the authors do it: a division needs a fixed zero, and most are positive then.)
+    next. (As in the authors' code: after this shift the division does not depend on an
+    offset of the scores, most of which are positive.)
     """
     scores = scores - scores.amax(dim=-1, keepdim=True) + _HIGHEST
     for tokens in written:
@@ -198,7 +199,7 @@ class Gedi(DecodingBaseline):
         """Updates that condition the task's model on "clean" or "dirty", and the scale.
 
         Loss: 0.8 generative (the text after its own code word) and 0.2 discriminative (which code
-        word it is likelier after). Figure: AUC of that on held-out texts.
+        word it is likelier after). Figure: AUC of the discrimination on held-out texts.
         """
         texts, held_out = task.texts()
         codes = _codes(task.tokenizer)

@@ -56,9 +56,9 @@ def objective(prediction: Tensor, moved: Tensor, own: Tensor, divergence: float)
 
 
 def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cache:
-    """`cache` a step against its gradients: in every row and layer of length `stepsize`.
+    """Move `cache` against its gradients, by a step of length `stepsize` in every row and layer.
 
-    Keys and values of a layer, which stand beside each other, have one length together.
+    The length is that of a layer's keys and values together.
     """
     moved = []
     for layer in range(0, len(cache), 2):
@@ -111,7 +111,7 @@ class _PerturbedWriting(Writing):
         mask = pad(self._mask, (0, ahead), value=1)
         (read,) = inputs.values()
         positions = token_positions(mask)[:, -read.shape[1] :]
-        if self._forward.context is not None:  # a row that has ended is read all the same
+        if self._forward.context is not None:  # rows that have ended are read, too
             positions = positions.clamp(max=self._forward.context - 1)
         out = self._forward(mask, positions, held, output_hidden_states=True, **inputs)
         longer = [part for layer in held.layers for part in (layer.keys, layer.values)]

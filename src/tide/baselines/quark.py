@@ -118,7 +118,7 @@ class Quark(DecodingBaseline):
         train(groups, loss, [1] * len(prompts), task, "unlearning", early=False)
         after = _mean(roll_out(task, asked, front=codes[:1].detach()))
         tensors = tuning.tensors("lora.") | {"codes": codes.detach().float()}
-        doubts = ("what it writes is as toxic as before",) if after >= toxic else ()
+        doubts = ("its texts are as toxic as before",) if after >= toxic else ()
         return Fitted(tensors, {"toxicity before": toxic, "toxicity": after}, doubts)
 
 

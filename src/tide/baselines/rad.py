@@ -47,7 +47,7 @@ class RadOptions(Options):
 
 
 def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
-    """1 - toxicity, brought into [0, 1], of candidates (B, K); those with score -inf do not count.
+    """1 - toxicity of candidates (B, K), normalised to [0, 1]; scores of -inf are ignored.
 
     clamp: cut to [0, 1]. minmax: 0 for the most toxic candidate of a row, 1 for the least; 0.5 for
     all where they do not differ.
@@ -130,7 +130,7 @@ class Rad(DecodingBaseline):
 
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
-    """Put a linear head with one output in the place of the model's own; it says `begin`."""
+    """Replace the model's head by a linear one with one output, which first predicts `begin`."""
     old: Any = output_layer(model, "reward model")
     head = nn.Linear(old.weight.shape[-1], 1, device=old.weight.device, dtype=old.weight.dtype)
     nn.init.zeros_(head.weight)
@@ -147,10 +147,11 @@ def fit_head(
     what: str,
     begin: float = 0.5,
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Updates of the task's model and a linear head in place of its own, which first says `begin`.
+    """Train the task's model with a linear head, whose first prediction is `begin`.
 
-    With what it says at the end of the `measured` texts. error: to be made small, of what it says
-    at every position (B, T) of some of the texts `ids`, of their numbers, and lengths (B,).
+    Returns the updates, and the predictions at the end of the `measured` texts. error: the loss,
+    given predictions (B, T) at every position, the numbers of these texts in `ids`, and their
+    lengths (B,).
     """
     head = _with_head(task.model, begin)
     tuning = Tuning(task.model, task.settings)

@@ -1,16 +1,16 @@
 """`rectification`: Cao et al. 2023, "Systematic Rectification of Language Models via Dead-end
 Analysis" (ICLR 2023, arXiv:2302.14003).
 
-A network Q(text, token), in [-1, 0], says how surely a text becomes toxic once the token is chosen,
-for the whole vocabulary at a time; no token may then have more probability than 1 + Q - epsilon.
+A network Q(text, token), in [-1, 0], predicts for every token of the vocabulary how surely the text
+becomes toxic after it; the token's probability is then capped at 1 + Q - epsilon.
 The cap is that of the authors' code (mcao516/rectification-lm, `SecurityLogitsProcessor`: floor of
 1e-7, applied twice, since it leaves probabilities that add up to less than 1).
 
 They learn Q by SARSA with a target network, on the most and the least toxic of 25 continuations of
-each prompt, the outcome being 0 or -1. Without a discount that comes to the mean outcome of those.
-Here it is the mean score of the model's continuations, one a prompt, learned directly: Q
-is nearer to 0, and a scale means less. Their head has a hidden layer of twice the width and an
-output for each token; this one has one of the LoRA rank.
+each prompt, the outcome being 0 or -1. Without a discount Q is then their mean outcome. Here Q
+learns the score of one continuation a prompt directly: it is nearer to 0, so a scale has less
+effect. Their head has a hidden layer of twice the width and an output for each token; this one has
+one of the LoRA rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RectificationOptions(Options):
 
 
 def rectified(scores: Tensor, q: Tensor, scale: float, epsilon: float) -> Tensor:
-    """`scores` of which none has more probability than 1 + scale (q - epsilon); all (B, V)."""
+    """`scores` with every probability capped at 1 + scale (q - epsilon); all (B, V)."""
     caps = (1 + scale * (q - epsilon)).clamp(_FLOOR, 1).log()
     for _ in range(2):
         scores = torch.minimum(scores, caps + scores.logsumexp(dim=-1, keepdim=True))
@@ -94,7 +94,7 @@ class Rectification(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model and a head of low rank, on what the model wrote.
+        """Updates of the task's model and a low-rank head, fitted on the model's own text.
 
         Figures: the share of toxic texts among those, and AUC of the last token's Q, on a tenth
         that is held out.

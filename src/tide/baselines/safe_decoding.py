@@ -34,9 +34,10 @@ class SafeDecodingOptions(Options):
 
 
 def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
-    """Mask (B, V): tokens in both top-k lists, with the smallest k that gives at least `least`.
+    """Mask (B, V) of the tokens in both top-k lists, for the smallest k that gives `least` of them.
 
-    With the likeliest by `scores`. A token is in both top-k lists once k reaches its worse rank.
+    The likeliest token by `scores` is always included. A token is in both lists once k reaches the
+    worse of its two ranks.
     """
     ranks = [
         logits.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)

@@ -32,7 +32,7 @@ class SasaOptions(Options):
     strength = "beta"
 
     beta: Strength = Field(default=10.0, description="Weight of margins.")
-    candidates: Candidates = Field(default=50, description="Most tokens that are tried.")
+    candidates: Candidates = Field(default=50, description="Maximum tokens that are tried.")
     normalize: Literal["raw", "softmax"] = "raw"
     labels: Literal["half", "any"] = "half"
     order: Order = "warp-shift"
@@ -52,7 +52,7 @@ def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 class LastHidden:
-    """The last hidden state of what a model read last, (B, d), float32."""
+    """The last hidden state of the token that was read last, (B, d), float32."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._layer = output_layer(model, name)
@@ -119,9 +119,9 @@ class Sasa(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Fisher's linear classifier on the hidden state of each text's last token.
 
-        For toxic by half of the raters, and by any: weight (d,): pooled covariance^-1 (mu+ - mu-),
-        with Ledoit-Wolf shrinkage, of length 1; midpoint (d,): (mu+ + mu-) / 2; + is non-toxic.
-        Figures: AUC of both.
+        Two classifiers: a text is toxic if half of its raters say so, or if any does. weight (d,):
+        pooled covariance^-1 (mu+ - mu-), with Ledoit-Wolf shrinkage, normalised. midpoint (d,):
+        (mu+ + mu-) / 2. + is non-toxic. Figures: their AUC.
         """
         tensors: dict[str, Tensor] = {}
         figures: dict[str, float] = {}

@@ -43,7 +43,8 @@ class WordFilterOptions(Options):
     strength = "penalty"
 
     penalty: Strength = Field(
-        default=1000.0, description="Taken from the logit of what completes a word; 1000: a ban."
+        default=1000.0,
+        description="Subtracted from the logit of a token that completes a word; 1000: a ban.",
     )
     words: int = Field(
         default=400, ge=1, le=_LEARNED, description="Learned words that are used, the worst first."
@@ -53,9 +54,9 @@ class WordFilterOptions(Options):
 
 
 def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
-    """Of each word, in lower case: log of how many of the toxic texts hold it, by how many others.
+    """Log-odds of each word, in lower case: log of toxic texts that hold it by other texts that do.
 
-    5 is added to either number. Both kinds must be of one size.
+    5 is added to both counts. Both kinds must be of one size.
     """
     counts = [
         Counter(word for text in texts for word in set(_WORD.findall(text.casefold())))

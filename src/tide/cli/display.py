@@ -50,7 +50,7 @@ def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> 
 def _completion(
     trial: TrialRecord, text: str, toxicity: float, threshold: float, words: Words | None
 ) -> Text:
-    """As `shown`; an empty text has no score, since no scorer saw it."""
+    """Like `shown`; an empty text has no score, since no scorer saw it."""
     if trial.empty and text == trial.text:
         return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
     return shown(text, toxicity, threshold, words)
@@ -159,8 +159,8 @@ def summary_table(
 
     Toxic rate: share of prompts with any completion at or above the threshold. Max and mean
     toxicity: averages over prompts of the largest and the mean score of their completions.
-    Withheld completions are counted apart: nobody sees them, so they are not toxic output.
-    There is no average before where a long answer was repaired while it was written.
+    Withheld completions are counted separately: nobody sees them, so they are not toxic output.
+    There is no average before if a long answer was repaired while it was written.
     None if there are no records.
     """
     # By scorer, and then for before and after: rate, max and mean of each prompt.
@@ -226,7 +226,7 @@ _Rates = tuple[float, float | None, float | None]
 
 
 def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list[float] | None]:
-    """Of the completions before and after: the scorer's, or a judge's if there are any."""
+    """Scores of the completions before and after: the scorer's, or those of a judge."""
     trials = record.trials
     if judge is None:
         before = all_or_none(trial.own_score() for trial in trials)

@@ -56,7 +56,7 @@ _HARMLESS = (
 _ANSWER_TOKENS = 40
 _THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 _MOST_REWRITTEN = 1  # at the threshold of the preset `backtrack`
-_SHOWN = 120  # characters of what the model wrote
+_SHOWN = 120  # characters of the model's text
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
     "I enjoyed reading your book.",
@@ -74,7 +74,7 @@ def doctor(
     policies: Annotated[
         Path | None,
         options.option(
-            "Server", "Check this file of policies alone: load every scorer, and name every fault."
+            "Server", "Only check this policy file: load every scorer, and list every fault."
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -275,9 +275,9 @@ def _try_scorer(name: str) -> str:
     if kind > rude:
         raise TideError(f"{says}: it is inverted, or has the wrong label")
     if kind == rude:
-        raise TideError(f"{says}: it does not tell them apart; wrong label, or another language?")
+        raise TideError(f"{says}: it does not separate the two; wrong label, or another language?")
     if kind > rude / 2:
-        return f"warning: {says}: hardly apart; is it the right label, and the right language?"
+        return f"warning: {says}: it hardly separates the two; is it the right label and language?"
     if rude < scorer.threshold:
-        return f"warning: {says}: insults are below what it calls toxic ({scorer.threshold:g})"
+        return f"warning: {says}: insults score below its threshold ({scorer.threshold:g})"
     return f"it tells insults from friendly sentences: {says}"

@@ -22,7 +22,7 @@ BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protoco
 Benchmark = Annotated[
     str,
     typer.Argument(
-        help="rtp, attaq, bold, dialogues, some of one (rtp:201-1199), or a file of prompts"
+        help="rtp, attaq, bold, dialogues, a range of one (rtp:201-1199), or a file of prompts"
         " (.jsonl, .csv, .txt)."
     ),
 ]
@@ -30,7 +30,7 @@ Protocol = Annotated[
     str,
     options.option(
         "Search",
-        "Sampling, trials, what counts as toxic: tide, published, tide-hot, dexperts or rad.",
+        "Sampling, trials and toxic scores of a paper: tide, published, tide-hot, dexperts or rad.",
     ),
 ]
 

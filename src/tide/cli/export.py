@@ -44,7 +44,7 @@ def export(
     ] = None,
     margin: Annotated[
         float,
-        options.option("Output", "Least difference of the two scores of a pair.", min=0.0, max=1.0),
+        options.option("Output", "Minimum difference of a pair's scores.", min=0.0, max=1.0),
     ] = 0.0,
     overwrite: options.Overwrite = False,
 ) -> None:

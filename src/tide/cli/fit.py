@@ -45,7 +45,7 @@ def fit(
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
     A tenth of the data, and at least 40 rows where there are 80, is held out for the figures that
-    are printed. The same command goes on with an interrupted training; `all` keeps finished
+    are printed. The same command resumes an interrupted training; `all` keeps finished
     baselines, unless --overwrite is given.
     """
     from tide.baselines.common.fit import fit as learn  # noqa: PLC0415  (slow import)

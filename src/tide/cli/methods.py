@@ -20,7 +20,7 @@ from tide.plugins.options import format_value
 from tide.plugins.registry import Registry
 
 _WIDTH = 80
-# A name, what it is, and its options with their defaults and what each does.
+# A name, its description, and its options with their defaults and descriptions.
 _Row = tuple[str, str, list[tuple[str, str]]]
 _ONE_OF = {
     "strategies": "strategy, with the settings of `tide run --help` beside its options",
@@ -44,9 +44,7 @@ _WRITTEN = {
 
 
 def methods(
-    name: Annotated[
-        str | None, typer.Argument(help="One of them: what it is, and its options.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one of them with its options.")] = None,
 ) -> None:
     """List strategies, presets, baselines, scorers and engines; with a NAME, its options.
 
@@ -68,7 +66,7 @@ def methods(
     if name is None:
         for kind, rows in kinds.items():
             _list(kind, rows(None))
-        OUTPUT.print("`tide methods NAME` says what the options of one are.")
+        OUTPUT.print("`tide methods NAME` shows the options of one.")
         return
     wanted = name.partition(":")[0]
     found = [(kind, row) for kind, rows in kinds.items() for row in rows(wanted)]

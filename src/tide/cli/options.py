@@ -33,7 +33,7 @@ SCORER_GRAMMAR = (
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE, "
     "regex:FILE, presidio:entities=EMAIL_ADDRESS|PHONE_NUMBER. "
-    "pocket, sentence, profanity-check and lexicon read English alone; "
+    "pocket, sentence, profanity-check and lexicon read only English; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
     "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER, "
     "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second decides where the first doubts); "

@@ -62,8 +62,8 @@ def run(
         PrintFormat | None,
         options.option(
             "Output",
-            "Without --output: table, text (completions alone, one a line), jsonl (prompt, "
-            "text, toxicity, accepted, finish_reason) or records (all that is known). "
+            "Without --output: table, text (only completions, one a line), jsonl (prompt, "
+            "text, toxicity, accepted, finish_reason) or records (all fields). "
             "[default: table]",
             "--format",
             show_default=False,
@@ -144,9 +144,7 @@ def run(
                 rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS), input_file
             )
             with writing(files_of(output)[0]):
-                stopping.keeps(
-                    f"finished records are in {output}; the same command goes on with them"
-                )
+                stopping.keeps(f"finished records are in {output}; the same command resumes")
                 job.errors.extend(run_method(job.method, output, shared).values())
                 with RecordFile(files_of(output)[0]) as file:
                     job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
@@ -248,9 +246,9 @@ class _PromptRun:
         """The next command to try."""
         guide = self.detoxifier.scorer
         if self.unresolved and self.method.settings.strategy.partition(":")[0] != "backtrack":
-            return "Next: --preset backtrack resolves most of what this search did not."
+            return "Next: --preset backtrack resolves most prompts that this search did not."
         if self.unresolved:
-            return "Next: --max-iterations 30 searches longer for what was not accepted."
+            return "Next: --max-iterations 30 searches longer where nothing was accepted."
         trials = [trial for record in records for trial in record.trials]
         toxic = any((trial.base_toxicity or 0.0) >= guide.threshold for trial in trials)
         if toxic and not self.judges:
@@ -282,7 +280,7 @@ class _PromptRun:
         if not self.unresolved:
             return
         if self.method.settings.on_unresolved == "best":
-            way = "it is returned all the same (--on-unresolved refuse withholds it)"
+            way = "it is returned nevertheless (--on-unresolved refuse withholds it)"
         else:
             way = "it is withheld"
         prompts = "1 prompt" if self.unresolved == 1 else f"{self.unresolved} prompts"

@@ -61,7 +61,7 @@ def compare(
         float | None,
         options.option(
             "Scorer",
-            "Score at which --ordinary counts. [default: the scorer's own threshold]",
+            "Threshold of false alarms. [default: the scorer's own threshold]",
             min=0.0,
             max=1.0,
         ),

@@ -106,7 +106,7 @@ def serve(
         options.option(
             "Policies",
             "enforce: give out accepted text only. monitor: give out the model's own text, and "
-            "record afterwards what enforcing would have changed.",
+            "record afterwards the changes that enforcing would have made.",
         ),
     ] = "enforce",
     policies: Annotated[
@@ -144,7 +144,7 @@ def serve(
         ),
     ] = False,
     model: options.Model = "pocket",
-    # Most of what a server writes is ordinary: `sentence` reads what `pocket` only counts.
+    # Most text of a server is ordinary: `sentence` corrects the false alarms of `pocket`.
     scorer: options.Scorer = "confirm:pocket,sentence",
     strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",
@@ -194,7 +194,7 @@ def serve(
         load_engine(engine, model, **(engine_options or {})) as loaded,
     ):
         made.start(loaded)
-        # Before a gateway an unchanged client goes on with the server's name of the model.
+        # Unchanged clients of a gateway still send the server's name of the model.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
         if provider is not None:

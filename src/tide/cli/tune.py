@@ -58,7 +58,7 @@ def tune(
     from tide.evaluation import Bars  # noqa: PLC0415
 
     say_loading(model, scorer)
-    stopping.keeps("finished settings are kept; the same command goes on with them")
+    stopping.keeps("finished settings are kept; the same command resumes")
     tuned = tuning.tune(
         benchmark,
         model=model,

@@ -40,7 +40,7 @@ _THOUGHTS = ("reasoning_content", "reasoning")
 
 def _whole(text: str) -> str:
     if (place := half_character(text)) is not None:
-        raise ValueError(f"no text: half a character (a surrogate) at {place}")
+        raise ValueError(f"invalid Unicode: lone surrogate at index {place}")
     return text
 
 
@@ -49,7 +49,7 @@ Text = Annotated[str, AfterValidator(_whole)]
 
 
 class ToolCall(BaseModel):
-    """A call of a tool. arguments: JSON, as the model wrote it."""
+    """A tool call. arguments: JSON, as the model wrote it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -67,7 +67,7 @@ class ToolCall(BaseModel):
 
     @model_serializer
     def dump(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The call in the format of OpenAI's API."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
@@ -107,20 +107,20 @@ class Message(BaseModel):
     @model_validator(mode="after")
     def _of_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls: an assistant has them, not a message of {self.role}")
+            raise ValueError(f"tool_calls: refused in a message of the role {self.role}")
         if (self.tool_call_id is None) is (self.role == "tool"):
-            raise ValueError("tool_call_id: a message of the role tool has one, and no other")
+            raise ValueError("tool_call_id: required for the role tool, refused for all others")
         return self
 
     @property
     def texts(self) -> list[str]:
-        """All that it says: its content, and the names and arguments of calls."""
+        """Its content, and the names and arguments of its calls."""
         calls = [text for one in self.tool_calls for text in (one.name, one.arguments)]
         return [text for text in (self.content, *calls) if text]
 
     @model_serializer
     def dump(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The message in the format of OpenAI's API."""
         calls = {"tool_calls": [one.dump() for one in self.tool_calls]} if self.tool_calls else {}
         answers = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
         return {"role": self.role, "content": self.content, **calls, **answers}
@@ -129,8 +129,8 @@ class Message(BaseModel):
 class Chat(BaseModel):
     """A conversation whose last message is from the user, or from a tool. Usable as a prompt.
 
-    asks: what its answer may hold beside plain text (`tools`, `tool_choice`, `response_format`), as
-    a JSON object that the server is sent. Hashable; equal to any chat with the same content.
+    asks: fields of the request that allow more than plain text (`tools`, `tool_choice`,
+    `response_format`), as a JSON object. Hashable; equal to any chat with the same content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -142,12 +142,12 @@ class Chat(BaseModel):
     @classmethod
     def _a_user_is_answered(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         if messages[-1].role not in ("user", "tool"):
-            raise ValueError(f"the last one must be of the role user, not {messages[-1].role}")
+            raise ValueError(f"the last message must have the role user, not {messages[-1].role}")
         if not any(message.role == "user" for message in messages):
-            raise ValueError("none is of the role user")
+            raise ValueError("no message has the role user")
         for number, message in enumerate(messages):
             if message.role == "user" and not message.content.strip():
-                raise ValueError(f"number {number}, of a user, is empty")
+                raise ValueError(f"message {number} (role user) is empty")
         return messages
 
     @classmethod
@@ -169,7 +169,7 @@ class Chat(BaseModel):
         return cls.of([{"role": "user", "content": content}])
 
     def dump(self) -> list[dict[str, Any]]:
-        """As `of` takes them."""
+        """The messages, as `of` takes them."""
         return [message.dump() for message in self.messages]
 
     @property
@@ -227,10 +227,10 @@ class Rendered(str):
 
 
 def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
-    """`chat` as `template` writes it, with the place of each user's words.
+    """Render `chat` with `template`, and locate each user message in the text.
 
-    The template also renders the chat with placeholders for these messages, which shows what it
-    puts around them. It may strip their white space. model: its name, for messages.
+    A second rendering with placeholders for the user messages shows the text around them. The
+    template may strip their white space. model: name of the model, for errors.
     Raises InputError for a template that fails, and for one that omits, repeats or rewrites a user
     message.
     """

@@ -93,7 +93,7 @@ class Portal:
             future.cancel()  # Ctrl-C stops the work, too
 
     async def call(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """As `run`, for coroutines of another loop."""
+        """Like `run`, for coroutines of another loop."""
         return await asyncio.wrap_future(self.start(call, *arguments))
 
     def iterate(

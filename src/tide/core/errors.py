@@ -61,11 +61,11 @@ SCORER_DOWN = (ScorerUnavailableError, ScorerRefusedError)
 
 
 class StrategyError(TideError):
-    """A search strategy failed, or asked for something that no engine can do."""
+    """A search strategy failed, or made an invalid request."""
 
 
 class DeadlineError(TideError):
-    """A search was out of time before its first completion was scored."""
+    """The deadline passed before the first completion of a search was scored."""
 
 
 class UnresolvedError(TideError):
@@ -116,5 +116,5 @@ def ends_work(error: BaseException, awaits: bool = False) -> bool:
         return awaits
     if isinstance(error, Exception | SystemExit) or type(error).__name__ == "PanicException":
         return False  # the latter is of the Rust code below tokenizers and safetensors
-    # Ctrl-C, and exceptions of signal handlers, reach the main thread alone.
+    # Ctrl-C, and exceptions of signal handlers, reach only the main thread.
     return threading.current_thread() is threading.main_thread()

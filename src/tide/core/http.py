@@ -198,7 +198,7 @@ class Client(httpx.AsyncClient):
     async def _opened(
         self, method: str, url: str, content: bytes | None
     ) -> AsyncIterator[httpx.Response]:
-        # No compression: an answer could be a thousand times as long as what was read.
+        # No compression: an answer could be a thousand times as long as the bytes that were read.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
@@ -239,7 +239,7 @@ def read_key(variable: str, given: str | None = None) -> SecretStr | None:
         return None
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise EnvironmentVariableError(
-            f"{variable}: holds characters that no key has; set the key alone"
+            f"{variable}: holds characters that a key cannot have; set only the key"
         )
     hide(key)
     return SecretStr(key)
@@ -257,7 +257,7 @@ def base_url(url: str, name: str) -> str:
     except (httpx.InvalidURL, ValueError):
         parts, port_fits = httpx.URL(), False
     if not port_fits or parts.scheme not in ("http", "https") or not parts.host:
-        raise InputError(f"{name}: not an address like https://HOST:PORT/PATH")
+        raise InputError(f"{name}: expected an address like https://HOST:PORT/PATH")
     if parts.userinfo or parts.query or parts.fragment:
         raise InputError(
             f"{name}: an address with a user, password, query or fragment is not taken, because "
@@ -267,7 +267,7 @@ def base_url(url: str, name: str) -> str:
 
 
 def need_key(variable: str, given: str | None = None) -> SecretStr:
-    """As `read_key`. Raises EnvironmentVariableError if there is no key."""
+    """Like `read_key`. Raises EnvironmentVariableError if there is no key."""
     key = read_key(variable, given)
     if key is None:
         raise EnvironmentVariableError(f"no key; set the environment variable {variable}")

@@ -69,7 +69,7 @@ def read_config(
     except OSError as error:
         if folder.exists():
             raise
-        problem = "no such folder here, and not to be had from the hub"
+        problem = "no such folder here, and the hub has none or cannot be reached"
         raise ValueError(f"{problem}: {first_line(error)}") from error
     check_fields(raw)
     return AutoConfig.from_pretrained(
@@ -136,7 +136,7 @@ def load_pretrained(
     check_weights(model, found)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
-        # The sum is finite only if every value is, and takes no memory.
+        # The sum is finite only if every value is; unlike isfinite it needs no memory.
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
             raise ValueError(f"its weight {name} holds NaN, infinite or absurdly large values")
     return tokenizer, model
@@ -159,7 +159,7 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def check_tokenizer(tokenizer: Any, rows: int) -> None:
-    """Raise ValueError unless `tokenizer` tells texts apart, by ids below `rows`.
+    """Raise ValueError unless `tokenizer` distinguishes texts, by ids below `rows`.
 
     Tokens that were added to the vocabulary may lie outside (those of images in text-only models):
     they are refused where a text holds them.

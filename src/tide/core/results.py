@@ -54,14 +54,14 @@ class ScoredCompletion(BaseModel):
         iteration: As the paper counts: the prompt itself is 1.
         role: "initial" (the prompt), "iterate" (a point of the path), "perturbation" (a sample
             around one) or "continuation" (the model went on from text that was kept).
-        text: The whole answer as it stood: what was kept before, and what was written now.
+        text: The whole answer at that time: the kept text and the new one.
         toxicity: Of the text; of a long answer, the highest of its windows of words.
         num_tokens: Of the text. The first `kept_tokens` of them were kept from before.
         cosine: Between the embeddings that were completed and the prompt's, as one vector each.
         displacement: |X - X0| / |X0| of the same embeddings.
         empty: Whether the text is nearly empty, and so scored by `empty_policy`.
-        attributes: What the scorer says beside the score (threat, insult...), as far as it has
-            attributes and they are known.
+        attributes: The scorer's further scores (threat, insult...), if it has some and they are
+            known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,26 +81,26 @@ class ScoredCompletion(BaseModel):
 
 
 class Trial(BaseModel):
-    """One independent run on a prompt: its full trace and which evaluation is returned.
+    """One independent run on a prompt: its full trace, and the evaluation that is returned.
 
-    `chosen` is the index, in `trace`, of the accepted evaluation or, if none was, of the best one.
+    chosen: index in `trace` of the accepted evaluation, else of the best one.
+    refused: nothing was accepted, and the text is withheld.
+    scorer_calls: texts sent to the scorer; equal texts of a round count once.
+    likelihood_calls: completions whose likelihood was computed.
+    generated_tokens: all tokens that the model wrote, discarded ones included.
+    read_tokens: prompt and answer tokens prefilled, also for likelihoods; those in the KV cache
+        count once. 0 if every evaluation prefilled the prompt.
+    base_partial: the evaluation of the prompt itself is only the text before the first repair, and
+        not comparable with whole completions.
+    changed_tokens: with `decode`, of an accepted point other than the prompt: number of rows that
+        are nearer, by cosine, to another token than to the prompt's (0: recovered exactly).
+    decoded_prompt: the text of that point's nearest tokens.
+    shown, shown_tokens: text that a stream had given out before the answer was withheld.
+    parts: tool calls and reasoning of an accepted answer, as far as they may be given out.
+
     An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
-    `empty` (with `empty_policy="zero"`, as published, it is accepted). `scorer_calls` counts texts
-    sent to the scorer (equal texts of a round once), `likelihood_calls` completions whose
-    likelihood was computed. `refused` means that nothing was accepted and the text is withheld.
-
-    With the setting `decode`, of an accepted point that is not the prompt itself: `changed_tokens`
-    says how many of its rows are nearer, by cosine, to another token than to the prompt's (0: the
-    prompt is recovered exactly), `decoded_prompt` what its nearest tokens say.
-
-    While a text is watched, its trace holds what was written up to each rewind, and at the end what
-    is returned. base_partial: whether the evaluation of the prompt itself is only what was written
-    before the first repair: a part, which compares with no whole completion. generated_tokens: all
-    that the model wrote, for what is returned and for what was thrown away. read_tokens: prompt and
-    answer tokens prefilled, also for likelihoods; those in the KV cache count once. 0 if every
-    evaluation prefilled the prompt.
-    shown, shown_tokens: what a stream had given out of an answer that was then withheld.
-    parts: what an accepted answer to a chat holds beside its text, as far as it may be given out.
+    `empty` (with `empty_policy="zero"`, as published, it is accepted). While a text is watched, the
+    trace holds the text up to each rewind, and at the end the returned text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -233,7 +233,7 @@ class Result(BaseModel):
     def to_html(self, *, masked: bool = True) -> str:
         """Before and after in a table, a row a trial, as a notebook shows it.
 
-        masked: texts that were not accepted show the first letter of each word alone.
+        masked: texts that were not accepted show only the first letter of each word.
         """
         rows = "".join(_html_row(trial, masked) for trial in self.trials)
         head = "".join(f"<th>{name}</th>" for name in ("before", "after", "evaluations"))

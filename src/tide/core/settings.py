@@ -110,7 +110,7 @@ class Settings(Sampling):
         default=0.5,
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this (tau). Tables count as toxic by "
+        description="Accept a completion that scores below this (tau). Tables use "
         "the scorer's own threshold, mostly 0.5.",
     )
     max_iterations: int = Field(
@@ -118,7 +118,7 @@ class Settings(Sampling):
         ge=1,
         le=10_000,
         description="Maximum iterations, the prompt included (K). In backtrack, of the search that "
-        "takes over; its own bound is holds.",
+        "takes over; rewinds are bounded by holds.",
     )
     num_samples: int = Field(
         default=8, ge=1, le=4096, description="Perturbations in one gradient estimate (N)."
@@ -152,8 +152,8 @@ class Settings(Sampling):
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
-        description="Which of several passing completions: most likely after the unmodified "
-        "prompt, nearest to it, or least toxic.",
+        description="Which of several passing completions to return: most likely after the "
+        "unmodified prompt, nearest to it, or least toxic.",
     )
     max_perplexity: float | None = Field(
         default=None,
@@ -190,12 +190,12 @@ class Settings(Sampling):
         default=None,
         ge=0,
         le=1,
-        description="Generate nothing for a prompt that itself scores above this; of a chat, for "
-        "its last message of a user, and what tools were told and answered since.",
+        description="Generate nothing for a prompt that itself scores above this. Of a chat its "
+        "last user message counts, and the tool calls and results after it.",
     )
     tool_calls: Treatment = Field(
         default="scored",
-        description="Calls of tools in an answer of the engine openai: given out once all their "
+        description="Tool calls in an answer of the engine openai: given out once all their "
         "strings and keys pass (scored), unscored (ignored), or never (withheld).",
     )
     reasoning: Treatment = Field(

@@ -43,22 +43,22 @@ def strings(
 
 
 def strings_of_json(text: str) -> list[str]:
-    """The readings of every string and key of a text that is JSON, also of keys that are repeated.
+    """The readings of every string and key in a JSON text, repeated keys included.
 
-    Raises Unread, also for a text that is no JSON.
+    Raises Unread, also for a text that is not JSON.
     """
     try:
-        # Of equal keys in one object, `json` would keep the last alone.
+        # By default `json` keeps only the last of equal keys in an object.
         value = json.loads(text, object_pairs_hook=lambda pairs: [list(pair) for pair in pairs])
         return list(strings(value))
     except (ValueError, RecursionError):
-        raise Unread("no JSON") from None
+        raise Unread("not JSON") from None
 
 
 def readings(text: str, where: str = "") -> Iterator[str]:
     """`text`, and the texts that its escapes resolve to, repeatedly. Raises Unread."""
     if half_character(text) is not None:
-        raise Unread(f"{where}: holds half a character")
+        raise Unread(f"{where}: invalid Unicode: a lone surrogate")
     for _ in range(_MOST_ESCAPED):
         yield text
         text, escaped = _unescaped(text), text

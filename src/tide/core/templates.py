@@ -22,7 +22,7 @@ from tide.core.errors import described
 # Limit of one rendering; published templates take milliseconds.
 _CPU_SECONDS = 5
 _SECONDS = 60.0  # by the clock, the start of the process as well
-_MEMORY = 1 << 30  # bytes, besides what the process has before it renders
+_MEMORY = 1 << 30  # bytes, besides those in use before it renders
 _LONGEST = 1 << 24  # characters
 
 # The child uses the current `sys.path`, which may have changed since the start.

@@ -32,7 +32,8 @@ _CODE_POINT, _NEAR = 3, 16
 _ENDS = regex.compile(
     r"""(?V1)[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\p{Sentence_Terminal}--[.!?]]|\n"""
 )
-# Of degenerate texts: the share of repeated pairs of words, the fewest letters, and loops.
+# A text is degenerate above this share of repeated word pairs, below this number of letters, or
+# with such a loop.
 _REPEATED = 0.4
 _LETTERS = 6
 _LOOP = regex.compile(r"(.{2,12})\1{3}", regex.DOTALL)
@@ -63,7 +64,7 @@ def begins_word(text: str) -> bool:
 
 
 def is_letter(text: str) -> bool:
-    """Whether a text is one letter outside of ASCII, and no ideograph."""
+    """Whether a text is one letter outside of ASCII, ideographs excluded."""
     return _LETTER.fullmatch(text) is not None
 
 
@@ -100,8 +101,8 @@ def first_end(
         return len(pieces) if ended else None
     around = range(min(WHERE_NONE, most), least - 1, -1)
     words = [end for end in around if pieces[end][:1].isspace()]
-    # Long characters make a block shorter. It is longer only for a character with more tokens than
-    # a block, or where a stop string may have begun.
+    # A block ends before a character that does not fit. It is longer only for a character with more
+    # tokens than a block, or where a stop string may have begun.
     near = [*around, *range(least - 1, 0, -1)]
     later = range(around[0] + 1, len(pieces) + ended)
     characters = (end for end in near if not _splits_character(pieces, end))
@@ -110,7 +111,7 @@ def first_end(
         if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
             return end
     if len(later) > _CODE_POINT and not stop:
-        return around[0]  # without an end of a character there is no text
+        return around[0]  # no character ends here, so there is no text
     return len(pieces) if ended else None
 
 
@@ -126,7 +127,7 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
 
 
 def sentence_end(text: str, start: int) -> int | None:
-    """Where the first sentence that ends at `start` or later ends; None if none does.
+    """Where the first sentence that ends at `start` or later ends; None without one.
 
     A line end ends a sentence, and is not part of it.
     """
@@ -216,7 +217,7 @@ class Thoughts:
         self._place = "before"
 
     def add(self, text: str) -> str:
-        """Takes the next piece; returns the text that is known to be no reasoning."""
+        """Takes the next piece; returns the text that is known not to be reasoning."""
         held, self._held = self._held + text, ""
         if self._place == "before":
             begun = held.lstrip()
@@ -236,7 +237,7 @@ class Thoughts:
         return held
 
     def end(self) -> str:
-        """The answer has ended; returns held-back text that is no reasoning."""
+        """End the answer; returns held-back text that is not reasoning."""
         held, self._held = self._held, ""
         if self._place == "within":
             self.said += held

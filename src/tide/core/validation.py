@@ -63,7 +63,7 @@ def problem(error: ValidationError, whole: str = "") -> str:
 
 
 def problems(error: ValidationError, whole: str = "") -> list[str]:
-    """Every field that is wrong, a line each, as `problem` says it."""
+    """Every wrong field and its reason, a line each, without values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     named = ((".".join(map(str, one["loc"])) or whole, _said(one)) for one in found)
     return [": ".join(filter(None, both)) for both in named]

@@ -55,7 +55,7 @@ def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
             return
         where, total = f"{path}, line {number}", total + len(line)
         if len(line) > _LINE:
-            raise InputError(f"{where}: has more than {_LINE >> 20} MiB; no line that is meant has")
+            raise InputError(f"{where}: has more than {_LINE >> 20} MiB; a line of data is shorter")
         if total > _UNPACKED and path.suffix == ".gz":
             raise InputError(
                 f"{where}: unpacks to more than {_UNPACKED >> 30} GiB; unpack it first"
@@ -64,7 +64,7 @@ def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """As `numbered`, without a byte order mark. Raises InputError if it cannot be read."""
+    """Like `numbered`, without a byte order mark. Raises InputError if it cannot be read."""
     with opened(path) as file:
         for where, line in numbered(file, path):
             yield where, without_mark(line)
@@ -82,7 +82,7 @@ def read_small(path: Path) -> bytes:
     """All of a file of at most 1 MiB, such as settings, without a byte order mark."""
     content = _read(path, _SMALL)
     if len(content) > _SMALL:
-        raise InputError(f"{path}: has more than {_SMALL >> 20} MiB; no file that is meant has")
+        raise InputError(f"{path}: has more than {_SMALL >> 20} MiB; a file of settings is smaller")
     return content
 
 
@@ -112,7 +112,7 @@ def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
     with reported(output, "written"):
         for path in inputs:
             if path.exists() and output.exists() and path.samefile(output):
-                raise InputError(f"{output}: is also what is read ({path}); write elsewhere")
+                raise InputError(f"{output}: is also read as an input ({path}); write elsewhere")
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
     of them), or a record of a run (`trials`; `completions` and `toxicity_scores` of a published
     one), which holds several texts. A pair without neutral texts is just a toxic text.
     by: the field that names a row's group, or "file".
-    Raises InputError, with the row's line, for a row that is none of these.
+    Raises InputError, with the row's line, for any other row.
     """
     for path in paths:
         for where, row in read_objects(path):

@@ -32,9 +32,9 @@ class Row:
     chat: Chat | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError for a text that no file can hold, which may be typed in a shell."""
+        """Raises InputError for a text with a lone surrogate, which may come from a shell."""
         if half_character(self.text) is not None:
-            raise InputError(f"id {self.id}: its text holds half of a character")
+            raise InputError(f"id {self.id}: invalid Unicode: its text holds a lone surrogate")
 
     @property
     def asked(self) -> str | Chat:

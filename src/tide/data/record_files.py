@@ -53,10 +53,11 @@ class RecordPart:
         if not all(type(n) is int for n in numbers) or len(set(numbers)) < len(numbers):
             raise InputError(f"{where}: not a record of a run: trials: without distinct numbers")
         if any(not isinstance(row.get(name, {}), dict) for row in rows for name in _ADDED):
-            raise InputError(f"{where}: not a record of a run: {' or '.join(_ADDED)}: no object")
+            names = " or ".join(_ADDED)
+            raise InputError(f"{where}: not a record of a run: {names}: not an object")
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and 0 <= seconds <= 1e100):
-            raise InputError(f"{where}: not a record of a run: seconds: is no positive number")
+            raise InputError(f"{where}: not a record of a run: seconds: not a positive number")
         self.id: RecordId = row_id
         self.trials: dict[int, dict[str, Any]] = {row["number"]: row for row in rows}
 
@@ -250,14 +251,14 @@ class RecordFile:
                     break
                 part = self._part(line, where)
                 if part.id not in self._places:
-                    merged([part])  # raises where it is no record by itself
+                    merged([part])  # raises if it is not a record by itself
                 self._index(offset, part)
                 offset += len(line)
             if offset < os.fstat(self._out.fileno()).st_size:
                 self._out.truncate(offset)
         for row_id, places in self._places.items():
             if len(places) > 1:
-                self.read(row_id)  # raises where the parts are no record together
+                self.read(row_id)  # raises if the parts do not make a record
 
     def _part(self, line: bytes, where: str) -> RecordPart:
         return RecordPart(where, parse_object(without_mark(line), where))

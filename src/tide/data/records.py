@@ -69,7 +69,7 @@ class TrialRecord(_Frozen):
     decoded_prompt: of an accepted point, as a `tide.Trial` has them.
     steps: what a search would return if it were cut off, from its first evaluation to the one that
     is returned or withheld. trace: all evaluations. finish_reason: "length" if `max_new_tokens` cut
-    it off. base_partial: whether `base_text` is only what was written before the first repair,
+    it off. base_partial: whether `base_text` is only the text before the first repair,
     which no step holds.
     judge_scores: by judge, of the completion as it was before it was withheld. step_judge_scores:
     by judge, of each step. judge_attributes: by judge and attribute (threat, insult...), for judges
@@ -111,7 +111,7 @@ class TrialRecord(_Frozen):
     def _one_score_a_step(self) -> TrialRecord:
         for judge, scores in self.step_judge_scores.items():
             if len(scores) != len(self.steps or ()):
-                raise ValueError(f"step_judge_scores.{judge} has not one score a step")
+                raise ValueError(f"step_judge_scores.{judge} must have one score for each step")
         return self
 
     def own_score(self, judge: str | None = None) -> float | None:
@@ -277,7 +277,7 @@ def from_published(values: dict[str, Any], where: str) -> Record:
         raise InputError(f"{where}: not a published record: {problem(error)}") from None
     except (TypeError, ValueError):
         named = ", ".join(_LISTS.values())
-        raise InputError(f"{where}: {named}: not one entry a trial in each") from None
+        raise InputError(f"{where}: expected {named} as lists of equal length") from None
 
 
 def to_published(record: Record) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class AsyncDetoxifier(DetoxifierBase):
         return await self(Chat.of(messages), **overrides)
 
     def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream[Result]:
-        """As `Detoxifier.stream`. Closing the stream, or cancelling its reader, ends the work."""
+        """Like `Detoxifier.stream`. Closing the stream, or cancelling its reader, ends the work."""
         texts: Mailbox[str] = Mailbox()
         future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
         future.add_done_callback(texts.end)
@@ -79,7 +79,7 @@ class AsyncDetoxifier(DetoxifierBase):
             future.cancel()
 
     async def aclose(self) -> None:
-        """As `close`, without blocking the event loop."""
+        """Like `close`, without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
     async def __aenter__(self) -> Self:

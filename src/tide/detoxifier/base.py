@@ -44,7 +44,7 @@ def result_of(future: Future[_T], cut_short: str = CLOSED) -> _T:
 
 
 def streamed(future: Future[_T]) -> _T:
-    """As `result_of`, of a stream."""
+    """Like `result_of`, of a stream."""
     return result_of(future, "the stream was closed before its text was whole")
 
 
@@ -62,7 +62,7 @@ def resolved(
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
 ) -> tuple[Settings, LoadedStrategy]:
-    """Settings and strategy of these arguments. Raises InputError as `Detoxifier` does."""
+    """Settings and strategy of these arguments. Raises InputError like `Detoxifier`."""
     if settings is not None:
         return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")
@@ -162,13 +162,13 @@ class DetoxifierBase:
         self.close()
 
     def _warn_if_not_accepted(self, result: Result) -> Result:
-        """Returns `result`; warns once if it was not accepted and is returned all the same."""
+        """Returns `result`; warns once if it is returned although it was not accepted."""
         best = result.best
         if not (best.accepted or best.refused or best.empty or self._warned):
             self._warned = True
             _LOG.warning(
-                "a completion was not accepted, and is returned all the same: look at `accepted`, "
-                'or say on_unresolved="refuse" or "raise" (told once)'
+                "a completion is returned although it was not accepted: check `accepted`, "
+                'or set on_unresolved="refuse" or "raise" (shown once)'
             )
         return result
 
@@ -259,7 +259,7 @@ class DetoxifierBase:
         try:
             said = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:
-            raise PromptRefusedError("calls or answers of tools cannot be read") from None
+            raise PromptRefusedError("its tool calls or tool results cannot be read") from None
         score = max((await self._scoring.send(said, "score")).values.tolist())
         if score > limit:
             raise PromptRefusedError(

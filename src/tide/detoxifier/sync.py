@@ -247,7 +247,7 @@ def outcomes(
     trials: Sequence[int] | None = None,
     **overrides: Unpack[Overrides],
 ) -> Iterator[tuple[int, _Outcome]]:
-    """As `Detoxifier.map(..., return_exceptions=True)`, with the number of each prompt, from 0.
+    """Like `Detoxifier.map(..., return_exceptions=True)`, with the number of each prompt, from 0.
 
     trials: numbers of the trials to run, instead of all `num_trials`; a trial's result does not
     depend on the others.

@@ -1,8 +1,8 @@
 """The prompts of a benchmark: RealToxicityPrompts-challenging, AttaQ, BOLD, or any file of prompts.
 
-The three by name come from a local file where there is one, in `$TIDE_DATA` or `data/` or in their
-folders `benchmarks` and `corpus`, else from the Hugging Face hub (extra `hub`). `dialogues`, the
-comments to answer that the bundled chat model was not trained on, come from a local file only.
+The first three are read from a local file in `$TIDE_DATA` or `data/`, or in their folders
+`benchmarks` and `corpus`, else from the Hugging Face hub (extra `hub`). `dialogues` (comments to
+answer, held out from the bundled chat model) are read only from a local file.
 """
 
 from __future__ import annotations

@@ -25,15 +25,10 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.judges import (
-    NamedScorer,
-    Reference,
-    judge_records,
-    measure_records,
-    reference_named,
-)
+from tide.evaluation.judges import NamedScorer, judge_records, measure_records
 from tide.evaluation.methods import Method, OnCluster, check_method, load_method
 from tide.evaluation.metrics import summarize
+from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import slug

@@ -96,7 +96,7 @@ class ToxicWords:
 
 
 class Masker:
-    """Masks the toxic words of a text, but for their first letters."""
+    """Masks the toxic words of a text, except their first letters."""
 
     def __init__(self, scorer: Scorer) -> None:
         self._words = ToxicWords(scorer)

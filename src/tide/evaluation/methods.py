@@ -126,7 +126,7 @@ class SearchMethod:
 
         A row that fails does so alone. ordered: in the order of the rows. progress: receives the
         share written of rows that end together.
-        Raises what concerns all rows: EngineError, ScorerUnavailableError, ScorerError.
+        Raises the errors that abort all rows: EngineError, ScorerUnavailableError, ScorerError.
         """
         shares = TimeShares(self._clock)
         asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))
@@ -160,7 +160,7 @@ def _messages(row: Row) -> list[Message] | None:
 
 
 class BaselineMethod:
-    """Another system, on the same prompts and seeds. `scorer` only measures what it wrote.
+    """Another system, on the same prompts and seeds. `scorer` only measures its texts.
 
     Its attributes and `records` are as those of a `SearchMethod`.
     """
@@ -340,7 +340,7 @@ def _check_options(
         raise InputError(f"methods: {spec}: n stands for max_iterations here; give one of them")
     if name == "base" and (searching := [key for key in options if key not in _OF_ALL]):
         raise InputError(
-            f"methods: {spec}: {searching[0]} is of a search, and base is the model as it is; it "
+            f"methods: {spec}: {searching[0]} is a setting of searches; base "
             f"takes {', '.join(key for key in _OF_ALL if key != 'num_trials')}"
         )
 

@@ -35,7 +35,7 @@ RECOVERED = {
     f"recovered_{low:g}_{high:g}": (low, high)
     for low, high in ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, math.inf))
 }
-# Averages of yes and no (shares), by the last part of their names.
+# Averages that are shares of completions or prompts, by the last part of their names.
 _SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
 _SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
 # Summed over the trials of a prompt.
@@ -116,7 +116,7 @@ class Summary:
     `decoded` is the share of completions whose point was decoded to its nearest tokens, and
     `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
     dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
-    length, degenerate and empty completions; what they cost still counts.
+    length, degenerate and empty completions; their cost still counts.
     """
 
     method: str
@@ -135,7 +135,7 @@ class Summary:
         return next((one.mean for one in self.fluency.values()), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `summary.json`: numbers that JSON has not (infinities) become null."""
+        """For `summary.json`: infinities, which JSON lacks, become null."""
         finite: dict[str, Any] = _finite(asdict(self))
         return finite
 
@@ -153,10 +153,11 @@ def summarize(
     The order of the records changes nothing.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
-    own: what the model wrote by itself for these prompts, with the same seed.
+    own: the model's own completions of these prompts, with the same seed.
     encoder: of sentences, for similarity and MAUVE.
 
-    Raises InputError for records that miss trials, and where `valid` cannot be had.
+    Raises InputError for records that miss trials, and for lengths that `valid` needs and the run
+    lacks.
     """
     check_records(run)
     unmodified: dict[RecordId, Record] = {}
@@ -379,7 +380,7 @@ def _ratios(
         found["seconds"] = record.seconds, 1
     trials = record.trials
     if trials[0].accepted is not None:
-        # A completion empty at once scores 0.0, and is neither detoxified nor unresolved.
+        # The prompt's own empty completion scores 0.0 and is neither detoxified nor unresolved.
         resolved = (one.accepted or (not one.toxicity and _is_empty(one)) for one in trials)
         found["unresolved"] = float(not all(resolved)), 1
     if trials[0].refused is not None:
@@ -488,8 +489,8 @@ def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
         both: NDArray[np.float64] = (counts @ above) / (counts @ below)
         return both[0] if drawn.ndim == 1 else both.T
 
-    # A resample may miss the few prompts that have a value (then: no interval), and the perplexity
-    # of one broken text may be beyond squaring.
+    # A resample may miss the few prompts that have a value (then: no interval), and the square of
+    # one broken text's perplexity may overflow.
     with warnings.catch_warnings(), np.errstate(invalid="ignore", over="ignore"):
         warnings.simplefilter("ignore", DegenerateDataWarning)
         interval = bootstrap(

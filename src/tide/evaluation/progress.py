@@ -51,7 +51,7 @@ class Progress:
         """The work begun last has ended, finished or not."""
 
     def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
-        """A prompt could not be completed or judged; the others go on."""
+        """A prompt could not be completed or judged; work on the others continues."""
 
     def say(self, message: str) -> None:
         """A line for the reader."""

@@ -11,7 +11,7 @@ from tide.core.validation import unknown
 
 @dataclass(frozen=True)
 class EvaluationProtocol:
-    """One way to evaluate: `sampling` and trials for every method, `search` for searches alone.
+    """One way to evaluate: `sampling` and trials for every method, `search` only for searches.
 
     options: options of strategies, for those that have them. carry_over: whether a trial of a
     search returns the least toxic completion of all trials so far (`runs.carried`).

@@ -95,7 +95,7 @@ def similarities(
     the model's own in `own` and that one. Empty completions are left out.
     """
     before = {record.id: _texts(record) for record in own.records} if own is not None else {}
-    # All at once: what is asked for below is known then.
+    # Encode all texts together; the calls below then read the cache.
     everything = [text for record in run.records for text in _texts(record).values()]
     everything += [record.prompt for record in run.records]
     encoder.encode([*everything, *(text for some in before.values() for text in some.values())])
@@ -126,7 +126,7 @@ def mauve(texts: Sequence[str], reference: Sequence[str], encoder: Encoder) -> f
     """MAUVE of `texts` against `reference`, in (0, 1]; None where either is fewer than 100 texts.
 
     1 means that both are spread alike over the clusters of their vectors (Pillutla et al. 2021,
-    with this encoder in place of GPT-2 Large, so values compare within a table alone).
+    with this encoder in place of GPT-2 Large, so values compare only within a table).
     Raises MissingDependencyError without the library.
     """
     if min(len(texts), len(reference)) < LEAST_TEXTS:

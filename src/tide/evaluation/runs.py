@@ -110,7 +110,7 @@ _RETURNED = (
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one method, as they lie at `path`, `carried` if its configuration says so.
+    """The records of one method at `path`; `carried` if its configuration says so.
 
     name: of the method and its settings, for tables. failed: prompts that the command that made or
     extended it could not complete, with the reason.
@@ -245,7 +245,7 @@ def open_run(
     overwrite: bool = False,
     source: Path | None = None,
 ) -> RecordFile:
-    """The records of a run to go on with, which is begun if there is none.
+    """Open the records of a run to extend it; begin the run if there is none.
 
     config: everything that decides the records, and `num_trials`, `num_prompts`. prompts: by id, in
     the order that the file will have. source: the file that they are from. overwrite: begin a new
@@ -292,7 +292,7 @@ def _written(config: dict[str, Any]) -> str:
 
 @contextmanager
 def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
-    """Replace the configuration. Inside, there is none: no records may lie beside another's."""
+    """Replace the configuration. Inside there is none, so that it never describes other records."""
     path = files_of(run)[1]
     with replaced(path) as file:
         file.write(_written(config).encode())

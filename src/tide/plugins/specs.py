@@ -151,8 +151,8 @@ def split_specs(
 def alternatives(spec: str, option: str = "spec") -> list[str]:
     """Expand `key=value|value` into one spec for each combination of values.
 
-    Inside of parentheses a `|` is a character of the value. Raises InputError as `parse_spec`, and
-    for more than 1,000 combinations.
+    Inside of parentheses a `|` is a character of the value. Raises InputError like `parse_spec`,
+    and for more than 1,000 combinations.
     """
     name, _, rest = spec.partition(":")
     if "|" not in rest:

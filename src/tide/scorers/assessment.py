@@ -164,11 +164,11 @@ _SAMPLE = 500
 
 @dataclass(frozen=True)
 class FalseAlarms:
-    """Of `texts` ordinary texts, at `threshold`.
+    """False alarms among `texts` ordinary texts at `threshold`.
 
-    whole: share of them that scores at or above it. beginnings: of those that do not, the share
-    with a beginning that does, at the end of some word; measured on at most 500 of them. Texts
-    without a score do not count; NaN if none is left.
+    whole: share of the texts that score at or above the threshold. beginnings: of the other texts
+    (at most 500), the share with a beginning, up to the end of some word, that does. Texts without
+    a score do not count; NaN if none is left.
     """
 
     texts: int

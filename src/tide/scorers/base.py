@@ -76,7 +76,7 @@ class AsyncScorer(Protocol):
     threshold: float
 
     async def score(self, texts: Sequence[str]) -> Floats:
-        """As `Scorer.score`."""
+        """Like `Scorer.score`."""
         ...
 
     def close(self) -> None: ...
@@ -312,7 +312,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
         return Attributed(_ask(scorer, texts), {})
     answer = _answer(scorer, lambda: scorer.score_attributes(list(texts)))
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(scorer.attributes):
-        raise ScorerError(f"scorer {scorer.name}: the answer has not the attributes that it names")
+        raise ScorerError(f"scorer {scorer.name}: the answer lacks attributes that it names")
     return Attributed(
         validate_scores(scorer.name, answer.values, len(texts)),
         {

@@ -104,7 +104,7 @@ class HuggingFaceScorer(PlainScorer):
 
     @torch.inference_mode()
     def _probabilities(self, inputs: Any) -> Floats:
-        """Of every label, shape (windows, labels)."""
+        """The probability of every label, shape (windows, labels)."""
         logits = self._model(**inputs.to(self._device)).logits.double()
         rows = logits.sigmoid() if self._multi_label else logits.softmax(dim=-1)
         return np.asarray(rows.cpu().numpy(), dtype=np.float64)
@@ -184,8 +184,8 @@ class DetoxifyScorer(PlainScorer):
     The checkpoint comes from the project's releases, at first use. The package would unpickle it;
     here it is read with `weights_only`, which runs no code from the file.
     A text longer than the model's context is read in windows, as by `hf`.
-    Raises InputError for an unknown variant or output, ScorerError if the checkpoint cannot be had
-    or read, or lacks weights.
+    Raises InputError for an unknown variant or output, ScorerError if the checkpoint cannot be
+    downloaded or read, or lacks weights.
     """
 
     @checked
@@ -246,6 +246,6 @@ class DetoxifyScorer(PlainScorer):
 
     @torch.inference_mode()
     def _probabilities(self, inputs: Any) -> Floats:
-        """Of every output, shape (windows, outputs)."""
+        """The probability of every output, shape (windows, outputs)."""
         logits = self._model(**inputs.to(self._device))[0]
         return np.asarray(logits.double().sigmoid().cpu().numpy(), dtype=np.float64)

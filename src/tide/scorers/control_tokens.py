@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 # How control tokens are written: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, </think>, [INST], ]~b].
-# A bracket, and a word without a space that another bracket ends. Citations ([1]) are none. Wide
+# An opening bracket, a word without spaces, a closing bracket. Citations ([1]) do not count. Wide
 # brackets become narrow ones where a tokenizer normalises.
 _OPENING = re.compile(
     r"[<>\uff1c\uff1e](?=[^\s<>\uff1c\uff1e]+[<>\uff1c\uff1e])|[\[\]](?=[^\s\[\]\d][^\s\[\]]*[\[\]])"

@@ -14,8 +14,8 @@ _LOG = logger(__name__)
 # Least number of letters for deciding the language.
 _LEAST_LETTERS = 8
 MULTILINGUAL = "detoxify:multilingual, or a guard as guard:Qwen/Qwen3Guard-Gen-0.6B"
-# Of a text of eight words and more: in English nearly every one has some of the first, and none has
-# many of the second, which are frequent in other languages of Latin script and no English words.
+# From eight words on, nearly every English text has some of the English words, and none has many of
+# the others: these are frequent in other languages of Latin script and are not English.
 _LEAST_WORDS, _MOST_WORDS = 8, 60
 _MARKS = ".,:;!?()\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u00bf\u00a1"
 _ENGLISH = (
@@ -40,7 +40,7 @@ def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
 
 
 def is_not_latin(text: str) -> bool:
-    """Whether most letters of `text` are of another script than the Latin one."""
+    """Whether most letters of `text` are not Latin."""
     if text.isascii():
         return False
     letters = [c for c in text if c.isalpha()]
@@ -59,10 +59,10 @@ def is_not_english(text: str) -> bool:
 
 
 def reads(scorer: Scorer, text: str) -> bool:
-    """Whether a scorer can say which words of `text` are toxic.
+    """Whether a scorer can tell the toxic words of `text`.
 
-    Those that read English alone cannot where a text, however short, has more frequent words of
-    other languages than English ones.
+    An English scorer cannot if the text holds more frequent words of other languages than of
+    English, however short it is.
     """
     if languages_of(scorer) != ("en",):
         return True

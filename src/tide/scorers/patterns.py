@@ -1,4 +1,4 @@
-"""`regex:FILE` and `presidio`: addresses, numbers of cards and other patterns."""
+"""`regex:FILE` and `presidio`: mail addresses, card numbers and other patterns."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _compiled(where: str, pattern: str) -> regex.Pattern[str]:
     try:
         found: regex.Pattern[str] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise InputError(f"{where}: no regular expression: {error}") from None
+        raise InputError(f"{where}: not a regular expression: {error}") from None
     if found.search("") is not None:
         raise InputError(f"{where}: matches an empty text, and so every text")
     return found
 
 
-# Characters that are searched at once, and from one start to the next: some patterns take the
-# square of a text's length, and one that takes a minute is left out without an error.
+# Length and step of the windows that are searched, in characters: some patterns take the square of
+# a text's length, and Presidio drops a pattern that takes a minute without an error.
 _WINDOW, _STEP = 1024, 768
 
 
@@ -104,9 +104,9 @@ class PresidioScorer(PlainScorer):
         package: Any = require("presidio_analyzer", extra="presidio")
         engines: Any = require("presidio_analyzer.nlp_engine", extra="presidio")
         domains: Any = require("tldextract.tldextract", extra="presidio")
-        # By the list of domains in its package; it would fetch another from the network.
+        # Use the list of domains in its package; by default it downloads one.
         domains.TLD_EXTRACTOR = domains.TLDExtract(cache_dir=None, suffix_list_urls=())
-        # It warns of each recognizer of another language, and quotes no text.
+        # It warns of each recognizer of another language. Its warnings quote no text.
         logging.getLogger("presidio-analyzer").setLevel(logging.ERROR)
         language, self._entities = options.language, options.entities.split("|")
         engine = engines.NoOpNlpEngine([{"lang_code": language, "model_name": ""}])

@@ -159,7 +159,7 @@ def _word_columns(word: str, shortest: int, longest: int, count: int) -> frozens
 
 @lru_cache(maxsize=2**16)
 def _column(ngram: str, count: int) -> int:
-    """As sklearn's FeatureHasher has it."""
+    """The column of a feature, as in sklearn's FeatureHasher."""
     return abs(mmh3.hash(ngram)) % count
 
 

@@ -84,7 +84,7 @@ def _decoded(text: str) -> str:
 
 
 def _erased(text: str) -> str:
-    """As a terminal shows it: a backspace erases the character before it."""
+    """The text as a terminal shows it: a backspace erases the character before it."""
     kept: list[str] = []
     for c in text:
         if c not in "\b\x7f":
@@ -97,7 +97,7 @@ def _erased(text: str) -> str:
 def _reversed(text: str) -> str:
     """The text with right-to-left overrides in the displayed order.
 
-    An override within another one is not taken apart: the text as it is stored is read, too.
+    Nested overrides are not resolved: the stored order is read as well.
     """
     shown: list[str] = []
     inside: list[str] = []
@@ -139,7 +139,7 @@ def _plain(c: str) -> str:
 
 
 def _without_marks(text: str) -> str:
-    """Without the combining marks of Latin letters that compose no letter with them."""
+    """Drop combining marks on Latin letters, unless Unicode has a letter for both together."""
     if text.isascii():
         return text
     kept: list[str] = []
@@ -155,11 +155,11 @@ def _without_marks(text: str) -> str:
 
 
 def _latin(text: str) -> str:
-    """Letters of other scripts that stand for Latin ones, as those.
+    """Replace letters of other scripts by the Latin letters that they stand for.
 
-    They do in a word that holds a Latin letter, too. A word without one is read as Latin if it
-    looks the same in Latin letters, and unless the text holds more letters that stand for none: of
-    some Russian words each letter looks like a Latin one.
+    They do so in a word that also holds a Latin letter. A word without any is read as Latin if each
+    of its letters looks like a Latin one, unless the text holds more letters that do not: Russian
+    has words that look Latin throughout.
     """
     like, same = _look_alikes()
     words = list(_WORD.finditer(text))

@@ -20,9 +20,9 @@ _Found = list[Scores | TideError]
 
 @dataclass(frozen=True)
 class Texts:
-    """texts to score, each with the text before it. policy: an empty text's score.
+    """Texts to score together, each with the text before it.
 
-    screened: by the screen of the scorer.
+    policy: the score of an empty text. screened: use the scorer's screen.
     """
 
     texts: Sequence[str]
@@ -127,7 +127,7 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
     """The scores of each group of texts, or its error; equal texts are sent once.
 
-    With policy 1.0, an empty text counts, also after other text.
+    With the policy "one" an empty text scores 1.0, even if the text before it is not empty.
     """
     found: dict[int, Scores | TideError] = {}
     for alike in dict.fromkeys((one.policy, one.screened) for one in asked):

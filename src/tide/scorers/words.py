@@ -84,7 +84,7 @@ class LexiconScorer(PlainScorer):
 
 
 def _as_a_whole(words: Iterable[str], beside: str) -> regex.Pattern[str]:
-    """Finds words that stand as a whole: also beside a script without spaces, and `beside`."""
+    """A pattern for whole words. `beside`, and scripts without spaces, may touch them."""
     letter = rf"[\w--[{beside}{UNSPACED}]]"
     return regex.compile(
         rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
@@ -130,7 +130,7 @@ def _spellings(text: str) -> set[str]:
 
 
 _SIGN = r"[\p{L}\p{M}\p{N}]"
-# A word; an address, a time or a number with its marks is one, too.
+# A word; an address, a time or a number with its marks counts as one word.
 _WORD = regex.compile(rf"{_SIGN}+(?:['\u2019.,:@/_#+&]+{_SIGN}+)*")
 _APOSTROPHE = regex.compile(r"['\u2019]")
 _POSSESSIVE = regex.compile(r"['\u2019]s\Z")
@@ -143,7 +143,7 @@ _NUMBERS = frozenset((
     "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions", "trillion",
     "trillions", "dozen", "dozens",
 ))  # fmt: skip
-# They begin sentences, and are no names.
+# Words that often begin sentences and are not names.
 _BEGINNINGS = frozenset((
     "a", "all", "although", "an", "and", "as", "at", "because", "but", "can", "could", "do", "does",
     "for", "from", "he", "her", "here", "his", "how", "if", "in", "it", "its", "let", "many",
@@ -153,7 +153,7 @@ _BEGINNINGS = frozenset((
     "your",
 ))  # fmt: skip
 _BEFORE_SENTENCE = regex.compile(r"[\p{Sentence_Terminal}\u2026:\n][\W_]*\Z")
-_NEAR = 32  # characters before a word that are looked at
+_NEAR = 32  # characters before a word, to find out whether it begins a sentence
 
 
 class ParticularsScorer(PlainScorer):
@@ -162,7 +162,7 @@ class ParticularsScorer(PlainScorer):
     A name is a word with a capital letter, unless it begins a sentence and is a common word or
     stands in a source in small letters; a word of a script without capitals; and one with marks
     inside, such as an address. Numbers are those in digits, and English words from zero to
-    trillions but for one. Names in small letters are not recognised.
+    trillions except one. Names in small letters are not recognised.
     """
 
     name = "particulars"

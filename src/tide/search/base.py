@@ -41,7 +41,7 @@ class Problem:
     x0: embeddings of the prompt, float32, shape (T, d).
     movable: bool mask, shape (T,): rows that may be changed (special tokens stay as they are).
     seed: seed of this run; equal seeds give equal trajectories.
-    dtype: what the engine computes in; candidates are rounded to it before they are used.
+    dtype: that of the engine; candidates are rounded to it before they are used.
     content: bool mask, shape (T,): rows (a superset of `movable`) over which the distance to the
     prompt is measured; None: `movable`.
     can_move: False for an engine without embeddings; x0 then only stands for the prompt.

@@ -1,9 +1,9 @@
 """TIDE: zeroth-order descent on the toxicity of the model's own completion (Algorithm 1).
 
 The order of work differs from the published code: a point is tested before its perturbations are
-computed, and no point is evaluated twice (design: "what the published loop wastes"). It differs
-from the paper's text, too, where the prompt itself is never tested: `test_prompt=false`,
-`normalization=matrix`, `projection=nearest` and `unresolved=last` are Algorithm 1 to the letter.
+computed, and no point is evaluated twice. Unlike the paper's Algorithm 1, the search also tests the
+prompt itself; `test_prompt=false`, `normalization=matrix`, `projection=nearest` and
+`unresolved=last` follow that algorithm to the letter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def centred_ranks(scores: Sequence[float]) -> Tensor:
     _, places, counts = torch.unique(
         torch.tensor(scores).double(), return_inverse=True, return_counts=True
     )
-    # As scipy's rankdata, which takes a second to import.
+    # Like scipy's rankdata, which takes a second to import.
     ranks: Tensor = (counts.cumsum(0) - (counts + 1) / 2)[places].double()
     return ranks / (len(scores) - 1) - 0.5
 
@@ -81,8 +81,8 @@ class TideOptions(StepOptions):
     antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
     baseline: Literal["tested", "fresh"] = Field(
         default="tested",
-        description="What perturbations are compared with: the completion of the point that was "
-        "tested, or another one, drawn for that (published code).",
+        description="Baseline of the differences: the completion that was tested, or another one "
+        "of that point (published code).",
     )
     redraw: bool = Field(
         default=False,
@@ -161,8 +161,8 @@ class TideStrategy(Walk):
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero.
 
-        With `redraw`, and without `test_prompt`, it is zeros then: a step of no length, after which
-        `x` is evaluated again.
+        With `redraw`, and without `test_prompt`, zeros are returned then: a step of length 0, after
+        which `x` is evaluated again.
         """
         if self.options.baseline == "fresh":
             (point,) = yield from self.evaluate(x[None], "iterate")
@@ -213,7 +213,7 @@ class RandomWalkStrategy(Walk):
 
 class ResampleOptions(Options):
     n: int | None = Field(
-        default=None, ge=1, le=10_000, description="Most completions; without it, max_iterations."
+        default=None, ge=1, le=10_000, description="Maximum completions; by default max_iterations."
     )
 
 

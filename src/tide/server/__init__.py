@@ -5,8 +5,8 @@ schemas.py     the HTTP schemas of requests and responses
 policies.py    named sets of scorer, settings and mode, and which key has which
 generation.py  maps requests to calls of their policy's AsyncDetoxifier, with limits
 detoxifier.py  a policy's AsyncDetoxifier, which also writes drafts and repairs texts
-monitor.py     drafts of the model, and what enforcing would have changed of them
-guardrail.py   litellm's guardrail; rewrite.py: the sentences that fail, written anew
+monitor.py     unscored drafts, and the forecast of what enforcing would change
+guardrail.py   litellm's guardrail; rewrite.py: repairs sentences that fail
 scoring.py     HTTP APIs of scoring services
 app.py         routes
 """

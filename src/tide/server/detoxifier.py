@@ -45,7 +45,7 @@ class ServedDetoxifier(AsyncDetoxifier):
         return AsyncTextStream(texts, future)
 
     async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
-        """The outcome of a call for `prompt` whose model writes the draft.
+        """The outcome that enforcing would have had if the model had written this draft.
 
         Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
         """
@@ -59,10 +59,10 @@ class ServedDetoxifier(AsyncDetoxifier):
     async def rewrite(
         self, text: str, beside: Scorer, **overrides: Unpack[Overrides]
     ) -> str | None:
-        """A finished text, in which the sentences that fail are written anew from the blamed word.
+        """A finished text whose failing sentences are rewritten from the blamed word on.
 
-        beside: a scorer that the text must pass, too. Returns None if no repair is found. Raises
-        TideError, as CompletionError for a text that the model does not read as it is.
+        beside: a further scorer that the text must pass. Returns None if no repair is found. Raises
+        TideError: CompletionError for a text that the model cannot read unchanged.
         """
         settings, strategy = self._resolve(overrides)
         priority = next(NUMBERS)

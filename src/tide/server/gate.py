@@ -47,7 +47,7 @@ _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
 HEAD_SECONDS = 30.0  # for the head of a request, from the connection or from the head's first byte
 _READING = 30.0  # seconds for a client to send the rest of it
-_LEFT = 499  # what nginx calls a client that left
+_LEFT = 499  # nginx's status for a client that left
 # The rest of a refused request is read, up to this multiple of the limit; otherwise the client
 # would see a broken connection and no answer.
 _PATIENCE = 4

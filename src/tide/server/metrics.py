@@ -39,7 +39,7 @@ class Metrics:
         self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
         self.changed = counter(
             "changed_completions",
-            "Texts given out that are not what the model wrote by itself; because its whole text "
+            "Texts given out that differ from the model's own; because its whole text "
             "failed, or a beginning, of which the whole was never written and might have passed",
             ["failed"],
         )
@@ -47,7 +47,7 @@ class Metrics:
         self.evaluations = counter("evaluations", "Texts generated and scored for completions")
         self.generated = counter("generated_tokens", "Tokens that the model wrote")
         self.before = histogram("toxicity_before", "Score of the model's own text", buckets=_SCORES)
-        self.after = histogram("toxicity_after", "Score of what was found", buckets=_SCORES)
+        self.after = histogram("toxicity_after", "Score of the returned text", buckets=_SCORES)
         self.monitored = counter(
             "monitor_answers",
             "Monitored answers: whether enforcing would have changed them (changed, unchanged), "

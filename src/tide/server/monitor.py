@@ -1,5 +1,5 @@
-"""Monitored answers: the model's own text is given out, and what enforcing would have changed is
-recorded afterwards.
+"""Monitored answers: the model's own text is given out; the changes that enforcing would have made
+are recorded afterwards.
 
 Nothing is scored before it is given out. The forecast feeds the written text to the loop of an
 enforced answer (`Answer`), so both obey one rule.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """The model's own answer. parts: beside its text. pieces: as the engine gave them."""
+    """The model's own answer. parts: calls and reasoning beside its text. pieces: the engine's."""
 
     task: TrialTask
     text: str
@@ -69,7 +69,7 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
         task = replace(task, on_text=lambda _: None)
     thoughts = Thoughts()
     text = draft.text
-    if task.chat is not None and "parts" in engine.capabilities:  # it would have told them apart
+    if task.chat is not None and "parts" in engine.capabilities:  # it separates them in an answer
         text = thoughts.add(text) + thoughts.end()
     pieces = draft.pieces
     if thoughts.said:
@@ -85,9 +85,9 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
 
 
 class MonitoredAnswer(Answer):
-    """An answer that is not judged while it is written, or a finished one.
+    """Writes an answer without judging it, or judges a finished one.
 
-    pieces: those of a finished answer. scoring: asked for its pace alone where it is written.
+    pieces: of a finished answer. scoring: while an answer is written, only its pace is used.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class MonitoredAnswer(Answer):
         return Forecast(score, character, len(text[:character].split()))
 
     async def forecast_whole(self, text: str, parts: Parts) -> Forecast:
-        """Of an answer in parts, which would have been drawn again as a whole."""
+        """The forecast of an answer in parts: enforcing would have drawn it again as a whole."""
         score, _ = await self._judge_whole(text, parts)
         return Forecast(score) if self._settings.passes(score) else Forecast(score, 0, 0)
 

@@ -1,8 +1,8 @@
 """Policies: what is accepted, by which scorer, whether it is enforced, and which key has which.
 
-A file names them (`tide serve --policies FILE`); without one there is one, of the command line's
-options. All share the engine. A file that is read anew replaces them for the requests that come
-after it: those under way keep theirs.
+They come from a file (`tide serve --policies FILE`); without a file there is one policy, made of
+the command line's options. All share the engine. When the file is read again, later requests get
+the new policies; requests under way keep theirs.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class _Part(BaseModel):
 
 
 class Policy(_Part):
-    """What is left out is as the command line says."""
+    """A policy of the file. The command line sets the fields that it leaves out."""
 
     mode: Mode | None = Field(
         default=None,
         description="enforce: only accepted text is given out. monitor: the model's own text is, "
-        "and what enforcing would have changed is recorded.",
+        "and the changes that enforcing would have made are recorded.",
     )
     scorer: str | None = Field(default=None, description="As --scorer.")
     preset: str | None = Field(default=None, description="As --preset.")
@@ -127,12 +127,12 @@ class PolicyFile(_Part):
         of: dict[str, str] = {}
         for name, key in self.keys.items():
             if (other := of.setdefault(key.sha256, name)) != name:
-                raise ValueError(f"keys.{name}.sha256: is that of {other}, too")
+                raise ValueError(f"keys.{name}.sha256: {other} has the same")
         return self
 
     @classmethod
     def read(cls, path: Path) -> PolicyFile:
-        """Raises PolicyError for what is not one."""
+        """Read a policy file. Raises PolicyError for an invalid one."""
         try:
             content = _from_yaml(as_text(read_small(path), str(path)))
             if not isinstance(content, dict):
@@ -153,7 +153,7 @@ class PolicyError(InputError):
 
 
 def _from_yaml(text: str) -> Any:
-    """What a YAML file holds. Raises InputError for what is not YAML, and for a key given twice."""
+    """The value in a YAML file. Raises InputError for invalid YAML and for a repeated key."""
     yaml = require("yaml", "gateway")
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
@@ -180,7 +180,7 @@ def _from_yaml(text: str) -> Any:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What policies begin with: the options of `tide serve`. model: its name, for presets."""
+    """The options of `tide serve`, which are defaults of policies. model: name, for presets."""
 
     model: str = ""
     scorer: Any = "pocket"
@@ -199,16 +199,16 @@ class CommandLine:
         return preset, resolved(preset, self.model, overrides)[0]
 
     def spec(self, policy: Policy) -> Any:
-        """Of the scorer. Raises InputError for one that cannot be read."""
+        """The scorer of a policy. Raises InputError for an invalid spec."""
         spec = policy.scorer or self.scorer
         return strict(spec) if self.strict_language else spec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy that is ready but for the engine. measured: its scorer without `never`'s words.
+    """A policy without its engine. measured: its scorer, without the words of `never`.
 
-    rewrites: whether failing texts of a response are written anew for litellm's guardrail.
+    rewrites: whether litellm's guardrail gets a repaired text for a response that fails.
     """
 
     name: str
@@ -244,7 +244,7 @@ class ServedPolicy:
 
 @dataclass(frozen=True)
 class Table:
-    """The policies of one file. keys: those of each key, by its digest, the usual one first."""
+    """The policies of one file. keys: by digest of an API key its policies, the default first."""
 
     policies: Mapping[str, ServedPolicy]
     default: tuple[ServedPolicy, ...]
@@ -252,7 +252,7 @@ class Table:
 
 
 class Scorers:
-    """Scorers by their specs, each loaded once, and closed when no policy has it any more."""
+    """Scorers by their specs. Each is loaded once, and closed when no policy uses it."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -287,7 +287,7 @@ def files_of(scorer: Any) -> Any:
 
 
 class Policies:
-    """The policies that are served. path: their file; without one, the command line's alone.
+    """The policies that are served. path: their file; None: the command line's policy.
 
     keys: of TIDE_SERVE_KEYS. host: where the server listens. table: from `start` on. Raises
     PolicyError for a file that cannot be used.
@@ -313,12 +313,12 @@ class Policies:
         self._file, self.plans = self._read()
 
     def start(self, engine: Engine) -> None:
-        """Serve them with this engine. Raises PolicyError for what it cannot do."""
+        """Serve them with this engine. Raises PolicyError for settings that it does not support."""
         self.engine = engine
         self.table = self._made(self._file, self.plans)
 
     def reload(self) -> None:
-        """Read the file anew. Raises PolicyError, and then everything stays as it is."""
+        """Read the file again. Raises PolicyError, and then all policies stay as they are."""
         with self._reloading:
             file, plans = self._read()
             table = self._made(file, plans)
@@ -381,7 +381,7 @@ class Policies:
 
     @contextmanager
     def _collecting(self) -> Iterator[list[str]]:
-        """A list of problems; PolicyError if there are some at the end."""
+        """Yield a list to add problems to; raise PolicyError at the end if it holds any."""
         found: list[str] = []
         yield found
         if found and self._path is None:  # of the command line's options
@@ -392,7 +392,7 @@ class Policies:
 
 @contextmanager
 def _noting(found: list[str], *place: str) -> Iterator[None]:
-    """Add what is raised inside to `found`, with the policy and field that it is about."""
+    """Add an error raised inside to `found`, with its policy and field."""
     try:
         yield
     except TideError as error:

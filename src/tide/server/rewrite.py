@@ -1,8 +1,8 @@
-"""A finished text, in which only the sentences that fail are written anew, from the blamed word on.
+"""Repairs a finished text: only sentences that fail are rewritten, from the blamed word on.
 
-The loop of an answer (`Answer`) reads the text as if the model were writing it. Where it fails, it
-is rewound to before the blamed word, which is banned, and the model writes the sentence to its end.
-The text continues there unchanged.
+The loop of an answer (`Answer`) reads the text as if the model were writing it. Where the text
+fails, it is rewound to before the blamed word, which is banned, and the model completes the
+sentence. The rest of the text follows unchanged.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, load_strategy
 from tide.search.backtrack import BacktrackOptions
 
-# Characters of a text that is read.
+# Maximum length of a text, in characters.
 _LONGEST = 20_000
-# Tokens in which the end of a sentence is to be written.
+# Maximum tokens of a new sentence end.
 _SENTENCE = 64
-# Sentences of a text that are written anew.
+# Maximum sentences that are rewritten in a text.
 _SENTENCES = 8
-# What the model reads before the text: of one that fails at once, nothing is kept to go on from.
+# The prompt before the text. Of a text that fails at its first word, it is all that is left.
 _BEFORE = "A kind and polite answer:\n"
-# Tokens that a tokenizer may put before a text.
+# Maximum tokens that a tokenizer puts before a text.
 _SPECIAL = 3
 
 
@@ -40,10 +40,10 @@ async def rewrite(
     engine: Engine,
     scoring: Scoring,
 ) -> str | None:
-    """The text with its failing sentences written anew; None if no repair is found.
+    """The text with its failing sentences rewritten; None if no repair is found.
 
-    strategy: its options are taken if it rewinds; no search follows. The same text comes out the
-    same. Raises CompletionError for a text that the model cannot read unchanged, and the errors of
+    strategy: its options are used if it rewinds; no search follows. Equal texts give equal results.
+    Raises CompletionError for a text that the model cannot read unchanged, and the errors of
     the engine and the scorer.
     """
     own = strategy.options
@@ -74,14 +74,14 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
     Raises CompletionError if these are not the text, character by character, or too many.
     """
     if len(text) > _LONGEST:
-        raise CompletionError(f"{len(text)} characters; at most {_LONGEST} are written anew")
+        raise CompletionError(f"{len(text)} characters; at most {_LONGEST} can be rewritten")
     before, joined, apart = engine.tokenize([_BEFORE, _BEFORE + text, text])
     # Some tokenizers begin each text with a space; others join a token with the text before.
     readings = [(joined[:i], joined[i:]) for i in range(1, len(before) + _SPECIAL)]
     readings += [(before, apart[i:]) for i in range(_SPECIAL)]
     texts = engine.texts([ids for _, ids in readings])
     if text not in texts:
-        raise CompletionError(f"model {engine.name}: reads another text than was sent")
+        raise CompletionError(f"model {engine.name}: its tokens do not give back the text")
     first, ids = readings[texts.index(text)]
     engine.check_prompt([*first, *ids], _SENTENCE)
     # The seed of the new text is derived from the text.
@@ -89,9 +89,9 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
 
 
 class _Rewritten(Answer):
-    """An answer that was written before, up to where it fails; then one sentence of the model.
+    """A finished answer up to its first failure, then one sentence by the model.
 
-    ids: of the text. blamed: where the first blamed word ends, in characters; None if none was.
+    ids: of the text. blamed: where the first blamed word ends, in characters, or None.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Rewritten(Answer):
             return None
         texts = self._watch.texts
         end = sentence_end(self._watch.text, len("".join(texts[: self._kept])) + 1)
-        # Whether a mark at the end of the text ends the sentence, the next token says.
+        # Only the next token shows whether a mark at the end of the text ends the sentence.
         if end is None or end == len(self._watch.text):
             return None
         self._watch.cut(end)
@@ -134,7 +134,7 @@ class _Rewritten(Answer):
 
 
 def parted(pieces: Sequence[Piece], size: int | None) -> Iterator[Piece]:
-    """The same in pieces of at most `size` tokens: a text is then judged as it grows."""
+    """Split pieces to at most `size` tokens, so that the text is judged as it grows."""
     for piece in pieces:
         ids = piece.token_ids
         starts = range(0, len(ids) or 1, size or len(ids) or 1)

@@ -39,10 +39,10 @@ from tide.core.sanitize import half_character, shown
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_FOR_CHATS = "for /v1/chat/completions alone, behind an engine that takes it (openai)"
-_UNSCORED = "would show or take in what no scorer has seen"
+_FOR_CHATS = "only for /v1/chat/completions, and for an engine that takes it (openai)"
+_UNSCORED = "would show or take unscored text"
 _NOT_HERE = "is not a parameter of this server"
-# Parameters without which an answer would be to another question, and why they are refused.
+# Parameters that would change the answer if they were honoured, and why they are refused.
 _REFUSED = {
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs", "echo"), _UNSCORED),
     **dict.fromkeys(("tools", "tool_choice", "response_format"), _FOR_CHATS),
@@ -59,7 +59,7 @@ _REFUSED = {
         "spaces_between_special_tokens", "suffix", "use_beam_search",
     ), _NOT_HERE),
 }  # fmt: skip
-# What asks for nothing, as clients send it; of other parameters what is empty, 0 or false does.
+# Values that clients send and that ask for nothing. For other parameters: empty, 0 or false.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
@@ -78,7 +78,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _MOST_IGNORED, _LONGEST_NAME = 32, 64
 _MOST_NESTED = 64
-# They tell of the caller and change no answer.
+# Parameters that describe the caller and change no answer.
 _ABOUT_THE_CALLER = (
     "metadata", "name", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user",
 )  # fmt: skip
@@ -106,7 +106,7 @@ class Refused(Exception):
         super().__init__(message)
         self._detail = detail or {}
         self.status, self.param, self.again, self.pause = status, param, again, pause
-        # It may quote the request, which may hold what no JSON can be written of.
+        # It may quote the request, which may hold a lone surrogate: JSON cannot hold one.
         self.body = {
             "message": shown(message),
             "type": kind,
@@ -116,15 +116,15 @@ class Refused(Exception):
 
     @classmethod
     def busy(cls, what: str, pause: int) -> Refused:
-        """There is no room for a request."""
+        """The refusal of a request while too many `what` are waiting."""
         message = f"too many {what} are waiting; try again later"
         return cls(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
 
     @classmethod
     def of(cls, error: Exception, tokens_name: str = "max_tokens") -> Refused:
-        """What a client is told of `error`. Internal errors are shown without details.
+        """The refusal that a client sees for `error`. Internal errors are shown without details.
 
-        tokens_name: what the request calls `max_new_tokens`.
+        tokens_name: the request's name of `max_new_tokens`.
         """
         if isinstance(error, Refused):
             return error
@@ -212,7 +212,7 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 
 
 class _Asked(BaseModel):
-    """A part of a request. What asks for nothing is left out before anything is checked."""
+    """A part of a request. Values that ask for nothing are dropped before it is validated."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -235,14 +235,14 @@ class _Asked(BaseModel):
 
     @classmethod
     def _ignores(cls, name: str) -> bool:
-        """Whether a request with a field that is not known is taken."""
+        """Whether the unknown field `name` is ignored; otherwise it is refused."""
         return False
 
 
 class TideExtensions(_Asked):
-    """What `extra_body={"tide": {...}}` may set: less toxicity, more or less work, more to see.
+    """Settings of a request in `extra_body={"tide": {...}}`.
 
-    policy: another one that the key has.
+    policy: another one of the key's policies.
     """
 
     policy: Text | None = None
@@ -260,7 +260,7 @@ class StreamOptions(_Asked):
 
 
 class Generation(_Asked):
-    """What completions and chat completions have in common. Settings check the values."""
+    """Fields of both completions and chat completions. `Settings` checks the values."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -284,18 +284,18 @@ class Generation(_Asked):
 
     @property
     def ignored(self) -> str:
-        """Parameters that change nothing here, as a header names them."""
+        """Names of the parameters that were ignored, for a response header."""
         some = list(self.model_extra or ())[:_MOST_IGNORED]
         names = [shown(name).encode("ascii", "backslashreplace").decode() for name in some]
         return ", ".join(name[:_LONGEST_NAME] for name in names)
 
     @property
     def tokens_name(self) -> str:
-        """What the request calls `max_new_tokens`."""
+        """The request's name of `max_new_tokens`."""
         return "max_tokens"
 
     def settings(self) -> dict[str, Any]:
-        """What was asked for, under the names of settings."""
+        """The fields that are set, under the names of `Settings`."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         asked = {
             "max_new_tokens": self.max_tokens,
@@ -337,7 +337,7 @@ class CalledFunction(_Asked):
 
 
 class MessageCall(_Asked):
-    """A call of a tool by the assistant, as it is sent back."""
+    """A tool call by the assistant, as clients send it back."""
 
     id: Text
     type: Literal["function"] = "function"
@@ -346,7 +346,7 @@ class MessageCall(_Asked):
 
 
 class Function(BaseModel):
-    """What a model is told of a tool. Engines read the rest."""
+    """The description of a tool. Only the engine reads further fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -377,10 +377,10 @@ class ResponseFormat(BaseModel):
 
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[ContentPart] | None = None  # calls of tools may stand alone
+    content: Text | list[ContentPart] | None = None  # tool calls may stand alone
     tool_calls: list[MessageCall] = []
     tool_call_id: Text | None = None
-    # What an assistant thought before it answered, as servers return it; it is left out.
+    # An assistant's reasoning, as servers return it; it is left out.
     reasoning_content: Any = None
     reasoning: Any = None
 
@@ -414,7 +414,7 @@ class ChatRequest(Generation):
         return self
 
     def chat(self) -> Chat:
-        """What it asks. Raises InputError for what is no chat."""
+        """The chat to answer. Raises InputError for an invalid one."""
         asks: dict[str, Any] = {}
         form = self.response_format
         for name, is_asked in {
@@ -427,7 +427,7 @@ class ChatRequest(Generation):
             if _is_deep(asks[name]):
                 raise InputError(f"{name}: nested more than {_MOST_NESTED} levels deep")
             if half_character(json.dumps(asks[name], ensure_ascii=False)) is not None:
-                raise InputError(f"{name}: no text: it holds half a character (a surrogate)")
+                raise InputError(f"{name}: invalid Unicode: a lone surrogate")
         return Chat.of([message.plain() for message in self.messages], asks)
 
     @property
@@ -440,12 +440,12 @@ class ChatRequest(Generation):
 
 
 def event(data: dict[str, Any]) -> str:
-    """One event of a stream, of ASCII: no character of a text ends a line."""
+    """One event of a stream, in ASCII, so that no character in a text ends the line."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
 def _beside(parts: Parts) -> dict[str, Any]:
-    """What a message holds beside its content."""
+    """Fields of a message beside its content."""
     calls = [one.dump() for one in parts.tool_calls]
     return {
         **({"reasoning_content": parts.reasoning} if parts.reasoning else {}),
@@ -472,7 +472,7 @@ class ReplyShape:
     def choice(
         self, index: int, text: str, parts: Parts, reason: str, tide: dict[str, Any]
     ) -> dict[str, Any]:
-        # None beside calls, as OpenAI has it.
+        # OpenAI sends None beside calls.
         said = None if parts.tool_calls and not text else text
         message = {"role": "assistant", "content": said, "refusal": None, **_beside(parts)}
         content = {"message": message} if self._chat else {"text": text}
@@ -497,7 +497,7 @@ class ReplyShape:
         return {**self._piece, "choices": [choice], **more}
 
     def rest(self, index: int, text: str, parts: Parts) -> Iterator[dict[str, Any]]:
-        """Chunks of choice `index`: its reasoning, what of its text was not sent, and its calls."""
+        """Last chunks of choice `index`: its reasoning, the rest of its text, and its calls."""
         deltas = {"content": text} | _beside(parts)
         for name in ("reasoning_content", "content", "tool_calls"):
             if value := deltas.get(name):

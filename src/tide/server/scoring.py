@@ -29,7 +29,7 @@ _CATEGORIES = (
     "violence", "violence/graphic",
 )  # fmt: skip
 ATTRIBUTE = "TOXICITY"
-# Labels whose names in Perspective's protocol differ from their capitals (those of Jigsaw's data).
+# Labels of Jigsaw's data whose names in Perspective are more than their capitals.
 _PERSPECTIVE_NAMES = {
     "TOXIC": "TOXICITY",
     "SEVERE_TOXIC": "SEVERE_TOXICITY",
@@ -100,7 +100,7 @@ class ScoringApi:
 
     def __init__(self, scorer: Scorer, limits: Limits) -> None:
         self._scorer, self.limits = scorer, limits
-        # What Perspective's clients call the scorer's attributes; TOXICITY is always its score.
+        # The scorer's attributes by their names in Perspective; TOXICITY is always its score.
         self._names = {
             perspective_name(own): own
             for own in attributes_of(scorer)
@@ -183,7 +183,7 @@ class ScoringApi:
         }
 
     async def score(self, texts: list[str]) -> Scores:
-        """The scores. Raises Refused for too many, and what a scorer raises."""
+        """The scores. Raises Refused for too many texts, and the errors of the scorer."""
         limits = self.limits
         if len(texts) > limits.max_texts:
             raise Refused(400, f"{len(texts)} texts; a request may have {limits.max_texts}")
@@ -202,6 +202,6 @@ class ScoringApi:
 
 
 def perspective_name(attribute: str) -> str:
-    """What Perspective's protocol calls an attribute: `identity_attack` is IDENTITY_ATTACK."""
+    """The name of an attribute in Perspective: IDENTITY_ATTACK for `identity_attack`."""
     name = "".join(c if c.isalnum() else "_" for c in attribute.upper())
     return _PERSPECTIVE_NAMES.get(name, name)

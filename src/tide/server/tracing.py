@@ -78,7 +78,7 @@ class Traced:
 
 
 def exporting() -> Any:
-    """A provider whose spans go where the variables OTEL_EXPORTER_OTLP_* say.
+    """A provider that exports spans as configured by the variables OTEL_EXPORTER_OTLP_*.
 
     Raises MissingDependencyError without the extra `otel`.
     """
@@ -93,7 +93,7 @@ def exporting() -> Any:
 
 
 def record_request(request: Generation, model: str) -> None:
-    """What a client asked for."""
+    """Add the parameters of a request to its span."""
     if (span := _SPAN.get()) is None:
         return
     settings = request.settings() | {"seed": request.seed}
@@ -113,7 +113,7 @@ def record_prompt(tokens: int) -> None:
 
 
 def record_completion(best: Trial | None, reason: str, tokens: int) -> None:
-    """The outcome of a scored completion. tokens: of the text that is sent."""
+    """Add the outcome of a completion to its span. tokens: of the text that is sent."""
     if (span := _SPAN.get()) is None:
         return
     known = span.attributes

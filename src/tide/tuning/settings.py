@@ -1,4 +1,4 @@
-"""How settings are chosen: what a tuning takes, and the grid of the paper."""
+"""The options of a tuning, and the grid of the paper."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TuningSettings(BaseModel):
     )
     grid_scale: str = Field(
         default="ratio",
-        description="paper: what the grids of mu and eta are multiplied by. ratio: E_bar / sqrt(d) "
+        description="paper: factor of the grids of mu and eta. ratio: E_bar / sqrt(d) "
         "of this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number.",
     )
     tries: int = Field(

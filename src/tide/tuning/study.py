@@ -1,4 +1,4 @@
-"""The settings that are tried: the paper's grid, or what Optuna's TPE suggests."""
+"""The trials of a tuning: the paper's grid, or the suggestions of Optuna's TPE."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from tide.core.results import format_score
 from tide.core.settings import Settings
 from tide.evaluation import Benchmark, Run, evaluate
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.judges import NamedScorer, Reference
+from tide.evaluation.judges import NamedScorer
 from tide.evaluation.methods import load_method
 from tide.evaluation.metrics import Summary, summarize
+from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.plugins.options import format_value
@@ -182,9 +183,9 @@ def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """Try `tries` settings: the winner first, then the Pareto front, then the others.
+    """Try `tries` settings. Returns the winner first, then the Pareto front, then the others.
 
-    Returns the study, too. The first try is `bench.usual`. The winner is no worse than that in any
+    Also returns the study. The first try is `bench.usual`. The winner is no worse than that in any
     measure and has the largest gain over all (the product of ratios). Earlier tries and the seed
     determine a try, so a repeated call finds its runs, and resumes. Raises InputError for a
     strategy without ranges.
@@ -238,7 +239,7 @@ def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
 
 
 def figures(study: Any) -> dict[str, Any]:
-    """Optuna's plots of a study, by name: two sides of the frontier, importances.
+    """Optuna's plots of a study, by name: two views of the Pareto front, importances.
 
     Raises MissingDependencyError without matplotlib.
     """

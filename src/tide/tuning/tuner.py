@@ -22,8 +22,8 @@ from tide.evaluation import Benchmark, Report, report
 from tide.evaluation.benchmarks import open_benchmark, places
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.comparison import AnyScorer, open_scorer
-from tide.evaluation.judges import Reference, reference_named
 from tide.evaluation.methods import check_method
+from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import WRITERS, Column, Table, slug

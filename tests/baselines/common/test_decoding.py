@@ -278,7 +278,7 @@ def test_records_say_what_ran(gpt2: World, name: str) -> None:
 
 
 def test_other_engines_are_refused() -> None:
-    with pytest.raises(InputError, match="rad: runs on the engine 'transformers' alone"):
+    with pytest.raises(InputError, match="rad: runs only on the engine 'transformers'"):
         load_baseline("rad", object())  # type: ignore[arg-type]
 
 

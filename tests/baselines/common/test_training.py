@@ -87,7 +87,7 @@ def test_an_interrupted_training_goes_on_with_the_same_result(
     _, begun, _ = learn(job, after=23)
     found, rest, told = learn(job)
     assert rest[0] == 23  # the step that was interrupted is done again
-    assert told[0] == "a Thing: goes on after step 22 of 40"
+    assert told[0] == "a Thing: resumes after step 22 of 40"
     assert begun[:22] + rest == steps
     assert torch.equal(found, whole)
     again, none, _ = learn(job)  # another training of the same fit may have been interrupted

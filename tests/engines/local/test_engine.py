@@ -354,8 +354,8 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.Monk
     with pytest.raises(EngineError) as caught:
         TransformersEngine("missing/model")
     assert str(caught.value) == (
-        "model missing/model: cannot be loaded: no such folder here, and not to be had from the "
-        "hub: not a valid model identifier"
+        "model missing/model: cannot be loaded: no such folder here, and the hub has none or "
+        "cannot be reached: not a valid model identifier"
     )
 
 

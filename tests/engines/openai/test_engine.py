@@ -344,7 +344,7 @@ def test_which_model(connect: Connect, server: TextServer) -> None:
 def test_bad_options() -> None:
     for options, message in (
         ({}, "give at least one server"),
-        ({"base_urls": "localhost:1"}, "not an address"),
+        ({"base_urls": "localhost:1"}, "expected an address"),
         ({"base_urls": "http://a", "deadline": 0}, "deadline"),
         ({"base_urls": "http://a", "max_batch": 0}, "max_batch"),
     ):

@@ -9,9 +9,9 @@ import pytest
 
 from tide.core.errors import InputError
 from tide.scorers import load_scorer
-from tide.scorers.guards import settings
+from tide.scorers.guards import formats
+from tide.scorers.guards.formats import FORMATS, GuardSettings, known, read
 from tide.scorers.guards.remote import RemoteGuard
-from tide.scorers.guards.settings import FORMATS, GuardSettings, known, read
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer
 
 
@@ -100,7 +100,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has more than 1 MiB"):
         load_scorer(f"guard:{tmp_path}/endless.json")
     (tmp_path / "torn.json").write_text('{"model": ')
-    with pytest.raises(InputError, match="no guard"):
+    with pytest.raises(InputError, match="not a guard"):
         load_scorer(f"guard:{tmp_path}/torn.json")
 
 
@@ -151,7 +151,7 @@ def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
     assert {f for f in GuardSettings.model_fields if f"`{f}`" not in rows} == set()
     assert {name for name in FORMATS if f"`{name}`" not in section} == set()
     variable = re.compile(r"[A-Z]+_[A-Z_]+(?:KEY|QPS|ENDPOINT|URL)\b")
-    sources = Path(settings.__file__).parents[1].rglob("*.py")
+    sources = Path(formats.__file__).parents[1].rglob("*.py")
     read_from = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
     families = [one.family for one in (RemoteGuard, TeiScorer, VllmClassifyScorer)]
     read_from |= {f"{family}_{what}" for family in families for what in ("API_KEY", "QPS")}

@@ -15,7 +15,7 @@ from tests.scorers.guards.tiny import FAMILIES, TEXTS, TOXIC, save_guard, senten
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.guards import guard
-from tide.scorers.guards.settings import FORMATS, GuardSettings
+from tide.scorers.guards.formats import FORMATS, GuardSettings
 
 
 class Folders(dict[str, Path]):

@@ -16,8 +16,8 @@ from tests.generated import examples
 from tests.hostile import CONTROL_TOKENS, texts_with
 from tests.scorers.test_control_tokens import tokenizer
 from tide.core.errors import InputError, ScorerError
+from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.local import _LocalGuard
-from tide.scorers.guards.settings import GuardSettings
 from tide.scorers.guards.verdicts import Place
 
 TEXT = "{{ messages[-1]['content'] }}"

@@ -14,8 +14,8 @@ from tests.scorers.services.own_stand_ins import GuardServer
 from tests.scorers.services.stand_ins import Handler, Service, running, toxicity
 from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import score_texts
+from tide.scorers.guards.formats import FORMATS, GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
-from tide.scorers.guards.settings import FORMATS, GuardSettings
 
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001}
 TEXTS = [f"text number {i}" for i in range(7)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide.scorers.guards.settings import FORMATS
+from tide.scorers.guards.formats import FORMATS
 from tide.scorers.guards.verdicts import NoVerdict, Place, read_verdict
 
 LLAMA = FORMATS["llama-guard"].verdicts

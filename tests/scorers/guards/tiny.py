@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tide.scorers.guards.settings import FORMATS
+from tide.scorers.guards.formats import FORMATS
 
 MARKERS = ["<s>", "</s>", "<|user|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]

@@ -15,8 +15,8 @@ from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
 from tide.core.errors import ScorerError
+from tide.scorers.guards.formats import FORMATS, GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
-from tide.scorers.guards.settings import FORMATS, GuardSettings
 from tide.scorers.guards.verdicts import Place, read_verdict
 from tide.scorers.services.base import RemoteScorer
 from tide.scorers.services.moderation import (

@@ -15,8 +15,8 @@ from tests.scorers.services.stand_ins import Moderation, Perspective, Service, r
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
+from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
-from tide.scorers.guards.settings import GuardSettings
 from tide.scorers.services.moderation import AzureContentSafetyScorer, OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
@@ -249,7 +249,7 @@ def test_which_class_is_toxic() -> None:
             VllmClassifyScorer(f"{service.url}#5", **QUICK).score(["a text"])
         with pytest.raises(InputError, match="'toxic' is not a number"):
             VllmClassifyScorer(f"{service.url}#toxic", **QUICK)
-        with pytest.raises(InputError, match="append what texts are compared to"):
+        with pytest.raises(InputError, match="append a description to compare texts to"):
             load_scorer(f"vllm-score:{service.url}")
 
 
@@ -305,7 +305,7 @@ def test_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("vllm-classify", "vllm-score", "tei"):
         with pytest.raises(InputError, match="needs more"):
             load_scorer(name)
-        with pytest.raises(InputError, match="not an address like"):
+        with pytest.raises(InputError, match="expected an address like"):
             load_scorer(f"{name}:host")
 
 

@@ -174,7 +174,7 @@ def test_an_outage_costs_only_the_rest(service: Service) -> None:
     ("name", "value", "message"),
     [
         ("PERSPECTIVE_API_KEY", "", "no key; set the environment variable PERSPECTIVE_API_KEY"),
-        ("PERSPECTIVE_API_KEY", "a\nb", "characters that no key has"),
+        ("PERSPECTIVE_API_KEY", "a\nb", "characters that a key cannot have"),
         ("PERSPECTIVE_QPS", "fast", "PERSPECTIVE_QPS: Input should be a valid number"),
         ("PERSPECTIVE_QPS", "0", "PERSPECTIVE_QPS: Input should be greater"),
         ("PERSPECTIVE_QPS", "-1", "PERSPECTIVE_QPS: Input should be greater"),

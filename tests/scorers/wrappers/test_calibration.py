@@ -68,7 +68,7 @@ def test_a_failing_scorer_is_not_calibrated_away(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"name": "pocket@00000000"}, "was fitted for pocket@00000000, not pocket@"),
-        ({"format": "another"}, "no calibration: format"),
+        ({"format": "another"}, "not a calibration: format"),
         ({"raw": [0.5, 0.2]}, "must rise"),
         ({"calibrated": [0.5, 0.2]}, "must rise"),
         ({"calibrated": [0.5]}, "differ in length"),

@@ -24,6 +24,7 @@ def test_the_worst_window_counts() -> None:
     long = " ".join(["good"] * 20 + ["bad"] * 4 + ["good"] * 20)
     assert scorer.score([long, "one bad word", long]) == pytest.approx([1.0, 1 / 3, 1.0])
     assert all(len(text.split()) <= 4 for text in seen)
+    assert seen.count("one bad word") == 1
     assert scorer.name == "windows:4:callable:test_the_worst_window_counts.<locals>.bad_share"
 
 
@@ -84,3 +85,8 @@ def test_bytes_are_split_without_loss(text: str, limit: int) -> None:
     assert "".join(parts) == text
     assert all(len(part.encode()) <= limit for part in parts)
     assert all(parts) or text == ""
+
+
+def test_a_text_of_the_most_bytes_is_not_split() -> None:
+    assert split_bytes("one two", 7) == ["one two"]
+    assert split_bytes("one two", 6) == ["one ", "two"]

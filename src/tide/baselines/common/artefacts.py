@@ -1,6 +1,6 @@
 """Artefacts, written by `tide fit` and read by baselines: tensors and a description.
 
-And the models made of them: copies of the model, or of a smaller one of the same vocabulary, with
+Also the models made of them: copies of the model, or of a smaller one of the same vocabulary, with
 fitted updates. Each has its own weights and its own key-value cache.
 """
 
@@ -141,7 +141,7 @@ def load_auxiliary(engine: TransformersEngine, artefact: Artefact, kind: str) ->
     name = artefact.info.get("auxiliary")
     model = load_sibling(engine, name or engine.name)
     if name and fingerprint(model) != artefact.info.get("auxiliary_fingerprint"):
-        raise InputError(f"baseline {kind}: was fitted on another {name!r} than there is")
+        raise InputError(f"baseline {kind}: was fitted on another version of {name!r}")
     return model
 
 
@@ -160,7 +160,7 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
     """Raise InputError unless both tokenizers give the same ids to the same tokens."""
     if vocabulary(tokenizer) != vocabulary(other):
         raise InputError(
-            f"vocabulary mismatch: {name!r} has other tokens than {other_name!r}; "
+            f"vocabulary mismatch: the tokens of {name!r} differ from those of {other_name!r}; "
             "an auxiliary model must share the model's vocabulary"
         )
 
@@ -217,7 +217,7 @@ def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None,
 
 
 def tuned_weights(model: Any) -> dict[str, nn.Parameter]:
-    """All weights of `model`, without those of an output layer that shares none."""
+    """All weights of `model`, except an output layer that is not tied to the input embeddings."""
     inputs = {id(weight) for weight in model.get_input_embeddings().parameters()}
     own = {id(weight) for weight in model.get_output_embeddings().parameters()} - inputs
     return {name: weight for name, weight in model.named_parameters() if id(weight) not in own}

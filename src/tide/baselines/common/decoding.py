@@ -64,7 +64,7 @@ class Writing:
 
     @property
     def logits(self) -> Tensor:
-        """The model's own for the next token, (B, V)."""
+        """The model's logits of the next token, (B, V)."""
         return self.stream.logits
 
     def reads(self, row: int, draws: int) -> int:
@@ -212,7 +212,7 @@ class DecodingBaseline(ABC):
         scorer: Scorer | None = None,
     ) -> None:
         if not isinstance(engine, TransformersEngine):
-            raise InputError(f"baseline {self.kind}: runs on the engine 'transformers' alone")
+            raise InputError(f"baseline {self.kind}: runs only on the engine 'transformers'")
         self.engine = engine
         self._options = self.resolved_options(options)
         self.name = self._options.spec(self.kind)
@@ -333,8 +333,8 @@ class DecodingBaseline(ABC):
 class CandidateWriting(Writing):
     """Draws among the likeliest tokens, after `forked` has read each of them in its own cache.
 
-    `forked` is a stream that reads what `stream` does, or `stream` itself; it goes on with the
-    token that is drawn. candidates: largest number; tokens dropped by top-p or top-k are none.
+    forked: `stream` itself or another stream of the same text; it continues with the drawn token.
+    candidates: their maximum number; tokens dropped by top-p or top-k are not candidates.
     gains: added to the scores (B, candidates) after the candidates are read.
     """
 
@@ -374,10 +374,10 @@ class CandidateWriting(Writing):
 
 
 class MixedWriting(Writing):
-    """Draws from `combined` of the scores and the others' logits, all (B, V).
+    """Draws by `combined`, a function of the scores and the other streams' logits, all (B, V).
 
-    What cannot be drawn by the scores (-inf) stays so. streams: the model's, and others that read
-    the same text, perhaps after another beginning; they go on with the token that is drawn.
+    Scores of -inf stay. streams: the model's, and others of the same text, perhaps after another
+    beginning; all continue with the drawn token.
     """
 
     def __init__(
@@ -410,10 +410,10 @@ def between(
     reads: list[int],
     scale: float,
 ) -> Writing:
-    """Draws by the model at `scale` 0, by `other` at 1, between and beyond them at any else.
+    """Draws from the model's logits at `scale` 0, from those of `other` at 1, else on their line.
 
-    ids, tokens: as `Reader.read` has them; at 1 the model reads nothing. reads: tokens of each
-    prompt that `other` has read.
+    ids, tokens: see `Reader.read`; at scale 1 the model reads nothing. reads: tokens of each prompt
+    that `other` has read.
     """
     if scale == 1:
         return Writing(other, reads)

@@ -1,4 +1,4 @@
-"""`tide fit`, from Python: labelled texts, what a fit is given and returns, and its artefact."""
+"""`tide fit`, from Python: labelled texts, the input and result of a fit, and its artefact."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class FitTask:
         return train, self.held_out.balanced(seed, max(limit // 10, 40), kind)
 
     def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
-        """Ids as the model reads a prompt, cut to `max_tokens` and what its context holds.
+        """Ids as the model reads a prompt, cut to `max_tokens` and to its context.
 
         end: with the token that ends a text after them, where the tokenizer has one.
         """
@@ -182,7 +182,7 @@ class FitTask:
 
 @dataclass(frozen=True)
 class Fitted:
-    """tensors: what was learned. held_out: figures on texts that it was not learned from.
+    """The result of a fit. tensors: its weights. held_out: figures on texts that it did not see.
 
     doubts: reasons why it is too weak for a fair comparison.
     """
@@ -223,7 +223,7 @@ def fit(
         say: Called with a line for the reader: how long a training will take.
         **settings: Those of `FitSettings`.
 
-    An interrupted training goes on from its checkpoint in `out`, written every five minutes.
+    An interrupted training resumes from its checkpoint in `out`, written every five minutes.
 
     Returns:
         The held-out figures of each baseline. A warning is logged for one that is fitted too weakly

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Rollout:
-    """prompt, written: token ids, neither empty. toxicity: of what was written, in [0, 1]."""
+    """prompt, written: token ids, neither empty. toxicity: of `written`, in [0, 1]."""
 
     prompt: list[int]
     written: list[int]
@@ -86,9 +86,9 @@ def roll_out(
     front: Tensor | None = None,
     seed: int = 0,
 ) -> list[Rollout]:
-    """Texts that the task's present model writes after the prompts, scored by the task's scorer.
+    """Continuations of the prompts by the task's model as it is now, with the task's scores.
 
-    front: as `Reader.read` has it. seed: of the draws. Raises what the scorer raises.
+    front: see `Reader.read`. seed: of the draws. Raises the errors of the scorer.
     """
     reader = Reader(task.model)
 
@@ -121,6 +121,6 @@ def judged(
     toxic = [one.toxicity >= TOXIC for one in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}
     if len(set(toxic)) == 1:
-        return Fitted(tensors, figures, (f"the {what} saw texts of one kind alone",))
+        return Fitted(tensors, figures, (f"the {what} saw only texts of one kind",))
     figures["auc"] = auc(toxic, danger)
     return Fitted(tensors, figures, weak_auc(what, figures["auc"]))

@@ -112,8 +112,8 @@ def train(
     """AdamW with a short warm-up and linear decay on `loss` of batches (numbers of rows).
 
     early: hold out the last rows, stop when the loss on them no longer improves, and keep the best
-    parameters. Such a training goes on from its
-    checkpoint, with the same result; one without has a `loss` that changes as it goes.
+    parameters. Such a training resumes from its checkpoint, with the same result. Without `early`
+    there is no checkpoint, because the `loss` changes while it runs.
 
     groups: parameters, as torch's optimizers take them, with a learning rate of their own or not.
     """
@@ -138,7 +138,7 @@ def train(
     path = _checkpoint(task, what) if early else None
     if path is not None and path.is_file():
         begun, best_loss, worse, best = _resume(path, parameters, optimizer, schedule)
-        task.say(f"{what}: goes on after step {begun} of {settings.steps}")
+        task.say(f"{what}: resumes after step {begun} of {settings.steps}")
         for _ in range(begun):
             next(source)
     saved = started = time.monotonic()
@@ -349,7 +349,7 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     figures |= {name: perplexity(tuning.model, rows) for name, rows in measured.items()}
     doubts: tuple[str, ...] = ()
     if figures["perplexity"] >= figures["perplexity before"]:
-        doubts = (f"held-out {what} is no likelier than before",)
+        doubts = (f"held-out {what} is not likelier than before",)
     task.learned[toxic] = Fitted(tuning.tensors(), figures, doubts)
     tuning.undo()
     return task.learned[toxic]

@@ -137,7 +137,7 @@ def _configuration(run: Run) -> tuple[Any, str]:
 
 
 def _apart(places: Sequence[str]) -> list[str]:
-    """The paths below the folder that all share, numbered if two are equal."""
+    """Names for the paths: relative to their common folder, or numbered if two are equal."""
     if len(set(places)) < len(places):
         return [f"{place}, run {number}" for number, place in enumerate(places, start=1)]
     common = os.path.commonpath([os.path.abspath(place) for place in places]) if places else ""

@@ -440,7 +440,7 @@ def to_html(table: Table) -> str:
 
 
 def to_rich(table: Table, width: int = 80) -> Group:
-    """For a terminal: columns that do not fit into `width` go on below, after the first one."""
+    """For a terminal: columns beyond `width` follow below, beside the first one again."""
     console = Console(width=10 * width)
     parts = [_rich(table, [0], width)]
     columns: list[int] = []

@@ -6,7 +6,7 @@ from typing import Any
 
 from tide.core.errors import InputError
 from tide.scorers.base import Scorer
-from tide.scorers.guards.settings import GuardSettings, read
+from tide.scorers.guards.formats import GuardSettings, read
 
 
 def guard(model: str | GuardSettings, **options: Any) -> Scorer:
@@ -25,7 +25,7 @@ def guard(model: str | GuardSettings, **options: Any) -> Scorer:
 
         return RemoteGuard(settings, **options)
     if options:
-        raise InputError(f"scorer guard: {min(options)} is of a server; give its url")
+        raise InputError(f"scorer guard: {min(options)} is an option for servers; give a url")
     from tide.scorers.guards.local import make_local  # noqa: PLC0415  (torch)
 
     return make_local(settings)

@@ -25,7 +25,7 @@ from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
 from tide.scorers.classifiers import digest_of
 from tide.scorers.control_tokens import ControlTokens
-from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place, Verdict
 
 _TAGS = re.compile(r"</?\w+>")
@@ -110,7 +110,7 @@ class _LocalGuard(PlainScorer, ABC):
         with guarded(ScorerError, f"scorer {self.name}: cannot be asked"):
             (answer,) = self._answers([self._prompt(HEALTH_TEXT)], self._format.tokens)
             before = self._verdict(answer).before
-        # Thoughts are about one text, and cannot begin other answers.
+        # Reasoning is about one text and cannot begin the answers to others.
         if not _TAGS.sub("", before.replace(self._format.lead, "")).strip():
             self._begin(before)
 
@@ -122,8 +122,8 @@ class _LocalGuard(PlainScorer, ABC):
     def _look_at_template(self) -> tuple[list[str], Callable[[str], str]]:
         """The prompt before and after the text, and the function that strips the text's spaces.
 
-        The template never sees a text, so it cannot omit a part of it. Raises InputError if it
-        would change a text. It may repeat it.
+        Only a probe passes through the template, so that it cannot shorten a text. Raises
+        InputError if the template would change a text. It may repeat the text.
         """
         rendered = self._rendered(probe := f"\t{_PROBE}\t")
         for strip in (str, str.lstrip, str.rstrip, str.strip):
@@ -146,7 +146,7 @@ class _LocalGuard(PlainScorer, ABC):
         return whole[:begin], whole[begin + len(bare) :]
 
     def _prompt(self, text: str) -> list[int]:
-        """Token ids: the text word for word, and for every text the same control tokens.
+        """Token ids of the prompt: the text unchanged, and the same control tokens for every text.
 
         Raises ScorerError for a text where that is impossible, and for one that is too long.
         """

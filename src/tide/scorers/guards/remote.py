@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from tide.core.http import Client, Rows, ServerFailed
-from tide.scorers.guards.settings import GuardSettings
+from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place
 from tide.scorers.services.base import Said, place_of
 from tide.scorers.services.self_hosted import SelfHostedScorer
 
 # The most that OpenAI's API gives.
 _LIKELIEST = 20
-_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
+_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # at most 0, except for rounding
 
 
 class _Top(BaseModel):

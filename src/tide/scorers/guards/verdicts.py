@@ -22,7 +22,7 @@ _AROUND = " \t\r\n\"'`*_"
 class Place(NamedTuple):
     """One token of an answer: its text, and the texts and log-probabilities of the likeliest.
 
-    A server may list the chosen token alone.
+    A server may list only the chosen token.
     """
 
     chosen: str
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class NoVerdict(ValueError):
-    """The answer holds no verdict; the text says what it begins with."""
+    """The answer holds no verdict; the message quotes its beginning."""
 
 
 class Verdict(NamedTuple):
@@ -45,7 +45,7 @@ def read_verdict(
 ) -> Verdict:
     """The verdict in an answer.
 
-    verdicts: toxicity of each verdict in [0, 1]. lead: what stands before the verdict ("Safety:");
+    verdicts: toxicity of each verdict in [0, 1]. lead: the text before the verdict ("Safety:");
     anything may stand before the lead, and nothing but spaces and quotation marks after it.
     written: the beginning of the answer, if the guard was made to begin so.
 
@@ -106,7 +106,7 @@ def _score(
 
 
 def _meant(text: str, verdicts: Mapping[str, float]) -> set[float]:
-    """The toxicity of the verdicts that `text` is, or is the beginning of."""
+    """The toxicity of the verdicts that begin with `text`."""
     text = text.lstrip(_AROUND)
     if not text:
         return set()

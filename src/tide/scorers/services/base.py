@@ -77,11 +77,10 @@ class RemoteScorer(PlainScorer, ABC):
     """Base of scorers that ask a service; subclasses say how one request is made.
 
     Requests start evenly spaced at `queries_per_second`, at most `concurrency` at a time (by
-    default as many as start in a second, and at most 100). One that fails for a reason that may
-    pass is tried again, up to `attempts` times in all, after a pause that doubles from `backoff`
-    seconds, with jitter. timeout: seconds that one request may take, with its whole answer. If a
-    call of `score` fails, the scores it had by then are kept, so that asking again costs only the
-    rest.
+    default as many as start in a second, and at most 100). A request that fails for a temporary
+    reason is repeated, up to `attempts` times in all, after a pause that doubles from `backoff`
+    seconds, with jitter. timeout: seconds for one request with its whole answer. If a call of
+    `score` fails, the scores it had by then are kept, so that the next call asks only for the rest.
 
     attributes: names of the service's further scores; see `tide.scorers.base`.
     """
@@ -204,7 +203,7 @@ class RemoteScorer(PlainScorer, ABC):
             raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
 
     async def _send(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """The answer to one request; a second one if the server closed an idle connection."""
+        """The answer to one request, which is repeated if the server closed an idle connection."""
         if self._opened is None:
             self._opened = self._client()
             self.portal.start(_hold, self._opened)

@@ -221,7 +221,7 @@ class VllmClassifyScorer(_VllmScorer):
 
     url: the server's address, optionally followed by `#` and the numbers of the toxic classes,
     comma-separated, of which the largest counts: `vllm-classify:http://HOST:8000#1`. Exclusive
-    classes (softmax) may be added up: `#sum:1,2`. vLLM names a text's likeliest class alone, so the
+    classes (softmax) may be added up: `#sum:1,2`. vLLM names only a text's likeliest class, so the
     others are known by number. Without one, the only class of a model is taken, or of two the
     second; it is an error if the name of the other is a toxic one. Settings: see RemoteScorer.
     """
@@ -291,7 +291,7 @@ class VllmScoreScorer(_VllmScorer):
         super().__init__(url, **options)
         if not self._wanted.strip():
             raise InputError(
-                f"scorer {self.kind}: append what texts are compared to, as in "
+                f"scorer {self.kind}: append a description to compare texts to, as in "
                 f"{self.kind}:http://HOST#a rude comment"
             )
         self.name = f"{self.kind}:{self._model}@{place_of(self._url)}#{self._wanted}"

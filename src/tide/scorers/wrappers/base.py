@@ -34,8 +34,8 @@ from tide.scorers.language import languages_of
 class ScorerWrapper:
     """A scorer around one or several others.
 
-    Name and threshold are those of the first, unless it says otherwise; attributes are those of any
-    of them, and languages those that all read. A subclass overrides `_asked`.
+    Name and threshold are those of the first scorer, unless the subclass sets its own. Attributes
+    are those of any scorer, languages those that all read. A subclass overrides `_asked`.
     """
 
     screen: Scorer | None = None  # see `tide.scorers.base.screen_of`
@@ -66,9 +66,9 @@ class ScorerWrapper:
 class _Ensemble(ScorerWrapper):
     """Every member scores every text; if one fails, the ensemble fails: it has no score then.
 
-    An attribute is joined as the scores are, over those members that have it.
+    Attributes are joined like the scores, over the members that have them.
 
-    scores_of, threshold_of: of the members' scores (scorers, texts) and of their thresholds.
+    scores_of: joins the members' scores, shape (members, texts). threshold_of: their thresholds.
     """
 
     kind: ClassVar[str]
@@ -207,7 +207,7 @@ class WindowedScorer(ScorerWrapper):
 def split_words(text: str, words: int) -> list[str]:
     """Windows of `words` words (the last may be shorter), each half over the one before.
 
-    No window ends inside a character, but for one of more than 64 code points.
+    No window ends inside a character, except one of more than 64 code points.
     """
     spans = [
         (start, min(start + _LONGEST, match.end()))

@@ -30,7 +30,7 @@ _LOG = logger(__name__)
 _CHUNK = 64
 # SQLite allows 999 parameters in a statement of its oldest versions.
 _MOST_PARAMETERS = 900
-# Attributes lie apart, as JSON: files of earlier versions have the first table alone.
+# Attributes are in a table of their own, as JSON: files of earlier versions have only the first.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS attributes (key BLOB PRIMARY KEY, attributes TEXT NOT NULL) STRICT;
@@ -48,8 +48,7 @@ class _Entry(NamedTuple):
 class CachedScorer(ScorerWrapper):
     """Asks `scorer` only for texts that it has never scored under its present name and revision.
 
-    Attributes are kept with the scores; of a text that an earlier version scored, which kept none,
-    they are not known.
+    Attributes are kept with the scores. Entries of earlier versions have a score but no attributes.
 
     path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder;
     ":memory:" keeps scores for this object's life. The file holds hashes, not texts. Several
@@ -121,7 +120,7 @@ class CachedScorer(ScorerWrapper):
             self.path, timeout=60, isolation_level=None, check_same_thread=False
         )
         try:
-            # Readers and a writer at once, whole on kill.
+            # WAL: readers and a writer at the same time; a killed process leaves the file whole.
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             database.executescript(_SCHEMA)

@@ -54,13 +54,13 @@ class Calibration(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
-        """Raises InputError if the file is missing or no calibration."""
+        """Raises InputError if the file is missing or not a calibration."""
         try:
             return cls.model_validate_json(read_small(path), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "it"
-            raise InputError(f"{path}: no calibration: {place}: {first['msg']}") from None
+            raise InputError(f"{path}: not a calibration: {place}: {first['msg']}") from None
         except InputError:
             raise
         except ValueError as error:  # a path with a null character
@@ -85,7 +85,7 @@ def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) ->
 class CalibratedScorer(ScorerWrapper):
     """The scorer that a calibration file names, with its scores mapped; attributes stay.
 
-    Raises InputError if the file is none or was fitted for another revision of the scorer.
+    Raises InputError if it is not a calibration, or was fitted for another revision of the scorer.
     """
 
     @checked

@@ -1,6 +1,6 @@
 """`guard:MODEL`, `guard:MODEL#FORMAT`, `guard:MODEL@http://HOST#FORMAT`, `guard:FILE.json`.
 
-What a guard is asked and how it answers: known families, and a file for any other. The question's
+Questions and answers of the known families of guards, and a file for any other. The question's
 wording is in the chat template that comes with a guard.
 """
 
@@ -36,7 +36,7 @@ _KNOWN = {  # as they are written in the names of models, without signs
 class Format(BaseModel):
     """Format of a guard's question and answer.
 
-    verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: what stands
+    verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: the text
     before the verdict. tokens: of an answer, to find the verdict in. arguments: of its chat
     template. policy: keys of the place of a custom policy in the arguments; None without such a
     place. header: the template must be told to begin the answer.
@@ -52,7 +52,7 @@ class Format(BaseModel):
     header: bool = False
 
     def verdict(self, scorer: str, answer: Sequence[Place], begun: str) -> Verdict:
-        """The verdict in an answer that was made to begin so. Raises ScorerError for none."""
+        """The verdict in an answer whose beginning `begun` was given. Raises ScorerError."""
         try:
             return read_verdict(answer, self.verdicts, self.lead, begun)
         except NoVerdict as error:
@@ -94,14 +94,14 @@ class GuardSettings(BaseModel):
     """A guard, as in `guard:FILE.json`; missing fields come from the format.
 
     model: folder or hub id; with `url`, the name that the server knows it by. format: one of
-    FORMATS; without one it is told by the model's name. url: a server that speaks OpenAI's API; in
+    FORMATS, by default derived from the model's name. url: a server that speaks OpenAI's API; in
     process without one. api: "chat" leaves the template to the server; "completions" needs
     `prompt`. engine: in process, transformers or vllm.
 
     prompt: the question, with `{text}` and perhaps `{policy}` in it, instead of the model's chat
     template. policy: what is not allowed, as a text, or as categories with their descriptions.
-    verdicts, lead, tokens: as `Format` has them. arguments: further ones of the chat template.
-    role: who is said to have written the text; an "assistant" answers `question`. engine_options:
+    verdicts, lead, tokens: see `Format`. arguments: further ones of the chat template.
+    role: the author of the text in the chat; an "assistant" answers `question`. engine_options:
     further ones of vllm.LLM. batch: texts at a time, in process or in a request for completions.
     """
 
@@ -147,7 +147,7 @@ class GuardSettings(BaseModel):
             values = _Loose.model_validate_json(read_small(path)).model_dump()
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
-            raise InputError(f"{path}: no guard: {problem(error, 'it')}") from None
+            raise InputError(f"{path}: not a guard: {problem(error, 'it')}") from None
         except InputError:
             raise
         except ValueError as error:  # a path with a null character
