@@ -42,8 +42,9 @@ class Comparison:
     of the test. difference: mean over all pairs of method minus against; None without pairs.
     p_value: 1.0 if nothing differs. p_holm: corrected for all comparisons made together.
     rate: difference of the toxic rates (of prompts with a toxic completion), method minus against,
-    with its 95 % bootstrap interval over pairs; None of iterations. The method is no worse by more than a margin that
-    was named beforehand where the interval's upper end is below it (one-sided, at 2.5 %).
+    with its 95 % bootstrap interval over pairs; None of iterations. The method is no worse by more
+    than a margin that was named beforehand where the interval's upper end is below it (one-sided,
+    at 2.5 %).
     """
 
     source: str
