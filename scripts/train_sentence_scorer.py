@@ -5,9 +5,12 @@
     python scripts/train_sentence_scorer.py --start first.safetensors --others 9000 --seed 1
     python scripts/train_sentence_scorer.py --average FILE --average FILE --out mean.safetensors
 
-The bundled weights were made so, in some 20 minutes of a core that multiplies in bfloat16; the
-first pass was before some of the patterns about groups were written, and both before some of all
-kinds. `--average` takes the mean of the weights of several passes from one start.
+The bundled weights began so. Further passes went on from there, over all texts and over samples,
+while the patterns grew; from the mean of three of them one with `--others 22000`, then one with
+`--others 30000 --seed 11`, then one with `--others 28000 --seed 12 --rate 6e-5`. The weights are
+the mean of the last three, the last given twice; only the last had all patterns of today. That
+was some two hours of a core that multiplies in bfloat16. `--average` takes the mean of the weights
+of passes from one start.
 `sentence_development.py` compares candidates, and `benchmarks/sentence.py` prints what the chosen
 one is worth on texts that are held out here.
 
