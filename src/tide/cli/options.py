@@ -36,7 +36,7 @@ SCORER_GRAMMAR = (
     "pocket, sentence, profanity-check and lexicon read only English; "
     "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
     "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER, "
-    "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second decides where the first doubts); "
+    "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second is asked where the first objects); "
     "parentheses keep specs together, as in cache:max(pocket,lexicon)."
 )
 # Values of a setting whose type does not list them.

@@ -58,7 +58,7 @@ class Listening:
     def close(self) -> None: ...
 
 
-def test_the_second_decides_where_the_first_doubts() -> None:
+def test_the_second_confirms_what_the_first_objects_to() -> None:
     first, second = Listening(), Listening(0.25)
     first.pace = "word"
     scorer = ConfirmScorer([first, second])
@@ -69,15 +69,15 @@ def test_the_second_decides_where_the_first_doubts() -> None:
         "confirm:listening,listening", 0.5, "word",
     )  # fmt: skip
     second.factor = 1.2
-    assert scorer.score(["0.8"]) == pytest.approx([0.96])
+    assert scorer.score(["0.8"]) == pytest.approx([0.8])  # the second can only lower
 
 
-def test_the_screen_is_never_below_the_scorer_in_an_ensemble_too() -> None:
+def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     first, second = Listening(), Listening(0.25)
     scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3, 0.5)])
     screen = screen_of(scorer)
     assert screen is not None
-    assert screen.score(["0.01", "0.005"]) == pytest.approx([1.0, 0.3])
+    assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
     assert second.asked == []
     assert screen_of(MaxScorer([first, second])) is None
 

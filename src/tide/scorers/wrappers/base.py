@@ -115,23 +115,16 @@ class MeanScorer(_Ensemble):
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
-# Score of the first scorer of `confirm` from which on the second is asked.
+# Score of the first scorer from which on the second is asked; no lower threshold is useful.
 _DOUBT = 0.01
 
 
-class _Doubts(ScorerWrapper):
-    """The screen of `confirm`: 1 where the second scorer decides."""
-
-    def _asked(self, texts: Sequence[str]) -> Attributed:
-        found = super()._asked(texts)
-        return Attributed(np.where(found.values >= _DOUBT, 1.0, found.values), found.attributes)
-
-
 class ConfirmScorer(ScorerWrapper):
-    """The second scorer decides wherever the first gives 0.01 or more; below, the first's counts.
+    """The second scorer is asked where the first objects to a text; the lower score counts.
 
-    A quick scorer that counts words picks the texts that one that reads sentences is asked about.
-    Threshold, pace and attributes are those of the first, which is also the screen.
+    A quick scorer that counts words is then corrected by one that reads sentences, at a cost on
+    those texts alone. Scores of the first below 0.01 stand. Threshold, pace and
+    attributes are those of the first, which is the screen.
     """
 
     @checked
@@ -141,16 +134,15 @@ class ConfirmScorer(ScorerWrapper):
         super().__init__(*scorers)
         first, self._second = scorers
         self.name = f"confirm:{first.name},{self._second.name}"
-        self.pace, self.attributes = pace_of(first), attributes_of(first)
-        self.screen = _Doubts(first)
+        self.pace, self.attributes, self.screen = pace_of(first), attributes_of(first), first
 
     def _asked(self, texts: Sequence[str]) -> Attributed:
-        found = super()._asked(texts)
+        found = ask_attributes(self._scorer, texts)
         values = found.values.copy()
         doubted = np.flatnonzero(values >= _DOUBT)
         if len(doubted):
-            asked = [texts[int(i)] for i in doubted]
-            values[doubted] = ask_attributes(self._second, asked).values
+            second = ask_attributes(self._second, [texts[int(i)] for i in doubted]).values
+            values[doubted] = np.minimum(values[doubted], second)
         return Attributed(values, found.attributes)
 
 
