@@ -54,7 +54,7 @@ def test_everything_is_listed_and_nothing_cut(
     [
         ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words"]),
         ("backtrack:lag=2", ["written: --strategy backtrack:"]),
-        ("resample", ["n=none Most completions; without it, max_iterations."]),
+        ("resample", ["n=none Maximum completions; by default max_iterations."]),
         ("tide", ["common_random_numbers=false Share"]),
         ("reversal", ["tide eval --methods reversal:"]),
         ("mine", ["level=0.25", "mine (scorer)"]),

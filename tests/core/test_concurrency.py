@@ -107,12 +107,14 @@ def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
     assert work.ended.wait(1)
     assert isinstance(work.error, asyncio.CancelledError)
     # And before it has begun, it does not begin.
-    busy, late = threading.Event(), Work()
+    blocked, busy, late = threading.Event(), threading.Event(), Work()
 
     async def block() -> None:
+        blocked.set()
         busy.wait(5)
 
     portal.start(block)
+    assert blocked.wait(5)
     waiting = portal.start(late)
     assert waiting.cancel()
     busy.set()

@@ -15,7 +15,7 @@ from tide import evaluation
 from tide.core.errors import InputError
 from tide.data.records import Likelihood
 from tide.evaluation import comparison as evaluating
-from tide.evaluation import judges
+from tide.evaluation import perplexity
 from tide.evaluation.perplexity import Reference, reference_named
 
 PAIRS = [
@@ -99,7 +99,7 @@ def test_any_engine_with_a_tokenizer_may_run_a_reference(monkeypatch: pytest.Mon
         asked.append((name, model, options))
         return scripted_engine()
 
-    monkeypatch.setattr(judges, "load_engine", load)
+    monkeypatch.setattr(perplexity, "load_engine", load)
     with pytest.raises(InputError, match="reference engine 'vllm': has no tokenizer"):
         Reference("a/model", "vllm", tensor_parallel_size=4)
     assert asked == [("vllm", "a/model", {"tensor_parallel_size": 4})]

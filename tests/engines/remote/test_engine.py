@@ -499,7 +499,7 @@ def test_another_model_than_the_servers(servers: list[VllmServer], tmp_path: Pat
 def test_bad_options() -> None:
     for options, message in (
         ({}, "give at least one server"),
-        ({"base_urls": "ftp://somewhere"}, "base_urls: not an address"),
+        ({"base_urls": "ftp://somewhere"}, "base_urls: expected an address"),
         ({"base_urls": ["http://a:1", "http://a:1/v1"]}, "twice"),
         ({"base_urls": "http://user:password@a"}, "base_urls: an address with a user"),
         ({"base_urls": 5}, "base_urls"),

@@ -294,7 +294,7 @@ def test_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InputError, match="set the environment variable AZURE_CONTENT"):
             load_scorer("azure-content-safety")
         monkeypatch.setenv("AZURE_CONTENT_SAFETY_KEY", KEY)
-        with pytest.raises(InputError, match="AZURE_CONTENT_SAFETY_ENDPOINT: not an address"):
+        with pytest.raises(InputError, match="AZURE_CONTENT_SAFETY_ENDPOINT: expected an address"):
             load_scorer("azure-content-safety")
         monkeypatch.setenv("AZURE_CONTENT_SAFETY_ENDPOINT", service.url)
         assert load_scorer("azure-content-safety:Hate").score(["a text"]).shape == (1,)

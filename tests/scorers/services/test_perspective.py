@@ -180,7 +180,7 @@ def test_an_outage_costs_only_the_rest(service: Service) -> None:
         ("PERSPECTIVE_QPS", "-1", "PERSPECTIVE_QPS: Input should be greater"),
         ("PERSPECTIVE_QPS", "nan", "PERSPECTIVE_QPS: Input should be a finite number"),
         ("PERSPECTIVE_QPS", "1e309", "PERSPECTIVE_QPS: Input should be a finite number"),
-        ("PERSPECTIVE_URL", "example.org", "PERSPECTIVE_URL: not an address"),
+        ("PERSPECTIVE_URL", "example.org", "PERSPECTIVE_URL: expected an address"),
         (
             "PERSPECTIVE_URL",
             "https://user:password@host",
