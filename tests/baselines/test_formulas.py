@@ -52,6 +52,13 @@ def test_dexperts_without_an_expert() -> None:
     assert got[0].tolist() == pytest.approx(expected)
 
 
+def test_dexperts_leaves_nothing_out_of_a_whole_nucleus() -> None:
+    base = torch.randn(20, 50_000, generator=torch.Generator().manual_seed(0))
+    likely = base.sort(descending=True).values.softmax(-1)
+    assert (likely.cumsum(-1) - likely >= 1).any()  # the sum of the likelier ones, in float32
+    assert ensemble(base, base, base, base, 2.0, 1.0).isfinite().all()
+
+
 def test_rad_rewards() -> None:
     toxicity = tensor([[0.2, 1.4, -0.1, 0.6], [0.3, 0.3, 0.3, 0.3]])
     scores = torch.zeros(2, 4)

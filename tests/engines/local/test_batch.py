@@ -223,6 +223,17 @@ def test_a_model_that_fails_ends_what_is_under_way_and_nothing_else(
     assert len(asyncio.run(engine.complete(requests))) == 4
 
 
+def test_an_error_of_the_engine_is_told_as_it_is(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any) -> Any:
+        raise EngineError("closed; make a new one")
+
+    monkeypatch.setattr(engine._batch, "_stopped", closed)
+    with pytest.raises(EngineError, match=r"\Aclosed; make a new one\Z"):
+        asyncio.run(engine.complete([Request([5, 3], sampling(9))]))
+
+
 def test_closing_ends_what_is_under_way(tmp_path: Any) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"), max_batch=2)
     began, errors = threading.Barrier(4), []

@@ -516,4 +516,6 @@ def _unread(error: BaseException) -> CompletionError:
 
 
 def _failed(error: BaseException) -> EngineError:
+    if isinstance(error, EngineError):  # of an engine that is being closed
+        return error
     return EngineError(f"the model failed: {described(error)}")
