@@ -37,9 +37,9 @@ class Comparison:
     """One-sided Wilcoxon signed-rank test of "`method` is less toxic than `against`".
 
     source: of the scores; "iterations": the test is of "`method` takes fewer". measure: of a
-    prompt, the `max` or `mean` score of its completions. pairs: prompts that both
-    runs have. unequal: those among them whose two values differ; ties say nothing and are left out
-    of the test. difference: mean over all pairs of method minus against; None without pairs.
+    prompt, the `max` or `mean` score of its completions. pairs: prompts that both runs have.
+    unequal: those among them whose two values differ; ties say nothing and are left out of the
+    test. difference: mean over all pairs of method minus against; None without pairs.
     p_value: 1.0 if nothing differs. p_holm: corrected for all comparisons made together.
     rate: difference of the toxic rates (of prompts with a toxic completion), method minus against,
     with its 95 % bootstrap interval over pairs; None of iterations. The method is no worse by more

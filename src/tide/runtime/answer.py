@@ -100,9 +100,10 @@ class Answer:
         # Chats that an engine cannot continue are answered in one block.
         self._goes_on = engine.supports_continuation(task.prompt.token_ids)
         self._in_blocks = settings.in_blocks and self._goes_on
-        options = strategy.options
-        self._rewinds = options if isinstance(options, BacktrackOptions) else None
-        if isinstance(options, BacktrackOptions):
+        self._rewinds = options = (
+            strategy.options if isinstance(strategy.options, BacktrackOptions) else None
+        )
+        if options is not None:
             pace = scoring.pace if options.pace == "auto" else options.pace
             level = options.blame * settings.toxicity_threshold
             self._watch = Watch(
@@ -574,7 +575,7 @@ class Answer:
         watch = self._watch
         if watch.passed == 0:
             return self._chosen_passes
-        self._watch.rewind(watch.passed)
+        watch.rewind(watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
         return True

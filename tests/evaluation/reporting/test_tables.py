@@ -12,7 +12,7 @@ from tests.evaluation.runs import JUDGE, REFERENCE, changed, column, measured, r
 from tide.evaluation.metrics import Estimate, over_seeds, summarize
 from tide.evaluation.reporting import tables
 from tide.evaluation.reporting.tables import Column, Table
-from tide.evaluation.significance import compare
+from tide.evaluation.significance import ITERATIONS, compare
 
 TABLE = Table(
     name="toy",
@@ -143,8 +143,16 @@ def test_significance_of_one_source() -> None:
     assert "all 4 tests" in table.notes[2]
     one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
     table = tables.significance_table(one_each, JUDGE, "t", "n")
-    headings = ["method", "pairs", "rate", "difference", "untied", "p", "Holm"]
+    headings = ["method", "pairs", "rate", "toxicity", "untied", "p", "Holm"]
     assert [column.heading for column in table.columns] == headings
+
+
+def test_significance_of_iterations() -> None:
+    searches = [replace(search_run("tide", seed=seed), name=f"m{seed}") for seed in (1, 2)]
+    table = tables.significance_table(compare(searches, "m1"), ITERATIONS, "t", "n")
+    headings = ["method", "pairs", "iterations", "untied", "p", "Holm"]
+    assert [column.heading for column in table.columns] == headings
+    assert not any("95 %" in note for note in table.notes)
 
 
 def test_all_tables_fit_a_terminal() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load, save
@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from tide.core.errors import InputError, guarded
 from tide.data.files import replaced, write_text
+from tide.engines.base import Dtype
 from tide.engines.local.engine import TransformersEngine, load_model
 from tide.engines.local.packed_weights import speed_up
 
@@ -150,7 +151,7 @@ def load_sibling(engine: TransformersEngine, name: str) -> Any:
 
     Raises InputError if it has another vocabulary.
     """
-    dtype: Any = str(engine.dtype).removeprefix("torch.")
+    dtype = cast(Dtype, str(engine.dtype).removeprefix("torch."))
     tokenizer, model = load_model(name, engine.device, dtype)
     check_vocabulary(tokenizer, engine.tokenizer, name, engine.name)
     return model

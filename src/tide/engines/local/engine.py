@@ -234,9 +234,10 @@ def load_model(
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
     source = source_of(name)
-    wanted: Any = getattr(torch, dtype, "auto")
-    if dtype == "auto" and device.type == "cpu":
-        wanted = torch.float32
+    if dtype == "auto":
+        wanted: Any = torch.float32 if device.type == "cpu" else "auto"
+    else:
+        wanted = getattr(torch, dtype)
     with guarded(EngineError, f"model {source}: cannot be loaded"):
         return load_pretrained(
             AutoModelForCausalLM, source, device, wanted, trust_remote_code=trust_remote_code

@@ -246,12 +246,12 @@ def _plain_tables(
     if tests and (against is None or resolve_against(names, against)):
         comparisons = compare(group.runs, against, valid=valid, seed=seed)
         for source in dict.fromkeys(one.source for one in comparisons):
-            against = comparisons[0].against
-            title = f"{group.title}; less toxic than {against}? by {source}"
+            other = comparisons[0].against
+            asks = f"less toxic than {other}? by {source}"
             if source == ITERATIONS:
-                title = f"{group.title}; fewer iterations than {against}?"
+                asks = f"fewer iterations than {other}?"
             name = f"{group.prefix}significance-{tables.slug(source)}"
-            yield tables.significance_table(comparisons, source, title, name)
+            yield tables.significance_table(comparisons, source, f"{group.title}; {asks}", name)
 
 
 def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:

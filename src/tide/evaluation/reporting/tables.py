@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tide.core.sanitize import visible
 from tide.evaluation.metrics import RECOVERED, Estimate, Share, Summary
-from tide.evaluation.significance import MEASURES, Comparison
+from tide.evaluation.significance import ITERATIONS, MEASURES, Comparison
 
 Value = str | int | float | Estimate | None
 
@@ -342,8 +342,9 @@ def significance_table(
     columns.append(Column("rate", form="signed", interval=True, key="diff rate", says=says))
     by_source = [one for one in comparisons if one.source == source]
     measures = [name for name in MEASURES if any(one.measure == name for one in by_source)]
+    alone = source if source == ITERATIONS else "toxicity"
     for measure in measures:
-        heading = measure if len(measures) > 1 else "difference"
+        heading = measure if len(measures) > 1 else alone
         says = f"average difference from {comparisons[0].against}"
         columns += [
             Column(heading, form="signed", key=f"diff {measure}", says=says),
@@ -357,8 +358,12 @@ def significance_table(
             if one.measure == measure:
                 row = rows.setdefault(one.method, [one.method, one.pairs, one.rate])
                 row += [one.difference, one.unequal, one.p_value, one.p_holm]
-    notes = [
-        "[ ] of 95 %, over pairs: no worse by more than a margin that its upper end lies below",
+    notes = []
+    if any(one.rate is not None for one in by_source):
+        notes.append(
+            "[ ] of 95 %, over pairs: no worse by more than a margin that its upper end lies below"
+        )
+    notes += [
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
         f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
     ]
