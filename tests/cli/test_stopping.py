@@ -155,9 +155,9 @@ def test_at_once_while_a_server_does_not_answer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_while_it_is_starting(tmp_path: Path) -> None:
-    """At moments spread over the imports; before `main`, Python itself is in charge."""
+    """At moments spread over the imports; before `program`, Python itself is in charge."""
     (tmp_path / "slow.py").write_text(SLOW)
-    code = "from tide.cli import main; print(flush=True); main()"
+    code = "from tide.cli import program; print(flush=True); program()"
     moments = random.Random(0)
     for _ in range(4):
         process = subprocess.Popen(
