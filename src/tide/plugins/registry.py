@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tide.core.errors import InputError, first_line
+from tide.core.errors import InputError, MissingDependencyError, first_line
 from tide.core.optional import local_imports
 from tide.core.validation import unknown
 
@@ -60,13 +60,9 @@ class Registry:
                     told = f"name the class or function as well, as in {name}:NAME"
                     raise InputError(f"{self.kind} {name!r}: {told}")
                 raise InputError(unknown(name, self.names(), self.kind))
-            return _imported(self.kind, name)
+            return _imported(f"{self.kind} {name!r}", name)
         target = self._targets[name]
-        if isinstance(target, str):
-            module, _, attribute = target.partition(":")
-            with local_imports():
-                target = getattr(import_module(module), attribute)
-        return target
+        return _imported(f"{self.kind} {name!r}", target) if isinstance(target, str) else target
 
     def _read_entry_points(self) -> None:
         if self._entry_points_read:
@@ -82,20 +78,26 @@ def _installed() -> Any:
     return entry_points()  # read once, since it opens the metadata of every package
 
 
-def _imported(kind: str, target: str) -> Any:
-    """Import `module:attribute` or `path/file.py:attribute`. Raises InputError if there is none."""
+def _imported(what: str, target: str) -> Any:
+    """Import `module:attribute` or `path/file.py:attribute`.
+
+    what: begins the message of the InputError if there is none. Raises MissingDependencyError, too.
+    """
     place, _, attribute = target.rpartition(":")
     try:
-        module = _run_file(Path(place)) if place.endswith(".py") else import_module(place)
+        with local_imports():
+            module = _run_file(Path(place)) if place.endswith(".py") else import_module(place)
+    except MissingDependencyError:
+        raise
     except (Exception, SystemExit) as error:  # foreign code may fail in any way
         hint = (
             f"; for the file write {place}.py:{attribute}" if Path(f"{place}.py").is_file() else ""
         )
         raise InputError(
-            f"{kind} {target!r}: {place} cannot be imported: {first_line(error)}{hint}"
+            f"{what}: {place} cannot be imported: {first_line(error)}{hint}"
         ) from error
     if not callable(found := getattr(module, attribute, None)):
-        raise InputError(f"{kind} {target!r}: {place} has no class or function {attribute!r}")
+        raise InputError(f"{what}: {place} has no class or function {attribute!r}")
     return found
 
 
