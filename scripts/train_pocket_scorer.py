@@ -29,7 +29,7 @@ beginning of a text is at most as toxic as the text.
 every second of them, else leetspeak or letters that stand apart) of about a third, two thirds or
 all of their words, with the same label. Neutral sentences about people of many groups, and bare
 punctuation marks, are given six times, labelled 0; every fifth group is left out, and the sentences
-differ from those in `probes.py` that measure the result. What `tide.scorers.readings`
+differ from those in `probes.py` that measure the result. What `tide.scorers.disguises`
 sees through needs no training.
 
 **Model.** Logistic regression with soft labels on binary word 1-2-grams and character 3-5-grams, L2

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tide.core.sanitize import logger
 from tide.scorers.base import Scorer
-from tide.scorers.readings import is_latin, readings
+from tide.scorers.disguises import is_latin, readings
 
 _LOG = logger(__name__)
 

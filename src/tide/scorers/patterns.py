@@ -17,7 +17,7 @@ from tide.core.optional import require
 from tide.data.files import as_text, read_small
 from tide.plugins.options import Options
 from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.readings import REVISION, digest_of, score_finds, score_readings
+from tide.scorers.disguises import REVISION, digest_of, score_finds, score_readings
 
 _SECONDS = 2.0  # limit of a pattern for a text
 
@@ -25,7 +25,7 @@ _SECONDS = 2.0  # limit of a pattern for a text
 class PatternScorer(PlainScorer):
     """path: a UTF-8 file, a regular expression a line, in any case; `#` begins a comment line.
 
-    It searches the readings of the text (`tide.scorers.readings`). A pattern that takes more than
+    It searches the readings of the text (`tide.scorers.disguises`). A pattern that takes more than
     two seconds for a text is an error. Raises InputError for a file without patterns, or with one
     that cannot be read.
     """

@@ -25,10 +25,10 @@ from safetensors import safe_open
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.pocket import SCORER
 from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.disguises import score_readings
 from tide.scorers.language import warn_of_other_languages
-from tide.scorers.readings import score_readings
 
-FORMAT = "tide-pocket-scorer-3"  # raise the number when `normalize` or `_WORD` changes
+FORMAT = "tide-pocket-scorer-3"  # raise the number when code changes the score of a text
 _METADATA = "pocket_scorer"
 
 # Text after them may be an insult, so it is read.
@@ -51,7 +51,7 @@ _PROBE = (
 
 
 def normalize(text: str) -> str:
-    """A reading (see `tide.scorers.readings`) in lower case, without accents.
+    """A reading (see `tide.scorers.disguises`) in lower case, without accents.
 
     Letters that stand apart ("s p a m", "s.p.a.m") are joined, digits and signs among letters are
     read as the letters they resemble ("sp4m"), and no letter comes more than twice in a row.

@@ -28,9 +28,9 @@ from tide.core.errors import ScorerError, guarded
 from tide.core.validation import problem
 from tide.pocket import SENTENCE
 from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.disguises import score_readings
 from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
-from tide.scorers.readings import score_readings
 
 FORMAT = "tide-sentence-1"  # raise the number when the network or the reading of a text changes
 METADATA = "sentence"

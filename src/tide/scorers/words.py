@@ -31,9 +31,9 @@ from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.pocket import PROFANITIES
 from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.disguises import REVISION, digest_of, readings, score_finds, score_readings
 from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import normalize
-from tide.scorers.readings import REVISION, digest_of, readings, score_finds, score_readings
 
 
 class ProfanityCheckScorer(PlainScorer):
@@ -100,9 +100,9 @@ class NeverScorer(PlainScorer):
 
     Stricter than `lexicon`, which measures: it also finds disguised words.
 
-    It searches the readings of the text (`tide.scorers.readings`), with any space between the words
-    of a phrase; the text with digits read as letters, as in `pocket`; and the text with spaced
-    letters joined.
+    It searches the readings of the text (`tide.scorers.disguises`), with any space between the
+    words of a phrase; the text with digits read as letters, as in `pocket`; and the text with
+    spaced letters joined.
     """
 
     pace = "word"

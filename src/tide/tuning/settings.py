@@ -1,4 +1,4 @@
-"""The options of a tuning, and the grid of the paper."""
+"""The options of a tuning, and the values that it tries: the paper's grid, Optuna's ranges."""
 
 from __future__ import annotations
 
@@ -21,6 +21,23 @@ GRID: dict[str, tuple[float, ...]] = {
 # E_bar / sqrt(d) of GPT-2 Large, whose published scales stand in the grid as they are. Its E_bar is
 # the norm of its prompts' rows, as the published runs show it.
 GRID_SCALE = 1.46 / math.sqrt(1280)
+# What Optuna tries of each strategy: a range (low, high, step), or a list of choices.
+_Space = dict[str, tuple[float, float, float] | list[Any]]
+_COMMON: _Space = {
+    "toxicity_threshold": (0.1, 0.5, 0.02),
+    "max_perplexity": ["none", "5", "6", "8", "10", "12", "16"],
+    "perturb": ["content", "last:3", "last:5", "last:8", "last:12"],
+    "cosine_threshold": (0.0, 0.8, 0.2),
+}
+SPACES: dict[str, _Space] = {
+    "random-walk": {**_COMMON, "step_relative": (0.1, 1.2, 0.1)},
+    "tide": {
+        **_COMMON,
+        "num_samples": [2, 4, 8, 16],
+        "mu_relative": (0.2, 2.4, 0.1),
+        "step_relative": (0.2, 1.2, 0.1),
+    },
+}
 # The strategy that each search tunes by default.
 SEARCHES = {"paper": "tide", "optuna": "random-walk"}
 

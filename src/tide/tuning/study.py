@@ -26,7 +26,7 @@ from tide.evaluation.protocols import load_protocol
 from tide.plugins.options import format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.search import load_strategy
-from tide.tuning.settings import GRID, GRID_SCALE, TuningSettings
+from tide.tuning.settings import GRID, GRID_SCALE, SPACES, TuningSettings
 
 # Fewer prompts decide nothing.
 _FEW = 20
@@ -37,23 +37,6 @@ _GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative
 
 # Measures that TPE minimises; the winner must not be worse in `p95` and `empty` either.
 OBJECTIVES = ("evaluations", "judged", "perplexity")
-# Of each strategy: a range (low, high, step), or a list of choices.
-_Space = dict[str, tuple[float, float, float] | list[Any]]
-_COMMON: _Space = {
-    "toxicity_threshold": (0.1, 0.5, 0.02),
-    "max_perplexity": ["none", "5", "6", "8", "10", "12", "16"],
-    "perturb": ["content", "last:3", "last:5", "last:8", "last:12"],
-    "cosine_threshold": (0.0, 0.8, 0.2),
-}
-_SPACES: dict[str, _Space] = {
-    "random-walk": {**_COMMON, "step_relative": (0.1, 1.2, 0.1)},
-    "tide": {
-        **_COMMON,
-        "num_samples": [2, 4, 8, 16],
-        "mu_relative": (0.2, 2.4, 0.1),
-        "step_relative": (0.2, 1.2, 0.1),
-    },
-}
 _RANDOM = 10  # tries before TPE has anything to learn from
 
 
@@ -281,11 +264,11 @@ def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     settings = bench.settings(bench.usual)
     strategy = parse_spec(settings.strategy)[0]
-    if strategy not in _SPACES:
-        raise InputError(f"--start: {strategy} has no ranges to try; {', '.join(_SPACES)} have")
+    if strategy not in SPACES:
+        raise InputError(f"--start: {strategy} has no ranges to try; {', '.join(SPACES)} have")
     given = {*bench.overrides, *parse_spec(bench.usual)[1]}
     given |= {f"{name.partition('_')[0]}_relative" for name in given & {"mu", "step_size"}}
-    space = {name: found for name, found in _SPACES[strategy].items() if name not in given}
+    space = {name: found for name, found in SPACES[strategy].items() if name not in given}
     own = load_strategy(settings.strategy).options.model_dump(by_alias=True)
     stands = {**settings.model_dump(), **own}
     begun = {

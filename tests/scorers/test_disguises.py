@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripts.probes import TRICKS
 
 from tide.scorers import load_scorer
-from tide.scorers.readings import readings, score_readings
+from tide.scorers.disguises import readings, score_readings
 
 INSULT = "you are a stupid idiot"
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
