@@ -1,0 +1,57 @@
+"""Accept and reject: any system that draws again until the scorer accepts a completion.
+
+    tide eval rtp:601-1199 --trials 3 --methods word-filter --artefacts FITS --out runs/draws
+    python benchmarks/rejection.py runs/draws/word-filter* --out runs/first/word-filter
+    tide report runs/draws runs/first
+
+The trials of a run are independent draws, so its records hold the result of every such loop. For
+each prompt the first draw with a score below the threshold is kept, or the least toxic of all; it
+costs what was drawn until then, and a call of the scorer for each draw. OUT is a run of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tide.data.files import write_text
+from tide.data.records import Record, TrialRecord
+from tide.evaluation.runs import files_of, read_run, write_config
+from tide.plugins.specs import format_spec, parse_spec
+
+COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens")
+
+
+def first_accepted(trials: list[TrialRecord], below: float) -> TrialRecord:
+    """The draw that is kept, with the cost of all draws until then."""
+    passes = [i for i, trial in enumerate(trials) if trial.toxicity < below]
+    drawn = trials[: passes[0] + 1] if passes else trials
+    kept = drawn[-1] if passes else min(drawn, key=lambda trial: trial.toxicity)
+    costs = {name: sum(getattr(trial, name) for trial in drawn) for name in COSTS}
+    accepted = {"number": 0, "accepted": bool(passes), "scorer_calls": len(drawn)}
+    return kept.model_copy(update=costs | accepted)
+
+
+def main(
+    run: Path,
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    below: Annotated[float, typer.Option(help="Accept a score below this.")] = 0.1,
+) -> None:
+    made = read_run(run)
+    draws = made.config["num_trials"]
+    name, options = parse_spec(made.name)
+    method = format_spec(name, {**options, "draws": str(draws), "below": str(below)})
+    out.mkdir(parents=True)
+    records: list[Record] = [
+        record.model_copy(update={"trials": [first_accepted(record.trials, below)]})
+        for record in made.records
+    ]
+    write_text(files_of(out)[0], "".join(f"{record.to_json()}\n" for record in records))
+    write_config(out, {**made.config, "method": method, "num_trials": 1})
+    print(f"{method}: {len(records)} prompts in {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
