@@ -166,10 +166,10 @@ def _prompt(
 ) -> dict[str, Any]:
     record = rows[0][2]
     asked = record.messages[-1].content if record.messages else record.prompt
-    shown = [*_before(rows, group.sources, mask)]
-    for name, run, one in rows:
-        if name in _OWN and shown:
-            continue
+    whole = any(name in _OWN for name, _, _ in rows)
+    # A search that repairs a text while it is written has only a part of the model's own.
+    shown = [] if whole else [*_before(rows, group.sources, mask)]
+    for name, run, one in sorted(rows, key=lambda row: row[0] not in _OWN):
         worst = one.worst
         scores: Scores = {run.scorer: worst.toxicity, **worst.judge_scores}
         text, note = worst.text, ""
@@ -179,7 +179,8 @@ def _prompt(
             scores, note = {}, "(too short to score)" if text.strip() else ""
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
-        shown.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
+        shown_name = _BEFORE if name in _OWN else name
+        shown.append(_row(shown_name, run, scores, _texts(text, mask, note), group.sources))
     return {"texts": _texts(asked, mask, f"(id {row_id})"), "id": row_id, "rows": shown}
 
 
