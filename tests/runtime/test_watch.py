@@ -12,12 +12,15 @@ from tests.generated import examples
 from tide.core.settings import Settings
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import is_empty
+from tide.search.backtrack import BacktrackOptions
+
+_AT_ONCE = {"lag": 0, "at_once": 1.0}
 
 
 def watch(pace: str = "word", **changes: Any) -> Watch:
     settings = {"block_context": 50, "block_tokens": 64, "stop": (), **changes}
-    own = {name: settings.pop(name) for name in ("level", "lag", "at_once") if name in settings}
-    return Watch(Settings(**settings), pace, **{"level": 0.25, **own})
+    own = {name: settings.pop(name) for name in ("lag", "at_once") if name in settings}
+    return Watch(Settings(**settings), BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
 
 
 def feed(one: Watch, scores: list[float]) -> Failure | None:

@@ -95,23 +95,18 @@ class Answer:
 
     def __init__(self, task: TrialTask, engine: Engine, scoring: Scoring) -> None:
         self._task, self._engine, self._scoring = task, engine, scoring
-        settings, strategy = task.settings, task.strategy
-        self._settings = settings
+        self._settings = settings = task.settings
         # Chats that an engine cannot continue are answered in one block.
         self._goes_on = engine.supports_continuation(task.prompt.token_ids)
         self._in_blocks = settings.in_blocks and self._goes_on
-        self._rewinds = options = (
-            strategy.options if isinstance(strategy.options, BacktrackOptions) else None
-        )
-        if options is not None:
-            pace = scoring.pace if options.pace == "auto" else options.pace
-            level = options.blame * settings.toxicity_threshold
-            self._watch = Watch(
-                settings, pace if self._goes_on else "whole", level, options.lag, options.at_once
-            )
-        else:
+        options = task.strategy.options
+        self._rewinds = isinstance(options, BacktrackOptions)
+        if not isinstance(options, BacktrackOptions):
             pace = "sentence" if self._in_blocks else "whole"
-            self._watch = Watch(settings, pace, settings.toxicity_threshold)
+            options = BacktrackOptions(pace=pace, blame=1.0, lag=0, at_once=1.0)
+        pace = scoring.pace if options.pace == "auto" else options.pace
+        own = {"pace": pace if self._goes_on else "whole"}
+        self._watch = Watch(settings, options.model_copy(update=own))
         self._screened = scoring.has_screen and self._watch.takes_screen
         self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
@@ -147,8 +142,8 @@ class Answer:
         """Write the answer; whether it has passed."""
         if self._task.in_parts:
             return await self._draw()
-        if self._rewinds is None and not self._in_blocks:
-            return await self._search(0, self._task.strategy)
+        if not (self._rewinds or self._in_blocks):
+            return await self._search_back(self._task.strategy)
         while self._ended is None:
             failure = await self._draft()
             if self._lost == _LOST:
@@ -175,7 +170,7 @@ class Answer:
                     self._at_end = ended is not None
                     new = self._ask(self._at_end)
                     # A quick scorer has answered by now; a slow one has until the next place.
-                    if asked and (new or ended or watch.pace == "word"):
+                    if asked and (new or ended or watch.options.pace == "word"):
                         if (failure := await self._judge(asked)) is not None:
                             break
                         asked = None
@@ -233,7 +228,7 @@ class Answer:
             priority=self._task.priority,
             prefix_cache=self._prefix_cache,
             # More at a time cost a server less, and are wasted where the text fails.
-            piece_tokens={"whole": None, "word": 1}.get(self._watch.pace, 4),
+            piece_tokens={"whole": None, "word": 1}.get(self._watch.options.pace, 4),
         )
 
     def _loses_way(self, ended: bool) -> bool:
@@ -357,13 +352,14 @@ class Answer:
 
     async def _repair(self, failure: Failure) -> bool:
         """Rewind, or search; True if the answer continues."""
-        if self._rewinds is None:
+        options = self._watch.options
+        if not self._rewinds:
             self._watch.rewind(self._watch.passed)
             return await self._search_back(self._task.strategy)
         start, end = await self._blamed(failure)
         self._effort.iterations += 1
         stretch = start - _STRETCH if self._goes_on else -1
-        if sum(place > stretch for place in self._places) < self._rewinds.holds:
+        if sum(place > stretch for place in self._places) < options.holds:
             place = self._ban(start, end)
             if self._task.on_text is None:
                 place = min(place, before_half(self._watch.texts[:place]))
@@ -371,21 +367,20 @@ class Answer:
             self._watch.rewind(place)
             return True
         self._watch.rewind(self._watch.passed)
-        then = load_fallback(self._rewinds.then)
+        then = load_fallback(options.then)
         if then is None or (then.moves and not self._engine.has_embeddings):
             return False
         return await self._search_back(then)
 
     def _ban(self, start: int, end: int) -> int:
         """Ban the word between two places; returns the place to go on from."""
-        assert self._rewinds is not None
         texts = self._watch.texts[start:end]
         first = next((i for i, text in enumerate(texts) if has_letter(text)), 0)
         while first > 0 and not texts[first - 1]:  # the parts of a character before the last
             first -= 1
         place = start + first
         ids = tuple(self._watch.ids[place:end])
-        if ids and self._rewinds.hold:
+        if ids and self._watch.options.hold:
             ban = self._engine.ban(ids)
             place += ban.kept
             if ban.everywhere or not self._goes_on:
@@ -402,7 +397,6 @@ class Answer:
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
         """Where the word that is to blame begins and ends. The text before it has passed."""
-        assert self._rewinds is not None
         watch, words = self._watch, failure.words
         start = watch.passed
         if len(words) > 1:
@@ -445,7 +439,7 @@ class Answer:
         return False
 
     async def _search(
-        self, start: int, strategy: LoadedStrategy, most: int | None = None, *, is_last: bool = True
+        self, start: int, strategy: LoadedStrategy, most: int | None, *, is_last: bool
     ) -> bool:
         """Search for up to `most` tokens after `start` (all, if None); True if a text passed.
 
@@ -532,8 +526,8 @@ class Answer:
         most = settings.max_new_tokens - kept if most is None else most
         least, temperature = settings.min_new_tokens, settings.temperature
         sets_least = "min_new_tokens" in self._engine.capabilities
-        if self._places and self._rewinds is not None and sets_least:
-            least = max(least, self._rewinds.least)
+        if self._places and sets_least:
+            least = max(least, self._watch.options.least)
         if self._draws:
             temperature = max(_WARM, temperature)
         update = {

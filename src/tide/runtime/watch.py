@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 from tide.core.settings import Settings
 from tide.core.text import begins_word, first_end, maybe_stops, word_starts
 from tide.scorers.base import is_empty
+from tide.search.backtrack import BacktrackOptions
 
 # Tokens that are held back although they pass, since their score is suspicious: a rewind can then
 # reach the word with which it rose.
@@ -45,19 +47,14 @@ class Judged(NamedTuple):
 class Watch:
     """Follows one answer token by token. A *place* is a number of its tokens: a beginning of it.
 
-    ids, texts: of its tokens; the owner appends to them. pace: how often the scorer is asked:
-    "word", "sentence", "whole", or a number of tokens. level: from this score on a beginning is
-    suspicious. lag: places after which a beginning that failed has failed for good, unless one of
-    them passes. at_once: from this score on it fails for good without waiting. passed: the
-    beginning that may be given out. Each beginning that is, was scored as exactly that text; of a
-    longer answer, its last words were.
+    ids, texts: of its tokens; the owner appends to them. options: `pace`, but not "auto", says how
+    often the scorer is asked; `lag`, after how many further places a beginning that failed has
+    failed for good, unless one of them passes. passed: the beginning that may be given out. Each
+    beginning that is, was scored as exactly that text; of a longer answer, its last words were.
     """
 
     settings: Settings
-    pace: str
-    level: float
-    lag: int = 0
-    at_once: float = 1.0
+    options: BacktrackOptions
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
@@ -68,6 +65,11 @@ class Watch:
     _failed: Judged | None = None  # the first that failed, while others may pass
     _waited: int = 0
     _decided: int = -_AGAIN  # the last place at which the scorer itself was asked
+
+    @property
+    def level(self) -> float:
+        """The score from which on a beginning is suspicious."""
+        return self.options.blame * self.settings.toxicity_threshold
 
     @property
     def text(self) -> str:
@@ -82,7 +84,7 @@ class Watch:
         """
         found: list[tuple[int, list[str]]] = []
         while (place := self._next(ended)) is not None:
-            after = self._asked[-self.lag - 1 :][0]
+            after = self._asked[-self.options.lag - 1 :][0]
             found.append((place, self.windows(after, place)))
             self._asked.append(place)
         return found
@@ -92,7 +94,7 @@ class Watch:
         if self._asked[-1] == end:
             return None
         stop = self.settings.stop
-        if self.pace == "sentence":
+        if self.options.pace == "sentence":
             most = self.settings.block_tokens or self.settings.max_new_tokens
             while True:
                 size = first_end(self.texts[start:], most, ended=ended, stop=stop)
@@ -100,8 +102,8 @@ class Watch:
                 nothing = self._asked[-1] < 0 and is_empty("".join(self.texts[:start]))
                 if size is None or not nothing or (ended and start == end):
                     return None if size is None else start
-        if self.pace != "whole":
-            least = 1 if self.pace == "word" else int(self.pace)
+        if self.options.pace != "whole":
+            least = 1 if self.options.pace == "word" else int(self.options.pace)
             for place in word_ends(self.texts, max(start, self._silent)):
                 if self._asked[-1] < 0 and is_empty("".join(self.texts[:place])):
                     self._silent = place
@@ -140,7 +142,7 @@ class Watch:
         if self._failed is None:
             due = place - self._decided >= _AGAIN
         else:
-            due = self._waited + 1 >= self.lag
+            due = self._waited + 1 >= self.options.lag
         if due or (ended and place == len(self.texts)):
             self._decided = place
             return True
@@ -166,7 +168,7 @@ class Watch:
             self._failed = self.scores[-1]
         else:
             self._waited += 1
-        over = self._waited >= self.lag or score >= self.at_once
+        over = self._waited >= self.options.lag or score >= self.options.at_once
         return self._failure() if over else None
 
     def finish(self) -> Failure | None:
@@ -231,10 +233,5 @@ def word_ends(texts: Sequence[str], start: int) -> list[int]:
 
 def cut(texts: Sequence[str], length: int) -> list[str]:
     """The texts of the first tokens, which together are of this length; the last one is cut."""
-    kept: list[str] = []
-    for text in texts:
-        if length <= 0:
-            break
-        kept.append(text[:length])
-        length -= len(text)
-    return kept
+    starts = accumulate(map(len, texts), initial=0)
+    return [text[: length - at] for text, at in zip(texts, starts, strict=False) if at < length]

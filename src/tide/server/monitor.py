@@ -128,7 +128,7 @@ class MonitoredAnswer(Answer):
     async def forecast(self, text: str) -> Forecast:
         if (failure := await self._draft()) is not None:
             score, place = failure.score, self._watch.passed
-            if self._rewinds is not None:
+            if self._rewinds:
                 place = self._ban(*await self._blamed(failure))
             character = len("".join(self._watch.texts[:place]))
         elif (trial := self._trial(True)).accepted or not text:
