@@ -233,9 +233,10 @@ def test_nearest_tokens_are_those_of_a_point_that_moved() -> None:
     found, _ = outcomes(
         engine, ReadingScorer(), lambda scoring: [search(engine, scoring, one) for one in PROMPTS]
     )
-    for made in found:
-        assert (made.nearest() is not None) == (made.effort.trace[made.best].displacement > 0)
-    assert {made.nearest() is None for made in found} == {True, False}
+    nearest = [made.nearest(engine.encode(one)) for made, one in zip(found, PROMPTS, strict=True)]
+    for made, one in zip(found, nearest, strict=True):
+        assert bool(one) == (made.effort.trace[made.best].displacement > 0)
+    assert {bool(one) for one in nearest} == {True, False}
 
 
 def test_embeddings_that_no_engine_takes_fail_alone() -> None:

@@ -483,8 +483,8 @@ class Answer:
         found = self._effort.trace[before + search.best]
         if not settings.passes(search.told[search.best]):
             return False
-        if whole and settings.decode and (nearest := search.nearest()) is not None:
-            self._nearest = self._decoded(nearest)
+        if whole and settings.decode:
+            self._nearest = search.nearest(task.prompt)
         ids = search.token_ids
         texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(search.kept))
         watch.keep(ids[: len(texts)], texts, found.toxicity, found.attributes)
@@ -496,16 +496,6 @@ class Answer:
             self._ended = "length"
         self._give_out()
         return True
-
-    def _decoded(self, nearest: tuple[int, ...]) -> dict[str, Any]:
-        """The nearest tokens of an accepted point, compared with the prompt's."""
-        prompt = self._task.prompt
-        pairs = zip(nearest, prompt.token_ids, strict=True)
-        changed = sum(a != b for a, b in pairs)
-        # Without the tokens that the tokenizer puts around a text.
-        plain, rows = prompt.user_mask is None, zip(nearest, prompt.fixed_mask, strict=True)
-        says = self._engine.texts([[i for i, fixed in rows if not (plain and fixed)]])[0]
-        return {"changed_tokens": changed, "decoded_prompt": says}
 
     def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
         """The usable part of a completion after the kept text; to a sentence end if truncated."""
@@ -583,8 +573,7 @@ class Answer:
                 f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
             )
         if passed and (self._chosen is None or self._in_blocks):
-            toxicity = max(one.score for one in watch.decisive)
-            attributes = _worst_of([one.attributes for one in watch.decisive])
+            toxicity, attributes = watch.worst()
             if self._chosen is None:
                 assert self._ended is not None
                 self._record(len(watch.ids), toxicity, attributes, self._ended)
@@ -620,9 +609,3 @@ class Answer:
             parts=self._parts_given if passed and not refused else Parts(),
             **self._nearest,
         )
-
-
-def _worst_of(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The largest score of each attribute that is known of all parts."""
-    shared = set.intersection(*map(set, parts)) if parts else set()
-    return {name: max(one[name] for one in parts) for name in sorted(shared)}

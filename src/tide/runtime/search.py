@@ -128,12 +128,21 @@ class Search:
         """Token ids of the completion to return."""
         return self._completions[self.best]
 
-    def nearest(self) -> tuple[int, ...] | None:
-        """The tokens nearest to the chosen point; None for the prompt, or an earlier round's."""
+    def nearest(self, prompt: Prompt) -> dict[str, Any]:
+        """The tokens nearest to the chosen point, if it is of the last round and not the prompt.
+
+        Their text, and how many of them are not the prompt's.
+        """
         place = self.best - (len(self._completions) - len(self._last))
         if place < 0 or self._last[place].displacement == 0:
-            return None
-        return tuple(self.engine.decode_nearest(self._last[place].embeddings))
+            return {}
+        nearest = self.engine.decode_nearest(self._last[place].embeddings)
+        rows = list(zip(nearest, prompt.token_ids, prompt.fixed_mask, strict=True))
+        # Without the tokens that the tokenizer puts around a text.
+        plain = prompt.user_mask is None
+        (says,) = self.engine.texts([[i for i, _, fixed in rows if not (plain and fixed)]])
+        changed = sum(one != own for one, own, _ in rows)
+        return {"changed_tokens": changed, "decoded_prompt": says}
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         """Complete the candidates and score the completions."""
@@ -221,8 +230,8 @@ class Search:
         """The score of an empty completion in this round. After other text, it may be short."""
         policy = self.settings.empty_policy
         if policy == "unmodified":
-            policy = "one" if self.effort.trace else "zero"
-            return "blank" if self.kept_tokens and not self._completions else policy
+            before = self._completions if self.kept_tokens else self.effort.trace
+            policy = "one" if before else "zero"
         return "blank" if self.kept_tokens and policy == "zero" else policy
 
     def _asks(self, name: str) -> Any:

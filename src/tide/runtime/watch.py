@@ -214,16 +214,14 @@ class Watch:
         self._asked = [self.passed]
         self.scores.append(Judged(self.passed, score, attributes))
 
-    @property
-    def decisive(self) -> list[Judged]:
-        """The scores of the passed text: of the whole, or of each window."""
-        windows = [
-            one
-            for one in self.scores
-            if self.settings.block_context < one.place <= self.passed
-            and self.settings.passes(one.score)
-        ]
-        return windows or self.scores[-1:]
+    def worst(self) -> tuple[float, dict[str, float]]:
+        """The largest score, and of each known attribute, of the passed text or of its windows."""
+        context, passes = self.settings.block_context, self.settings.passes
+        some = [one for one in self.scores if context < one.place <= self.passed]
+        some = [one for one in some if passes(one.score)] or self.scores[-1:]
+        names = set.intersection(*(set(one.attributes) for one in some))
+        attributes = {name: max(one.attributes[name] for one in some) for name in sorted(names)}
+        return max(one.score for one in some), attributes
 
 
 def word_ends(texts: Sequence[str], start: int) -> list[int]:
