@@ -24,8 +24,10 @@ from tide.engines.base import Engine, Likelihood, Piece, Request, TokenPair
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.search import Effort, Search
+from tide.runtime.watch import Watch
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
+from tide.search.backtrack import BacktrackOptions
 
 MESSAGES = [
     {"role": "user", "content": "The weather is fine"},
@@ -34,8 +36,16 @@ MESSAGES = [
 ]
 
 
+def as_it_is(completion: Any) -> Any:
+    return completion
+
+
 def search(
-    engine: Engine, scoring: Scoring, text: str, sampling: Sampling | None = None, **more: Any
+    engine: Engine,
+    scoring: Scoring,
+    text: str,
+    sampling: Sampling | None = None,
+    shape: Callable[[Any], Any] = as_it_is,
 ) -> Search:
     """As the runtime makes it."""
     settings = Settings(**(sampling or Sampling()).model_dump())
@@ -44,7 +54,8 @@ def search(
     problem = Problem(x, movable, derive_seed(0, text, 0))
     strategy = load_strategy("tide").create(problem, settings)
     request = Request(prompt.token_ids, settings.sampling)
-    return Search(strategy, request, engine, scoring, settings, Effort(), **more)
+    watch = Watch(settings, BacktrackOptions())
+    return Search(strategy, request, engine, scoring, settings, Effort(), watch, shape)
 
 
 def outcomes(
@@ -152,12 +163,15 @@ def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
         return type(completion)(completion.text[:12], completion.token_ids[:1], "length")
 
     def make(scoring: Scoring) -> list[Search]:
-        return [search(engine, scoring, PROMPTS[0], context=["before it, "], shape=short)]
+        made = search(engine, scoring, PROMPTS[0], shape=short)
+        made.watch.keep([0], ["before it, "], 0.0, {})
+        return [made]
 
     (made,), _ = outcomes(engine, scorer, make)
     sent = {text for batch in scorer.batches for text in batch}
-    assert sent == {"before it, " + one.text for one in made.effort.trace}
-    assert all(len(one.text) == 12 and one.num_tokens == 1 for one in made.effort.trace)
+    assert sent == {one.text for one in made.effort.trace}
+    assert all(one.text.startswith("before it, ") for one in made.effort.trace)
+    assert all(len(one.text) == 11 + 12 and one.num_tokens == 2 for one in made.effort.trace)
     assert made.effort.generated_tokens == 2 * len(made.effort.trace)
 
 

@@ -434,28 +434,25 @@ class Answer:
                 self._given_up.add(place)
             self._watch.rewind(place)
             most = _SEARCHED + end - place if self._in_blocks else None
-            if await self._search(place, strategy, most, is_last=place == places[-1]):
+            if await self._search(strategy, most, is_last=place == places[-1]):
                 return True
         return False
 
-    async def _search(
-        self, start: int, strategy: LoadedStrategy, most: int | None, *, is_last: bool
-    ) -> bool:
-        """Search for up to `most` tokens after `start` (all, if None); True if a text passed.
+    async def _search(self, strategy: LoadedStrategy, most: int | None, *, is_last: bool) -> bool:
+        """Search for up to `most` further tokens (all, if None); True if a text passed.
 
         is_last: whether no other search follows if this one finds nothing.
         """
         settings, task, watch = self._settings, self._task, self._watch
-        left = settings.max_new_tokens - start
+        left = settings.max_new_tokens - len(watch.ids)
         sampling = self._sampling(left if most is None else min(left, most))
-        whole = start == 0 and most is None and not self._effort.trace
+        whole = not watch.ids and most is None and not self._effort.trace
         seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
         self._searches += 1
         own = settings.model_copy(update=sampling.model_dump())
         if not is_last:
             own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
         problem, request = start_of(task.prompt, own, seed, self._engine, tuple(watch.ids))
-        shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
         search = Search(
             strategy.create(problem, own),
             replace(
@@ -468,10 +465,8 @@ class Answer:
             self._scoring,
             own,
             self._effort,
-            watch.text,
-            start,
-            watch.windows(start, start),
-            shape if start or most is not None else None,
+            watch,
+            partial(self._shaped, to_sentence=sampling.max_new_tokens < left),
         )
         before = len(self._effort.trace)
         try:
@@ -486,7 +481,7 @@ class Answer:
         if whole and settings.decode:
             self._nearest = search.nearest(task.prompt)
         ids = search.token_ids
-        texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(search.kept))
+        texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(watch.text))
         watch.keep(ids[: len(texts)], texts, found.toxicity, found.attributes)
         self._found.append(found)
         self._chosen = before + search.best

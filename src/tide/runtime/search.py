@@ -16,6 +16,7 @@ from tide.core.results import ScoredCompletion
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Completion, Engine, Prompt, Request
+from tide.runtime.watch import Watch
 from tide.scorers.base import TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 
@@ -75,9 +76,9 @@ class Effort:
 class Search:
     """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
-    request: to continue the unmodified prompt; the candidates' differ in prompt and seed. kept,
-    kept_tokens: the answer so far. context: the texts before its completions with which these are
-    scored: the answer so far, or its last words. shape: applied to a completion before scoring.
+    request: to continue the unmodified prompt; the candidates' differ in prompt and seed. watch: of
+    the answer so far, with which, or with whose last words, completions are scored. shape: applied
+    to a completion before scoring.
     """
 
     strategy: SearchStrategy
@@ -86,10 +87,8 @@ class Search:
     scoring: Scoring
     settings: Settings
     effort: Effort
-    kept: str = ""
-    kept_tokens: int = 0
-    context: Sequence[str] = ("",)
-    shape: Callable[[Completion], Completion] | None = None
+    watch: Watch
+    shape: Callable[[Completion], Completion]
     told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
     _loops: bool = False  # the completion of the prompt
     _completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids
@@ -167,19 +166,21 @@ class Search:
         effort = self.effort
         effort.read_tokens += sum(one.read_tokens for one in written)
         effort.generated_tokens += sum(len(one.token_ids) for one in written)
-        shaped = [one if self.shape is None else self.shape(one) for one in written]
+        shaped = list(map(self.shape, written))
         texts, policy = [one.text for one in shaped], self._policy()
+        kept, start = self.watch.text, len(self.watch.ids)
+        context = self.watch.windows(start, start)
         # Of each text the scores after all contexts.
         scores = await self.scoring.send(
-            [text for text in texts for _ in self.context],
+            [text for text in texts for _ in context],
             policy,
-            [before for _ in texts for before in self.context],
+            [before for _ in texts for before in context],
         )
-        found = [one.worst() for one in scores.split([len(self.context)] * len(texts))]
+        found = [one.worst() for one in scores.split([len(context)] * len(texts))]
         effort.rounds += 1
         for candidate, completion, one in zip(asked, shaped, found, strict=True):
             self._completions.append(completion.token_ids)
-            text = self.kept + completion.text
+            text = kept + completion.text
             effort.trace.append(
                 ScoredCompletion(
                     round=effort.rounds,
@@ -190,19 +191,19 @@ class Search:
                     empty=one.empty and is_empty(text),
                     cosine=candidate.cosine,
                     displacement=candidate.displacement,
-                    num_tokens=self.kept_tokens + len(completion.token_ids),
+                    num_tokens=start + len(completion.token_ids),
                     finish_reason=completion.finish_reason,
-                    kept_tokens=self.kept_tokens,
+                    kept_tokens=start,
                     attributes=one.attributes,
                 )
             )
         empty = {text for text, one in zip(texts, found, strict=True) if one.empty}
         sent = set(texts) - (set() if policy == "score" else empty)
-        effort.scorer_calls += len(self.context) * len(sent)
+        effort.scorer_calls += len(context) * len(sent)
         told = [one.value for one in found]
         if self.settings.reject_degenerate:
             # The policy decides the score of an empty text.
-            loops = [text not in empty and is_degenerate(self.kept + text) for text in texts]
+            loops = [text not in empty and is_degenerate(kept + text) for text in texts]
             self._loops = self._loops or (not self.told and loops[0])
             if not self._loops:
                 told = [1.0 if loop else score for loop, score in zip(loops, told, strict=True)]
@@ -230,9 +231,9 @@ class Search:
         """The score of an empty completion in this round. After other text, it may be short."""
         policy = self.settings.empty_policy
         if policy == "unmodified":
-            before = self._completions if self.kept_tokens else self.effort.trace
+            before = self._completions if self.watch.ids else self.effort.trace
             policy = "one" if before else "zero"
-        return "blank" if self.kept_tokens and policy == "zero" else policy
+        return "blank" if self.watch.ids and policy == "zero" else policy
 
     def _asks(self, name: str) -> Any:
         """An attribute of the strategy, maybe computed by user code."""
