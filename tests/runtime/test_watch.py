@@ -29,7 +29,7 @@ def feed(one: Watch, scores: list[float]) -> Failure | None:
     for number in range(len(scores)):
         one.texts.append(f" word{number}")
         for place, _ in one.asks(ended=number == len(scores) - 1):
-            if (failure := one.judge(place, left.pop(0))) is not None:
+            if (failure := one.judge(place, left.pop(0), {})) is not None:
                 return failure
     return one.finish()
 
@@ -85,7 +85,7 @@ def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
     assert one.passed == 2
     one.texts += [" third", " fourth"]
     ((place, _),) = one.asks(ended=False)
-    assert one.judge(place, 0.4) is None
+    assert one.judge(place, 0.4, {}) is None
     assert one.passed == 2
 
 
@@ -98,8 +98,8 @@ def test_between_two_places_each_word_may_be_to_blame() -> None:
     one = watch("3")
     one.texts += [f" word{i}" for i in range(7)]
     first, second = one.asks(ended=False)
-    assert one.judge(first[0], 0.1) is None
-    assert one.judge(second[0], 0.7) == Failure(place=6, score=0.7, words=(4, 5, 6))
+    assert one.judge(first[0], 0.1, {}) is None
+    assert one.judge(second[0], 0.7, {}) == Failure(place=6, score=0.7, words=(4, 5, 6))
 
 
 def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
@@ -127,16 +127,16 @@ def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     one = watch(lag=3)
     one.texts += [f" word{i}" for i in range(12)]
-    assert one.judge(1, 0.1) is None
+    assert one.judge(1, 0.1, {}) is None
     assert one.decides(2, ended=False)
-    assert one.judge(2, 0.1) is None
+    assert one.judge(2, 0.1, {}) is None
     assert not one.decides(3, ended=False)
     assert one.passed == 1
     assert one.decides(10, ended=False)
-    assert one.judge(10, 0.6) is None
+    assert one.judge(10, 0.6, {}) is None
     asked = [one.decides(place, ended=False) for place in (11, 12, 13)]
     assert asked == [False, False, True]  # all three are waited for
-    assert one.judge(13, 0.7) == Failure(place=10, score=0.6, words=(2,))
+    assert one.judge(13, 0.7, {}) == Failure(place=10, score=0.6, words=(2,))
 
 
 def test_a_screen_needs_windows_that_hold_all_that_is_undecided() -> None:
@@ -187,7 +187,7 @@ def test_what_may_be_given_out_was_scored_and_passed(
             for place, windows in one.asks(ended=not left):
                 assert windows == ["".join(tokens[:place])]
                 given[place] = scores[place]
-                failure = one.judge(place, scores[place])
+                failure = one.judge(place, scores[place], {})
                 assert one.passed >= passed[-1]
                 passed.append(one.passed)
                 if failure is not None:

@@ -472,8 +472,8 @@ class Answer:
         try:
             await search.run()
         finally:
-            if whole and len(self._effort.trace) > before:
-                self._chosen = before + search.best
+            if whole and self._effort.trace:
+                self._chosen = search.best
                 self._chosen_passes = settings.passes(search.told[search.best])
         found = self._effort.trace[before + search.best]
         if not settings.passes(search.told[search.best]):

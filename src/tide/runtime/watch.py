@@ -61,7 +61,7 @@ class Watch:
     scores: list[Judged] = field(default_factory=list)
     _asked: list[int] = field(default_factory=lambda: [-1])
     _silent: int = 0  # an empty beginning, which need not be examined again
-    _risen: int | None = None  # the first suspicious place after `passed`
+    _risen: int = 0  # the first suspicious place after `passed`
     _failed: Judged | None = None  # the first that failed, while others may pass
     _waited: int = 0
     _decided: int = -_AGAIN  # the last place at which the scorer itself was asked
@@ -137,39 +137,31 @@ class Watch:
         `lag`, and for the whole answer. Between these the text neither passes nor fails. All of
         it is suspicious.
         """
-        if self._risen is None:
-            self._risen = place
-        if self._failed is None:
-            due = place - self._decided >= _AGAIN
-        else:
-            due = self._waited + 1 >= self.options.lag
+        self._risen = self._risen or place
+        waits = self._failed is not None
+        due = self._waited + 1 >= self.options.lag if waits else place - self._decided >= _AGAIN
         if due or (ended and place == len(self.texts)):
             self._decided = place
             return True
-        self._waited += self._failed is not None
+        self._waited += waits
         return False
 
-    def judge(
-        self, place: int, score: float, attributes: dict[str, float] | None = None
-    ) -> Failure | None:
+    def judge(self, place: int, score: float, attributes: dict[str, float]) -> Failure | None:
         """Take the score of the next place; returns a failure that will not pass any more."""
-        self.scores.append(Judged(place, score, attributes or {}))
+        self.scores.append(Judged(place, score, attributes))
         if self.settings.passes(score):
             self._failed, self._waited = None, 0
             suspicious = score >= self.level or place == self._decided
             if not suspicious or place - self.passed > _HELD:
-                self.passed, self._risen = place, None
-            elif self._risen is None:
-                self._risen = place
-            return None
-        if self._risen is None:
-            self._risen = place
-        if self._failed is None:
+                self.passed, self._risen = place, 0
+                return None
+        elif self._failed is None:
             self._failed = self.scores[-1]
         else:
             self._waited += 1
+        self._risen = self._risen or place
         over = self._waited >= self.options.lag or score >= self.options.at_once
-        return self._failure() if over else None
+        return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
         """The answer ends with the last place that was judged; its failure, or all has passed."""
@@ -177,12 +169,11 @@ class Watch:
         assert place == len(self.texts)
         if not self.settings.passes(score):
             return self._failure()
-        self.passed, self._risen = place, None
+        self.passed, self._risen = place, 0
         return None
 
     def _failure(self) -> Failure:
         assert self._failed is not None
-        assert self._risen is not None
         words = (*word_ends(self.texts[: self._risen], self.passed), self._risen)
         return Failure(self._failed.place, self._failed.score, words, self._failed.attributes)
 
@@ -201,7 +192,7 @@ class Watch:
         self.scores = [one for one in self.scores if one.place <= self.passed]
         self._asked = [self.passed or -1]
         self._silent = min(self._silent, place)
-        self._risen, self._failed, self._waited = None, None, 0
+        self._risen, self._failed, self._waited = 0, None, 0
         self._decided = -_AGAIN
 
     def keep(
