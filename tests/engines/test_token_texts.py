@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.engines.token_texts import TokenTexts
+from tide.engines.scripted import ScriptedEngine
+
+
+def pieces_of(texts: Callable[[Any], list[str]], ids: Sequence[int]) -> list[str]:
+    """The texts of the tokens, by an engine whose rows have these `texts`."""
+    kind = type("Engine", (ScriptedEngine,), {"_texts": lambda _, rows: texts(rows)})
+    with kind(lambda x, seed: "") as engine:
+        (pieces,) = engine.token_texts([ids])
+    return list(pieces)
 
 
 @examples(200, 5000)
@@ -18,7 +28,7 @@ def test_pieces_join_to_the_text(text: str) -> None:
     def texts(rows: object) -> list[str]:
         return [bytes(row).decode(errors="replace") for row in rows]  # type: ignore[attr-defined]
 
-    (pieces,) = TokenTexts(texts).of([ids])
+    pieces = pieces_of(texts, ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == text
     count = 0
@@ -41,7 +51,7 @@ def test_a_text_may_be_cut_after_a_token_that_adds_something(
     def texts(rows: object) -> list[str]:
         return [b"".join(tokens[i] for i in row).decode(errors="replace") for row in rows]  # type: ignore[attr-defined]
 
-    (pieces,) = TokenTexts(texts).of([range(len(tokens))])
+    pieces = pieces_of(texts, range(len(tokens)))
     assert "".join(pieces) == text
     for end, piece in enumerate(pieces, 1):
         if piece:

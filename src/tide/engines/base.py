@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -25,7 +26,6 @@ from tide.core.sanitize import half_character
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.text import HALF, is_letter
-from tide.engines.token_texts import TokenTexts
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     import torch
@@ -155,7 +155,7 @@ class Engine(ABC):
     embedding_scale: float = 1.0
     in_process: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset()
-    _closed = False
+    closed = False
 
     # Implemented by every engine, as the public methods below say. All but texts and tokens runs in
     # the engine's own loop.
@@ -226,8 +226,29 @@ class Engine(ABC):
             return self._texts(rows)
 
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
-        """The text that each token of each row adds."""
-        return self._token_texts.of(rows)
+        """The text that each token of each row adds; joined, these are the text of the row.
+
+        A token that ends inside a code point adds nothing; the one that completes it adds all
+        since. So a text may be cut after any token that adds text, unless that text ends with an
+        incomplete code point. The text of a token by itself is looked up once.
+        """
+        known = self._texts_alone
+        new = list({token for ids in rows for token in ids if token not in known})
+        wholes = self.texts([*rows, *([token] for token in new)])
+        known.update(zip(new, wholes[len(rows) :], strict=True))
+        return [self._parted(ids, whole) for ids, whole in zip(rows, wholes, strict=False)]
+
+    def _parted(self, ids: Sequence[int], whole: str) -> list[str]:
+        texts = [self._texts_alone[token] for token in ids]
+        if "".join(texts) == whole:
+            return texts
+        # Tokens that are parts of characters, or mean something else after others.
+        ends = [0]
+        for text in self.texts([ids[:count] for count in range(1, len(ids))]):
+            whole_so_far = whole.startswith(text) and not text.endswith(HALF)
+            ends.append(max(ends[-1], len(text) if whole_so_far else 0))
+        ends.append(len(whole))
+        return [whole[start:end] for start, end in pairwise(ends)]
 
     def spellings(self, token_id: int) -> tuple[int, ...]:
         """The token and those that differ from it only in case or surrounding spaces.
@@ -527,11 +548,7 @@ class Engine(ABC):
     @property
     def available(self) -> bool:
         """Whether it can complete prompts now."""
-        return not self._closed
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        return not self.closed
 
     def verify(self) -> None:
         """Raise EngineError unless the model gives the same result for ids and their embeddings."""
@@ -540,8 +557,8 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Free the engine's resources; every other method raises EngineError from then on."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             if not self.portal.is_forked:  # in a fork, the resources are the parent's
                 self.portal.run(self._free)
                 self.portal.close()
@@ -560,8 +577,8 @@ class Engine(ABC):
     # The rest.
 
     @cached_property
-    def _token_texts(self) -> TokenTexts:
-        return TokenTexts(self.texts)
+    def _texts_alone(self) -> dict[int, str]:
+        return {}
 
     @cached_property
     def _spellings(self) -> dict[int, tuple[int, ...]]:
@@ -584,7 +601,7 @@ class Engine(ABC):
         self, doing: str, kind: type[TideError] = EngineError, *, awaits: bool = False
     ) -> Iterator[None]:
         """Turn errors of libraries into a `kind`: of one text, or of the engine."""
-        if self._closed:
+        if self.closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
         self.portal.check_fork()
         with guarded(kind, lambda: f"model {self.name}: {doing} failed", awaits=awaits):

@@ -74,7 +74,7 @@ class CachingEngine(Engine):
         self.engine.check_sampling(sampling)
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._written.clear()
         self.engine.close()
 
