@@ -303,22 +303,19 @@ class Batch:
     def _enter(self, lane: Lane, rows: list[Row]) -> None:
         """Read the prompts of rows, in groups of at most `_TOKENS` tokens."""
         rows.sort(key=lambda row: len(row.x))
+        most = len(rows)
         while rows:
-            size = max(1, min(len(rows), _TOKENS // len(rows[0].x)))
+            size = max(1, min(most, len(rows), _TOKENS // len(rows[0].x)))
             while size > 1 and size * len(rows[size - 1].x) > _TOKENS:
                 size -= 1
             some, rows = rows[:size], rows[size:]
             try:
                 self.prefill(lane, some)
             except BaseException as error:
-                if len(some) == 1:
+                if size == 1:
                     some[0].put(_unread(error))
-                    continue
-                # Let each row enter alone, which shows the faulty one.
-                alone = some if self._forward.plain else some[:1]
-                for row in alone:
-                    self._enter(lane, [row])
-                rows = some[len(alone) :] + rows
+                else:  # each row enters alone, which shows the faulty one
+                    rows, most = some + rows, 1
             if not lane.takes_rows:
                 for row in rows:
                     self._push(row)
