@@ -208,13 +208,14 @@ _OPEN, _CLOSE = "<think>", "</think>"
 class Thoughts:
     """Separates leading reasoning, `<think>...</think>`, from the answer.
 
-    said: the reasoning so far. Reasoning that is never closed is all of the answer.
+    said: the reasoning so far. Reasoning that is never closed is all of the answer. inline: whether
+    the answer may begin with reasoning; otherwise all of it is returned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, inline: bool = True) -> None:
         self.said = ""
         self._held = ""
-        self._place = "before"
+        self._place = "before" if inline else "after"
 
     def add(self, text: str) -> str:
         """Takes the next piece; returns the text that is known not to be reasoning."""

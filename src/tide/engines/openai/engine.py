@@ -158,20 +158,16 @@ class OpenAIEngine(Engine):
             if answer.banned and found.banned is not None:
                 ids = await found.banned.ids(answer.banned)
                 body["logit_bias"] = {str(token): NEVER for token in ids}
-            before = len(answer.words)
+            before, words, thoughts = len(answer.words), Words(answer.left), answer.aside.thoughts
             try:
-                await self._read(endpoint, answer, body)
+                async with aclosing(streamed(endpoint, body, answer.aside)) as parts:
+                    async for text, reason in parts:
+                        answer.take(words.add(thoughts.add(text)))
+                        if reason is not None:
+                            answer.take(words.add(thoughts.end()))
+                            answer.end(words.end(), reason)
             except Banned as banned:
                 answer.draw_again(len(answer.words) > before, banned.reason)
-
-    async def _read(self, endpoint: Endpoint, answer: StreamedAnswer, body: dict[str, Any]) -> None:
-        words, aside = Words(answer.left), answer.aside
-        async with aclosing(streamed(endpoint, body, aside)) as parts:
-            async for text, reason in parts:
-                answer.take(words.add(aside.text(text)))
-                if reason is not None:
-                    answer.take(words.add(aside.end()))
-                    answer.end(words.end(), reason)
 
     def check_sampling(self, sampling: Sampling) -> None:
         super().check_sampling(sampling)

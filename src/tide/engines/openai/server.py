@@ -66,13 +66,13 @@ class Delta(BaseModel):
 class Aside:
     """Assembles the parts of an answer beside its text.
 
-    inline: whether reasoning that the text begins with is told from it.
+    thoughts: takes the text; tells from it, if `inline`, the reasoning that it begins with.
     """
 
     def __init__(self, *, inline: bool) -> None:
         self._reasoning = ""
         self._calls: list[CallDelta] = []
-        self._thoughts = Thoughts() if inline else None
+        self.thoughts = Thoughts(inline=inline)
 
     def add(self, delta: Delta) -> None:
         """Raises ServerFailed for a part without a call, and for too many calls."""
@@ -89,14 +89,6 @@ class Aside:
             own.name = own.name or more.name
             own.arguments = (own.arguments or "") + (more.arguments or "")
 
-    def text(self, said: str) -> str:
-        """The part of the next text that is known to be no reasoning."""
-        return said if self._thoughts is None else self._thoughts.add(said)
-
-    def end(self) -> str:
-        """No more text comes; the rest of it."""
-        return "" if self._thoughts is None else self._thoughts.end()
-
     @property
     def parts(self) -> Parts:
         """Raises ServerFailed for a call without a name."""
@@ -106,7 +98,7 @@ class Aside:
                 raise ServerFailed("called a tool without a name")
             said = one.function.arguments or ""
             calls.append(ToolCall(id=one.id or "", name=one.function.name, arguments=said))
-        reasoning = self._reasoning + ("" if self._thoughts is None else self._thoughts.said)
+        reasoning = self._reasoning + self.thoughts.said
         texts = [reasoning, *(text for one in calls for text in (one.name, one.arguments))]
         tokens = sum(len(words_of(text)) for text in texts)
         return Parts(reasoning=reasoning, tool_calls=tuple(calls), num_tokens=tokens)
