@@ -112,7 +112,6 @@ class RemoteEngine(EmbeddingEngine):
             super().__init__(*vocabulary, config)
         self.context_length = None
         self._waiting: list[tuple[Request, asyncio.Future[Piece]]] = []
-        self._sent: set[asyncio.Task[None]] = set()
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
         self.pool = EndpointPool(
@@ -185,9 +184,7 @@ class RemoteEngine(EmbeddingEngine):
         self._waiting = []
         for rows in alike.values():
             for some in self._split(rows):
-                task = asyncio.create_task(self._complete(some))
-                self._sent.add(task)
-                task.add_done_callback(self._sent.discard)
+                self.pool.begin(self._complete(some))
 
     async def _complete(self, asked: Sequence[tuple[Request, asyncio.Future[Piece]]]) -> None:
         requests, futures = [one for one, _ in asked], [future for _, future in asked]

@@ -275,7 +275,7 @@ class EndpointPool:
         if not endpoint.available:
             return
         if endpoint.check is None:
-            endpoint.check = self._begun(self._works(endpoint))
+            endpoint.check = self.begin(self._works(endpoint))
         job.checks.append(check := endpoint.check)
         if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
             return  # another server tries the request meanwhile
@@ -324,9 +324,10 @@ class EndpointPool:
 
     def _leave(self, endpoint: Endpoint) -> None:
         _log.warning("%s is out of the pool: %s", endpoint.url, endpoint.reason)
-        self._begun(self._probe(endpoint))
+        self.begin(self._probe(endpoint))
 
-    def _begun(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """A task of the pool, which `close` cancels."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
