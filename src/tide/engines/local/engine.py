@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -119,7 +119,18 @@ class TransformersEngine(EmbeddingEngine):
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        row = self._row(request, pieces.put_nowait)
+        prompt, handle = request.prompt, request.prefix_cache
+        if isinstance(prompt, Sequence):
+            x, ids = self._embed_ids(prompt), prompt
+        else:
+            x, ids = prompt.to(self.device, self.dtype), ()
+        shared, read = self._begin(prompt if isinstance(prompt, Tensor) else x, handle)
+        own = None
+        if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
+            own = handle.beginning
+        if request.sampling.repetition_penalty != 1 and not ids:
+            ids = self._decode_nearest(x)
+        row = Row(request, x, pieces.put_nowait, ids, shared, own, read=read)
         self._batch.submit([row])
         try:
             while True:
@@ -144,21 +155,6 @@ class TransformersEngine(EmbeddingEngine):
         finally:
             for one in readings:
                 one.found.cancel()
-
-    def _row(self, request: Request, put: Callable[[Piece | Exception], None]) -> Row:
-        """A request for the batch; `put` receives its pieces or its error."""
-        prompt, handle = request.prompt, request.prefix_cache
-        if isinstance(prompt, Sequence):
-            x, ids = self._embed_ids(prompt), prompt
-        else:
-            x, ids = prompt.to(self.device, self.dtype), ()
-        shared, read = self._begin(prompt if isinstance(prompt, Tensor) else x, handle)
-        own = None
-        if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
-            own = handle.beginning
-        if request.sampling.repetition_penalty != 1 and not ids:
-            ids = self._decode_nearest(x)
-        return Row(request, x, put, ids, shared, own, read=read)
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
         """The cached beginning of (T, d) rows, if they begin with it, and the tokens to be read."""
