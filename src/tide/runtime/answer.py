@@ -480,7 +480,7 @@ class Answer:
             return False
         if whole and settings.decode:
             self._nearest = search.nearest(task.prompt)
-        ids = search.token_ids
+        ids = search.completions[search.best]
         texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(watch.text))
         watch.keep(ids[: len(texts)], texts, found.toxicity, found.attributes)
         self._found.append(found)

@@ -90,8 +90,8 @@ class Search:
     watch: Watch
     shape: Callable[[Completion], Completion]
     told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
+    completions: list[tuple[int, ...]] = field(default_factory=list)  # their token ids
     _loops: bool = False  # the completion of the prompt
-    _completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids
     _last: Sequence[Candidate] = ()
 
     async def run(self) -> None:
@@ -110,29 +110,24 @@ class Search:
                 with self._strategy():
                     strategy.tell(values)
         finally:
-            if self._completions:
+            if self.completions:
                 self.effort.iterations += self._asks("iterations") - 1
 
     @property
     def best(self) -> int:
         """The evaluation to return, of this search. Raises StrategyError if it does not exist."""
         best: int = self._asks("best")
-        if not 0 <= best < len(self._completions):
-            evaluations = len(self._completions)
+        if not 0 <= best < len(self.completions):
+            evaluations = len(self.completions)
             raise StrategyError(f"the strategy chose evaluation {best} of {evaluations}")
         return best
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Token ids of the completion to return."""
-        return self._completions[self.best]
 
     def nearest(self, prompt: Prompt) -> dict[str, Any]:
         """The tokens nearest to the chosen point, if it is of the last round and not the prompt.
 
         Their text, and how many of them are not the prompt's.
         """
-        place = self.best - (len(self._completions) - len(self._last))
+        place = self.best - (len(self.completions) - len(self._last))
         if place < 0 or self._last[place].displacement == 0:
             return {}
         nearest = self.engine.decode_nearest(self._last[place].embeddings)
@@ -179,7 +174,7 @@ class Search:
         found = [one.worst() for one in scores.split([len(context)] * len(texts))]
         effort.rounds += 1
         for candidate, completion, one in zip(asked, shaped, found, strict=True):
-            self._completions.append(completion.token_ids)
+            self.completions.append(completion.token_ids)
             text = kept + completion.text
             effort.trace.append(
                 ScoredCompletion(
@@ -212,15 +207,15 @@ class Search:
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         """The likelihood of completions after the unmodified prompt."""
-        if not self._completions:
+        if not self.completions:
             raise StrategyError("asked for likelihoods of nothing")
         # A completion without tokens has no likelihood; it is the last that should be chosen.
         values = dict.fromkeys(asked.evaluations, -math.inf)
-        some = [number for number in asked.evaluations if self._completions[number]]
+        some = [number for number in asked.evaluations if self.completions[number]]
         if some:
             prompt, cache = self.request.prompt, self.request.prefix_cache
             assert isinstance(prompt, Sequence)
-            pairs = [(prompt, self._completions[number]) for number in some]
+            pairs = [(prompt, self.completions[number]) for number in some]
             found = await self.engine.log_likelihoods(pairs, prefix_cache=cache)
             values.update(zip(some, (one.mean for one in found), strict=True))
             self.effort.read_tokens += sum(one.read_tokens for one in found)
@@ -231,7 +226,7 @@ class Search:
         """The score of an empty completion in this round. After other text, it may be short."""
         policy = self.settings.empty_policy
         if policy == "unmodified":
-            before = self._completions if self.watch.ids else self.effort.trace
+            before = self.completions if self.watch.ids else self.effort.trace
             policy = "one" if before else "zero"
         return "blank" if self.watch.ids and policy == "zero" else policy
 
