@@ -273,8 +273,7 @@ class Answer:
             place = len(watch.ids)
             called = settings.tool_calls == "withheld" and bool(self._parts.tool_calls)
             if settings.passes(score) and not (called and is_empty(watch.text)):
-                watch.judge(place, score, attributes)
-                watch.finish()
+                watch.keep((), (), score, attributes)
                 self._ended = ended
                 self._give_out()
                 return True
