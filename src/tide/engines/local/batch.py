@@ -305,9 +305,8 @@ class Batch:
         rows.sort(key=lambda row: len(row.x))
         most = len(rows)
         while rows:
-            size = max(1, min(most, len(rows), _TOKENS // len(rows[0].x)))
-            while size > 1 and size * len(rows[size - 1].x) > _TOKENS:
-                size -= 1
+            sizes = range(min(most, len(rows)), 1, -1)
+            size = next((n for n in sizes if n * len(rows[n - 1].x) <= _TOKENS), 1)
             some, rows = rows[:size], rows[size:]
             try:
                 self.prefill(lane, some)

@@ -286,8 +286,6 @@ class PrefixCache:
         """Evict the least recently used beginnings beyond the capacity."""
         with self._lock:
             known = list(self._beginnings)
-        if sum(one.tokens for one in known) <= self._capacity:
-            return
         kept = 0
         for one in sorted(known, key=lambda one: -one.used):
             kept += one.tokens

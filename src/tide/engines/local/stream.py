@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -225,22 +225,15 @@ def length_groups(lengths: Sequence[int]) -> list[list[int]]:
 
     Dynamic programming over the distinct lengths, of which there are few.
     """
-    alike = [list(same) for _, same in groupby(by_length(lengths), key=lengths.__getitem__)]
-    best, cut = [0], [0]  # least cost of the first n lengths, and the start of their last group
-    for end in range(1, len(alike) + 1):
-        longest, size, options = lengths[alike[end - 1][0]], 0, []
-        for start in range(end - 1, -1, -1):
-            size += len(alike[start])
-            options.append((best[start] + _CALL + size * longest, start))
-        least, start = min(options)
-        best.append(least)
-        cut.append(start)
-    groups: list[list[int]] = []
-    end = len(alike)
-    while end:
-        groups.append([i for same in alike[cut[end] : end] for i in same])
-        end = cut[end]
-    return groups[::-1]
+    order = by_length(lengths)
+    # By the number of rows, up to each distinct length: the least cost, and the ends of its groups.
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for length, same in groupby(order, key=lengths.__getitem__):
+        end = max(best) + len(list(same))
+        # The last group begins at `start`, and costs a call and its rows times the length.
+        least, start = min((cost - start * length, start) for start, (cost, _) in best.items())
+        best[end] = least + _CALL + end * length, [*best[start][1], end]
+    return [order[start:end] for start, end in pairwise([0, *best[len(order)][1]])]
 
 
 def by_length(lengths: Sequence[int]) -> list[int]:
