@@ -384,8 +384,7 @@ class Engine(ABC):
         """All that `write` writes for each request. The first failure ends the others."""
         if not self.portal.is_current:
             return await self.portal.call(self.complete, requests)
-        with self._calling("write", awaits=True):
-            found = await gather(map(self._whole, requests))
+        found = await gather(map(self._whole, requests))
         written = [(ids, reason) for ids, reason, _ in found]
         made = self.completions(written, [request.sampling for request in requests])
         reads = (read for _, _, read in found)

@@ -322,11 +322,9 @@ class StreamedAnswer:
 
     def draw_again(self, wrote: bool, reason: FinishReason) -> None:
         """The next tokens are drawn hotter. wrote: there was text before the held-back output."""
-        self._redraws = 1 if wrote and not self._whole else self._redraws + 1
+        self._drawn = self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
             self._finish(reason)  # it breaks off there
-            return
-        self._drawn = self._redraws
 
     def _finish(self, reason: FinishReason) -> None:
         parts = self.aside.parts
