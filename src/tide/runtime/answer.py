@@ -196,7 +196,19 @@ class Answer:
         """
         watch, settled = self._watch, len(self._watch.ids)  # tokens whose texts do not change
         ended: FinishReason | None = None
-        async with aclosing(self._pieces(self._request())) as pieces:
+        drawn = len(self._places) + self._searches + self._lost + self._draws
+        request = Request(
+            self._task.prompt.token_ids + tuple(self._watch.ids),
+            self._sampling(),
+            derive_seed(self._task.seed, "sampling", drawn),
+            banned_token_ids=self._banned,
+            banned_first_ids=self._banned_next.get(tuple(self._watch.ids), ()),
+            priority=self._task.priority,
+            prefix_cache=self._prefix_cache,
+            # More at a time cost a server less, and are wasted where the text fails.
+            piece_tokens={"whole": None, "word": 1}.get(self._watch.options.pace, 4),
+        )
+        async with aclosing(self._pieces(request)) as pieces:
             while ended is None:
                 piece = await anext(pieces)
                 ended = piece.finish_reason
@@ -215,21 +227,6 @@ class Answer:
 
     def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         return self._engine.write(request)
-
-    def _request(self) -> Request:
-        """For the model's next tokens."""
-        drawn = len(self._places) + self._searches + self._lost + self._draws
-        return Request(
-            self._task.prompt.token_ids + tuple(self._watch.ids),
-            self._sampling(),
-            derive_seed(self._task.seed, "sampling", drawn),
-            banned_token_ids=self._banned,
-            banned_first_ids=self._banned_next.get(tuple(self._watch.ids), ()),
-            priority=self._task.priority,
-            prefix_cache=self._prefix_cache,
-            # More at a time cost a server less, and are wasted where the text fails.
-            piece_tokens={"whole": None, "word": 1}.get(self._watch.options.pace, 4),
-        )
 
     def _loses_way(self, ended: bool) -> bool:
         """Whether a repair holds a part of a character that the model does not complete.
@@ -420,11 +417,10 @@ class Answer:
         start = end = self._watch.passed
         places = [start]
         if self._task.on_text is None:
-            if not self._in_blocks:
-                places = list(dict.fromkeys((start, 0)))
-            while self._in_blocks and start > 0 and len(places) <= _ROLLBACKS:
+            back = _ROLLBACK if self._in_blocks else start
+            while start > 0 and len(places) <= _ROLLBACKS:
                 words = word_starts(self._watch.texts[:start])
-                start = max(place for place in words if place <= max(0, start - _ROLLBACK))
+                start = max(place for place in words if place <= max(0, start - back))
                 # A second time it might find the same again, without end.
                 if start not in self._given_up:
                     places.append(start)
