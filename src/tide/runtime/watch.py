@@ -49,8 +49,9 @@ class Watch:
 
     ids, texts: of its tokens; the owner appends to them. options: `pace`, but not "auto", says how
     often the scorer is asked; `lag`, after how many further places a beginning that failed has
-    failed for good, unless one of them passes. passed: the beginning that may be given out. Each
-    beginning that is, was scored as exactly that text; of a longer answer, its last words were.
+    failed for good, unless one of them passes; `at_once`, from which score on it fails for good
+    without waiting. passed: the beginning that may be given out. Each beginning that is, was scored
+    as exactly that text; of a longer answer, its last words were.
     """
 
     settings: Settings
@@ -61,7 +62,7 @@ class Watch:
     scores: list[Judged] = field(default_factory=list)
     _asked: list[int] = field(default_factory=lambda: [-1])
     _silent: int = 0  # an empty beginning, which need not be examined again
-    _risen: int = 0  # the first suspicious place after `passed`
+    _risen: int = 0  # the first suspicious place after `passed`; 0 without one
     _failed: Judged | None = None  # the first that failed, while others may pass
     _waited: int = 0
     _decided: int = -_AGAIN  # the last place at which the scorer itself was asked
