@@ -36,7 +36,7 @@ from tide.engines.openai.words import (
     word_of,
     words_of,
 )
-from tide.engines.remote.pool import Endpoint, EndpointPool
+from tide.engines.pool import Endpoint, EndpointPool
 from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
 

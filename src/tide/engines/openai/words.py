@@ -24,7 +24,7 @@ from tide.core.chat import Chat, Rendered
 from tide.core.http import Rows, ServerFailed
 from tide.core.text import UNSPACED, is_letter
 from tide.engines.base import MOST_SPELLINGS
-from tide.engines.remote.pool import Endpoint, EndpointRefused
+from tide.engines.pool import Endpoint, EndpointRefused
 
 _Text = Annotated[str, Field(max_length=1_000_000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

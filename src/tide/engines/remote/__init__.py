@@ -1,1 +1,1 @@
-"""A model on one or several vLLM servers: the engine, their protocol and their pool."""
+"""A model on one or several vLLM servers: the engine and their protocol."""

@@ -35,7 +35,7 @@ from tide.engines.base import (
 )
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.remote.pool import Endpoint, EndpointPool, EndpointRefused
+from tide.engines.pool import Endpoint, EndpointPool, EndpointRefused
 from tide.engines.remote.protocol import (
     NEUTRAL,
     OLDEST,
