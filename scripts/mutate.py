@@ -40,6 +40,8 @@ GATES = {
     "src/tide/core/text.py": ["tests/core", "tests/runtime"],
     "src/tide/scorers/scoring.py": ["tests/scorers/test_scoring.py", "tests/runtime"],
     "src/tide/runtime/search.py": ["tests/runtime"],
+    "src/tide/search/base.py": ["tests/search"],
+    "src/tide/search/tide.py": ["tests/search"],
     "src/tide/search/backtrack.py": ["tests/search", "tests/runtime/test_backtrack.py"],
     "src/tide/scorers/wrappers/base.py": ["tests/scorers/wrappers"],
     "src/tide/runtime/watch.py": ["tests/runtime"],
