@@ -39,10 +39,14 @@ hypothesis.settings.register_profile("explore", max_examples=LONG, deadline=None
 hypothesis.settings.load_profile("ordinary")
 
 
-def pytest_collection_finish() -> None:
-    """No collection of garbage goes through the modules again: a third of the tests' time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """No collection of garbage goes through the modules: a third of the tests' time."""
+    gc.disable()
+    yield
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
