@@ -35,7 +35,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
-# As `tide`, without the modules that are named first.
+# Without the modules that are named first.
 BLOCKED = """
 import sys
 class Finder:
@@ -44,9 +44,38 @@ class Finder:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 blocked = set(sys.argv.pop(1).split(","))
 sys.meta_path.insert(0, Finder)
-from tide.cli import program
-program()
 """
+TIDE = f"{BLOCKED}from tide.cli import program; program()"
+# The command lines of standard input: of each its exit code, stdout and stderr.
+SEVERAL = f"""{BLOCKED}
+import io, json
+from contextlib import redirect_stderr, redirect_stdout
+from tide.cli import main
+done = []
+for sys.argv[1:] in json.load(sys.stdin):
+    code = 0
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    done.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(done))
+"""
+STARTING = [
+    ("--help",),
+    *((name, "--help") for name in ("serve", "doctor", "scorers")),
+    ("methods",),
+]
+LACKING = {
+    ("run", "hello"): "torch",
+    ("serve",): "torch",
+    ("score", "hello", "--scorer", "hf:mine"): "torch",
+    ("eval", "rtp", "--model", "mine"): ".*",
+    ("serve", "--engine", "openai", "--engine-option", "tokenizer=mine"): "transformers",
+    ("serve", "--engine", "openai", "--strategy", "resample"): "torch",
+    ("serve", "--engine", "openai", "--strategy", "backtrack:then=resample"): "torch",
+}
 
 
 @cache
@@ -70,9 +99,11 @@ def blocked() -> str:
     return ",".join(sorted(names.keys() - mine - {"tide"}))
 
 
-def tide(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", BLOCKED, blocked(), *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+def run(code: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, blocked(), *arguments]
+    return subprocess.run(
+        command, input=given, check=False, capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.fixture
@@ -87,49 +118,32 @@ def test_the_imitated_environment_is_the_gateways() -> None:
     assert not {"numpy", "fastapi", "mmh3", "regex"} & set(blocked().split(","))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--help",), ("serve", "--help"), ("doctor", "--help"), ("scorers", "--help"), ("methods",)],
-    ids=" ".join,
-)
-def test_commands_start(arguments: tuple[str, ...]) -> None:
-    done = tide(*arguments)
+def test_commands_start_or_say_what_to_install() -> None:
+    lines = [*LACKING, *STARTING]
+    done = run(SEVERAL, given=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
+    for line, (code, out, err) in zip(lines, json.loads(done.stdout), strict=True):
+        if line in LACKING:
+            says = rf"error: {LACKING[line]} is not installed; .*: pip install -e '\.\[local\]'"
+            assert code == 1
+            assert re.fullmatch(says, err.strip().splitlines()[-1]), line
+            assert "Traceback" not in err
+        else:
+            assert (code, err, bool(out)) == (0, "", True), line
 
 
 def test_bundled_scorers_score(words: Path) -> None:
     scorers = ["pocket", "sentence", f"lexicon:{words}", "cache:confirm:pocket,sentence"]
     options = [part for scorer in scorers for part in ("--scorer", scorer)]
-    done = tide("score", "You are an idiot.", "--output", str(words.parent / "out"), *options)
+    done = run(TIDE, "score", "You are an idiot.", "--output", str(words.parent / "out"), *options)
     assert done.returncode == 0, done.stderr
     (row,) = map(json.loads, (words.parent / "out").read_text().splitlines())
     assert len(row["scores"]) == len(scorers)
     assert min(row["scores"].values()) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "missing"),
-    [
-        (("run", "hello"), "torch"),
-        (("serve",), "torch"),
-        (("score", "hello", "--scorer", "hf:mine"), "torch"),
-        (("eval", "rtp", "--model", "mine"), ".*"),
-        (("serve", "--engine", "openai", "--engine-option", "tokenizer=mine"), "transformers"),
-        (("serve", "--engine", "openai", "--strategy", "resample"), "torch"),
-        (("serve", "--engine", "openai", "--strategy", "backtrack:then=resample"), "torch"),
-    ],
-    ids=lambda given: " ".join(given[:2]) if isinstance(given, tuple) else None,
-)
-def test_what_needs_more_says_what_to_install(arguments: tuple[str, ...], missing: str) -> None:
-    done = tide(*arguments)
-    assert done.returncode == 1
-    says = rf"error: {missing} is not installed; .*: pip install -e '\.\[local\]'"
-    assert re.fullmatch(says, done.stderr.strip().splitlines()[-1])
-    assert "Traceback" not in done.stderr
-
-
 def gateway(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", BLOCKED, blocked(), "serve", "--port", "0", *arguments)
+    return (sys.executable, "-c", TIDE, blocked(), "serve", "--port", "0", *arguments)
 
 
 def test_it_repairs_what_another_server_writes(words: Path) -> None:
