@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,11 @@ import pytest
 from reproduction.export import export
 from reproduction.paper import (
     FIRST,
-    NUMBERS,
     behind,
     beside_printed,
     imported,
     like_for_like,
+    main,
     numbers,
     one_draw,
     paired,
@@ -33,6 +31,7 @@ from reproduction.paper import (
 )
 
 from tests.evaluation.runs import changed, record, run
+from tests.scripts.loading import load_script
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
 from tide.data.records import to_published
@@ -200,18 +199,15 @@ def test_judges_and_references_are_added_by_tide_judge(some: Models, tmp_path: P
     assert some
 
 
-def test_everything_is_printed(tmp_path: Path) -> None:
+def test_everything_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "recorded", "gpt2-large", "base.json", [[0.9, 0.8], [0.7, 0.9]])
     write(tmp_path / "recorded", "gpt2-large", "tide.json", [[0.4, 0.1], [0.3, 0.3]])
-    root = NUMBERS.parents[1]
-    common = [str(tmp_path / "recorded"), "--out", str(tmp_path / "runs")]
-    command = [sys.executable, str(root / "reproduction/paper.py"), *common]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    main(tmp_path / "recorded", tmp_path / "runs")
+    said = capsys.readouterr().out
     for row in ("| tide-first |", "| gpt2-large | tide | max | 0.324 |", "| ADLM |"):
         assert row in said or row.replace("| gpt2", "| temperature 1.0 | gpt2") in said
     image = tmp_path / "trade-off.png"
-    command = [sys.executable, str(root / "reproduction/trade_off.py"), *common]
-    subprocess.run([*command, "--image", str(image)], capture_output=True, check=True)
+    load_script("reproduction/trade_off.py").main(tmp_path / "recorded", tmp_path / "runs", image)
     assert image.stat().st_size > 20_000
 
 
