@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ os.environ.pop("COLUMNS", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Read when transformers is first imported: a loading bar on stderr is not an error message.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# No test takes the power away, and each record that is written would wait for the disk.
+os.fsync = lambda descriptor: None
 # A shell makes its jobs in the background ignore it, and the tests of Ctrl-C would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -44,9 +47,25 @@ def pytest_collection() -> Iterator[None]:
     """No collection of garbage goes through the modules: a third of the tests' time."""
     gc.disable()
     yield
+    _freeze()
+    gc.enable()
+
+
+def _freeze() -> None:
+    global _frozen  # noqa: PLW0603
     gc.collect()
     gc.freeze()
-    gc.enable()
+    _frozen = len(sys.modules)
+
+
+_frozen = 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_late_imports() -> None:
+    """Models of transformers, for one, are imported where they are first used."""
+    if len(sys.modules) > _frozen + 200:
+        _freeze()
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
