@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,20 @@ class World:
         return load_baseline(spec, self.engine, artefacts=self.artefacts, scorer=scorer)
 
 
-@pytest.fixture(scope="session", params=with_slow("gpt2", "gemma2"))
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp(request.param), request.param)
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
+    """Each kind once: of a fixture with parameters pytest keeps the last alone."""
+    return cache(lambda kind: make_world(tmp_path_factory.mktemp(kind), kind))
+
+
+@pytest.fixture(params=with_slow("gpt2", "gemma2"))
+def world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> World:
+    return worlds(request.param)
 
 
 @pytest.fixture(scope="session")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_world(tmp_path_factory.mktemp("gpt2"), "gpt2")
+def gpt2(worlds: Callable[[str], World]) -> World:
+    return worlds("gpt2")
 
 
 @pytest.fixture(autouse=True)

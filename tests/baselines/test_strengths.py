@@ -35,6 +35,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("kind", "name"), OPTIONS)
+@examples(20, 100)
 @given(value=st.floats(1e5, 1e308) | st.floats(max_value=-1e-9) | st.sampled_from([math.nan]))
 def test_every_number_has_bounds(gpt2: World, kind: str, name: str, value: float) -> None:
     for written in (format_value(value), "1e400", "-inf", "text"):

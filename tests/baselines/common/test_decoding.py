@@ -67,12 +67,13 @@ PAIRS = [("gemma2", GREEDY), ("gpt2", DRAWN), pytest.param("llama", DRAWN, marks
 @pytest.mark.parametrize("name", sorted(STRENGTHS))
 def test_batches_and_caches_change_nothing(world: World, name: str, sampling: Sampling) -> None:
     baseline = world.load(STRENGTHS[name])
+    prompts, seeds = PROMPTS[1:], SEEDS[1:]  # the longest and the shortest among them
     expected = [
         tuple(world.plain.write(name, prompt, sampling, seed))
-        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+        for prompt, seed in zip(prompts, seeds, strict=True)
     ]
-    assert tokens(baseline, PROMPTS, sampling, SEEDS) == expected
-    assert tokens(baseline, PROMPTS[1:2], sampling, SEEDS[1:2]) == expected[1:2]
+    assert tokens(baseline, prompts, sampling, seeds) == expected
+    assert tokens(baseline, prompts[:1], sampling, seeds[:1]) == expected[:1]
 
 
 @pytest.mark.parametrize("name", sorted(ORDERS))
