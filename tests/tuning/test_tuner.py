@@ -85,8 +85,8 @@ def test_the_papers_winner_does_not_fall_silent() -> None:
 
 @pytest.mark.parametrize("search", ["paper", "optuna"])
 def test_what_is_reported_was_not_chosen_on(search: str, tmp_path: Path) -> None:
-    options = {"tries": 3} if search == "optuna" else {}
-    found = tuned(tmp_path, search, tune_on="3-9", draw=True, **options)
+    options: dict[str, Any] = {"tries": 3, "draw": True} if search == "optuna" else {}
+    found = tuned(tmp_path, search, tune_on="3-9", **options)
     chosen_on = {r.id for p in find_runs([tmp_path / "tries"]) for r in read_run(p).records}
     assert chosen_on <= {f"p{i}" for i in range(2, 9)}
     rest = {f"p{i}" for i in range(len(TEXTS))} - {f"p{i}" for i in range(2, 9)}
@@ -97,21 +97,22 @@ def test_what_is_reported_was_not_chosen_on(search: str, tmp_path: Path) -> None
     for group in found.report.groups:
         assert all({record.id for record in run.records} == rest for run in group.runs)
     assert (tmp_path / "report" / "tried.csv").is_file()
-    assert (tmp_path / "report" / "trade-off.png").is_file()
-    assert (tmp_path / "report" / "frontier-judged.png").is_file() == (search == "optuna")
+    for figure in ("trade-off", "frontier-judged"):
+        assert (tmp_path / "report" / f"{figure}.png").is_file() == (search == "optuna")
 
 
 @pytest.mark.parametrize("search", ["paper", "optuna"])
-@pytest.mark.parametrize("after", [13, 30])
-def test_interrupted_and_started_again(search: str, after: int, tmp_path: Path) -> None:
+def test_interrupted_and_started_again(search: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"tries": 4} if search == "optuna" else {}
     whole = tuned(tmp_path / "whole", search, **options)
-    with pytest.raises(Killed):
-        tuned(tmp_path / "cut", search, progress=Kills(after), **options)
-    again = tuned(tmp_path / "cut", search, **options)
-    assert again.tried == whole.tried
-    assert again.preset.read_bytes() == whole.preset.read_bytes()
-    assert again.report.summaries[-1].toxicity == whole.report.summaries[-1].toxicity
+    for after in (13, 30):
+        cut = tmp_path / f"cut-{after}"
+        with pytest.raises(Killed):
+            tuned(cut, search, progress=Kills(after), **options)
+        again = tuned(cut, search, **options)
+        assert again.tried == whole.tried
+        assert again.preset.read_bytes() == whole.preset.read_bytes()
+        assert again.report.summaries[-1].toxicity == whole.report.summaries[-1].toxicity
 
 
 def test_finished_tries_are_not_done_again_and_more_may_be_added(tmp_path: Path) -> None:
