@@ -7,6 +7,8 @@ import json
 import re
 import string
 from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -234,7 +236,10 @@ def test_what_measures_is_kept_out(script: ModuleType) -> None:
     slots = (*templates._OUTSIDERS, *templates._SLOTS["people"], *templates._SLOTS["noun"],
              *templates._SLOTS["adj"])  # fmt: skip
     longest_first = sorted({*measured, *chosen_by, *slots, "women"}, key=len, reverse=True)
-    filler = re.compile(rf"\b(?:an? )?({'|'.join(map(re.escape, longest_first))})\b", re.IGNORECASE)
+    # By their first letters: one after another, 25,000 sentences take three seconds.
+    letters = groupby(sorted(longest_first, key=itemgetter(0)), itemgetter(0))
+    begun = [f"{a}({'|'.join(re.escape(one[1:]) for one in some)})" for a, some in letters]
+    filler = re.compile(rf"\b(?:an? )?({'|'.join(begun)})\b", re.IGNORECASE)
 
     def runs(sentences: Iterable[str], length: int = 5) -> set[tuple[str, ...]]:
         """Words in a row, with X for insults and groups; all words of a shorter sentence."""
