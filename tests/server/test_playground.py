@@ -68,6 +68,13 @@ def page(request: pytest.FixtureRequest, browser: Any, server: Running) -> Itera
         yield found
 
 
+@pytest.fixture(scope="module")
+def modules(browser: Any, server: Running) -> Iterator[Any]:
+    """A page whose modules compute, and which nobody looks at."""
+    with opened(browser, server.url) as found:
+        yield found
+
+
 def detoxify(page: Any, prompt: str) -> None:
     """All by keyboard."""
     page.locator("#key").evaluate("node => node.closest('details').open = true")
@@ -131,8 +138,8 @@ def test_a_text_is_masked_as_a_whole_where_nobody_says_which_word_it_is(page: An
     assert re.search(r"t\*{7} 0\.\*{6}$", page.text_content("#base"))
 
 
-def test_a_word_with_spaces_between_its_letters_is_masked(page: Any) -> None:
-    shown = page.evaluate(
+def test_a_word_with_spaces_between_its_letters_is_masked(modules: Any) -> None:
+    shown = modules.evaluate(
         """async () => {
             const { marked, parts } = await import("./words.js");
             const score = async (texts) => texts.map((text) => /r - u/.test(text) ? 0.9 : 0);
@@ -144,8 +151,8 @@ def test_a_word_with_spaces_between_its_letters_is_masked(page: Any) -> None:
     assert shown == "so r - * - * - * he is"
 
 
-def test_words_that_need_no_mask_are_shown(page: Any) -> None:
-    shown = page.evaluate(
+def test_words_that_need_no_mask_are_shown(modules: Any) -> None:
+    shown = modules.evaluate(
         """async () => {
             const { marked, parts } = await import("./words.js");
             const one = (text) => /rude/.test(text) ? 0.9 : text.endsWith("?") ? 0.3 : 0.15;
@@ -159,8 +166,8 @@ def test_words_that_need_no_mask_are_shown(page: Any) -> None:
     assert shown == "one so? the r*** man" * 2
 
 
-def test_only_words_that_are_toxic_by_themselves_are_masked_among_several(page: Any) -> None:
-    shown = page.evaluate(
+def test_only_words_that_are_toxic_by_themselves_are_masked_among_several(modules: Any) -> None:
+    shown = modules.evaluate(
         """async () => {
             const { marked, parts } = await import("./words.js");
             const one = (text) => /rude/.test(text) ? 0.9 : / dog$/.test(text) ? 0.6 : 0;
@@ -290,8 +297,8 @@ def test_the_example_that_stands_there_is_of_what_is_asked_for(
         expect(page.locator("#prompt")).to_have_value("")
 
 
-def test_no_score_is_rounded_across_the_threshold(page: Any) -> None:
-    shown = page.evaluate(
+def test_no_score_is_rounded_across_the_threshold(modules: Any) -> None:
+    shown = modules.evaluate(
         """async () => {
             const { rounded } = await import("./plot.js");
             return [[0.096, 0.1], [0.1, 0.1], [0.4999, 0.5], [0.5, 0.5], [0.5001, 0.5], [0.29, 0.5],

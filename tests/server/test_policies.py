@@ -173,8 +173,8 @@ def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path, strategy: str
     path = written(tmp_path / "tide.yaml", policies={"only": policy})
     share = 0.05 if strategy == "resample" else 0.3  # which only draws anew
     with running(Babbler(share, spellings), policies=path, **BACKTRACK) as server:
-        answers = [server.ask("x", seed=seed).json()["choices"][0] for seed in range(30)]
-        streams = [streamed(server, "x", seed=seed)[0] for seed in range(30)]
+        answers = [server.ask("x", seed=seed).json()["choices"][0] for seed in range(20)]
+        streams = [streamed(server, "x", seed=seed)[0] for seed in range(20)]
     # Judged by other means than the scorer's: chunks of letters, and those of one letter joined.
     for text in (*(one["text"] for one in answers), *map("".join, streams)):
         plainly = text.replace("&#101;", "e").replace("\u0410", "a").replace("\uff41", "a")
