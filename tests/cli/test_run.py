@@ -201,7 +201,7 @@ def test_a_file_with_a_judge(
 
 def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> None:
     """Records of `tide run` are those of `tide eval`, and `tide report` reads both."""
-    judged = ("--judges", "profanity-check", "--trials", 2)
+    judged = ("--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     as_evaluated = ("--empty-policy", "zero", "--decode", "--strategy", "tide")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
@@ -297,7 +297,7 @@ def test_on_a_terminal_of_80_columns(
     monkeypatch.setattr("tide.cli.run.OUTPUT", terminal)
     if model:
         options = (*options, "--model", str(save_causal_lm(tmp_path / model, "llama", bos=True)))
-    assert tide("run", *PROMPTS, *options) == 0
+    assert tide("run", *PROMPTS[:2], *options) == 0
     out = written.getvalue()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert max(map(len, plain.splitlines())) <= 80
