@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import cache
 from unittest.mock import patch
@@ -20,6 +21,8 @@ def tide(*arguments: object) -> int:
     with (
         patch.object(sys, "argv", ["tide", *map(str, arguments)]),
         patch.object(typer_main, "get_command", _get_command),
+        # What is logged later must not go to a stream that was this test's.
+        patch.object(logging.getLogger("tide"), "handlers", []),
         pytest.raises(SystemExit) as caught,
     ):
         main()
