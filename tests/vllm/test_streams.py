@@ -99,13 +99,16 @@ def test_pieces_come_while_others_are_written(
         wanted = requests(engine, some, LONG)
         return await asyncio.gather(*(one(i, request) for i, request in enumerate(wanted)))
 
-    asyncio.run(all_of_them())  # what a server prepares at its first requests holds up all but one
-    begun.clear()
-    ended.clear()
-    found = asyncio.run(all_of_them())
-    assert all(len(pieces) >= 10 for pieces in found)
-    # How many a busy machine lets in before the first has ended is its own affair.
-    assert len({number for number, over in begun if over == 0}) > 1
+    # A server that prepares itself at its first requests, and a busy machine, may hold up all but
+    # one until it has ended. Engines that write one after the other do so each time.
+    for _ in range(5):
+        begun.clear()
+        ended.clear()
+        found = asyncio.run(all_of_them())
+        assert all(len(pieces) >= 10 for pieces in found)
+        if together := len({number for number, over in begun if over == 0}) > 1:
+            break
+    assert together
     texts = [[i for piece in pieces for i in piece.token_ids] for pieces in found]
     expected = completed(local, local.tokenize(some), LONG, range(12))
     assert texts == [list(one.token_ids) for one in expected]
