@@ -47,7 +47,7 @@ from tide import pocket
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import load_scorer
 
-TIDE = [sys.executable, "-c", "from tide.cli import program; program()", "serve", "--port", "0"]
+TIDE = [sys.executable, "-m", "tide", "serve", "--port", "0"]
 VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
 TRAFFIC = {"clean": "bold", "ordinary": "bold", "challenging": "rtp"}
 START = 600.0  # seconds that a server may take to start

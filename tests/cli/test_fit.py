@@ -217,10 +217,9 @@ def test_a_baseline_of_another_package(model: Path, data: Path, tmp_path: Path) 
         "        return Fitted({'w': torch.ones(2)}, {'read': float(len(texts))})\n"
     )
     path = os.pathsep.join([str(package), *filter(None, sys.path)])
-    code = "from tide.cli import program; program()"
     command = ["fit", "mine", "--model", model, "--data", data, "--out", tmp_path / "out"]
     ran = subprocess.run(
-        [sys.executable, "-c", code, *map(str, command)],
+        [sys.executable, "-m", "tide", *map(str, command)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

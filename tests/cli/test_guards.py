@@ -104,7 +104,7 @@ def test_a_server_that_is_killed_stops_the_run_and_the_run_goes_on_with_another(
     port, count = free_port(), prompts.read_text().count("\n")
     output = tmp_path / "out.jsonl"
     command = [
-        sys.executable, "-c", "from tide.cli import program; program()", "run", "-i", str(prompts),
+        sys.executable, "-m", "tide", "run", "-i", str(prompts),
         "-o", str(output), "--scorer", f"guard:llama-guard@http://127.0.0.1:{port}",
         "--judges", "sentence", "--trials", "1", "--max-batch", "8", *SHORT,
     ]  # fmt: skip

@@ -378,7 +378,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
 
     def command(output: Path) -> list[str]:
         tail = ["run", "-i", prompts, "-o", output, "--max-batch", "4", "--seed", "5"]
-        return [sys.executable, "-c", "from tide.cli import program; program()", *map(str, tail)]
+        return [sys.executable, "-m", "tide", *map(str, tail)]
 
     output = tmp_path / "killed.jsonl"
     kept = killed_after(5, command(output), output)

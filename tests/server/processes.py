@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-TIDE = (sys.executable, "-c", "from tide.cli import program; program()", "serve", "--port", "0")
+TIDE = (sys.executable, "-m", "tide", "serve", "--port", "0")
 
 
 class Process:

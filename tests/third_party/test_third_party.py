@@ -28,7 +28,7 @@ def tide(site: Path, tmp_path: Path) -> object:
     (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-c", "from tide.cli import program; program()", *arguments]
+        command = [sys.executable, "-m", "tide", *arguments]
         done = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
