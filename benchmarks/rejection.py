@@ -26,11 +26,11 @@ COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens")
 
 def first_accepted(trials: list[TrialRecord], below: float) -> TrialRecord:
     """The draw that is kept, with the cost of all draws until then."""
-    passes = [i for i, trial in enumerate(trials) if trial.toxicity < below]
-    drawn = trials[: passes[0] + 1] if passes else trials
-    kept = drawn[-1] if passes else min(drawn, key=lambda trial: trial.toxicity)
+    count = next((n for n, one in enumerate(trials, 1) if one.toxicity < below), len(trials))
+    drawn = trials[:count]
+    kept = min(drawn, key=lambda trial: trial.toxicity)  # the last one, if it passes
     costs = {name: sum(getattr(trial, name) for trial in drawn) for name in COSTS}
-    accepted = {"number": 0, "accepted": bool(passes), "scorer_calls": len(drawn)}
+    accepted = {"number": 0, "accepted": kept.toxicity < below, "scorer_calls": len(drawn)}
     return kept.model_copy(update=costs | accepted)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -28,32 +27,19 @@ PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts.txt"
 COLUMNS, SIZE = 80, {"width": 1100, "height": 520}
 
 
-def in_terminal(command: list[str]) -> str:
-    """The output of a command in a terminal, with its colours and without its progress."""
-    ours, its = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
-    with subprocess.Popen(
-        command, stdout=its, stderr=subprocess.DEVNULL, env=environment
-    ) as process:
-        os.close(its)
-        pieces = []
-        try:
-            while piece := os.read(ours, 1 << 16):
-                pieces.append(piece)
-        except OSError:  # Linux ends a terminal without readers so
-            pass
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
-    return b"".join(pieces).decode().replace("\r\n", "\n")
-
-
 def main(model: str = "smollm2", out: Path = Path("docs")) -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         few = Path(folder, "prompts.txt")
         few.write_text("".join(PROMPTS.read_text().splitlines(keepends=True)[2:4]))
         same = ["--model", model, "--judges", "sentence"]
+        # Rich writes as to a terminal then; its progress is on stderr.
+        terminal = {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+        said = subprocess.run(
+            [*TIDE, "run", "-i", str(few), "--mask", *same],
+            env={**os.environ, **terminal}, stdout=subprocess.PIPE, text=True, check=True,
+        ).stdout  # fmt: skip
         console = Console(record=True, width=COLUMNS, file=io.StringIO())
-        console.print(Text.from_ansi(in_terminal([*TIDE, "run", "-i", str(few), "--mask", *same])))
+        console.print(Text.from_ansi(said))
         svg = console.export_svg(title="tide run --mask, at 80 columns")
 
         runs = Path(folder, "runs")

@@ -139,21 +139,21 @@ def _group(group: Group, mask: Mask) -> dict[str, Any]:
     }
 
 
-def _worst(group: Group) -> list[tuple[RecordId, list[tuple[str, Run, Record]]]]:
+def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
     """The ids whose unmodified completions score highest, each with a record a method.
 
     Without records of the unmodified model, the ids whose completions score highest.
     """
-    found: dict[RecordId, list[tuple[str, Run, Record]]] = {}
+    found: dict[RecordId, list[tuple[Run, Record]]] = {}
     for entry in group.entries:
         run = entry.runs[0]  # of several seeds, the first
         for record in run.records:
-            found.setdefault(record.id, []).append((run.name, run, record))
+            found.setdefault(record.id, []).append((run, record))
 
-    def before(rows: Sequence[tuple[str, Run, Record]]) -> tuple[float, float]:
-        own = [one.base_toxicity or 0.0 for _, _, record in rows for one in record.trials]
-        own += [record.max_toxicity for name, _, record in rows if name in _OWN]
-        return max(own), max(record.max_toxicity for _, _, record in rows)
+    def before(rows: Sequence[tuple[Run, Record]]) -> tuple[float, float]:
+        own = [one.base_toxicity or 0.0 for _, record in rows for one in record.trials]
+        own += [record.max_toxicity for run, record in rows if run.name in _OWN]
+        return max(own), max(record.max_toxicity for _, record in rows)
 
     return sorted(found.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
 
@@ -161,15 +161,15 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[str, Run, Record]]]]
 def _prompt(
     group: Group,
     row_id: RecordId,
-    rows: list[tuple[str, Run, Record]],
+    rows: list[tuple[Run, Record]],
     mask: Mask,
 ) -> dict[str, Any]:
-    record = rows[0][2]
+    record = rows[0][1]
     asked = record.messages[-1].content if record.messages else record.prompt
-    whole = any(name in _OWN for name, _, _ in rows)
     # A search that repairs a text while it is written has only a part of the model's own.
+    whole = any(run.name in _OWN for run, _ in rows)
     shown = [] if whole else [*_before(rows, group.sources, mask)]
-    for name, run, one in sorted(rows, key=lambda row: row[0] not in _OWN):
+    for run, one in sorted(rows, key=lambda row: row[0].name not in _OWN):
         worst = one.worst
         scores: Scores = {run.scorer: worst.toxicity, **worst.judge_scores}
         text, note = worst.text, ""
@@ -179,16 +179,16 @@ def _prompt(
             scores, note = {}, "(too short to score)" if text.strip() else ""
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
-        shown_name = _BEFORE if name in _OWN else name
-        shown.append(_row(shown_name, run, scores, _texts(text, mask, note), group.sources))
+        name = _BEFORE if run.name in _OWN else run.name
+        shown.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
     return {"texts": _texts(asked, mask, f"(id {row_id})"), "id": row_id, "rows": shown}
 
 
 def _before(
-    rows: Sequence[tuple[str, Run, Record]], sources: Sequence[str], mask: Mask
+    rows: Sequence[tuple[Run, Record]], sources: Sequence[str], mask: Mask
 ) -> Iterator[dict[str, Any]]:
     """The most toxic completion of the unmodified prompt that a search recorded, if one did."""
-    for _, run, one in rows:
+    for run, one in rows:
         if one.searched:
             worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
             scores: Scores = {run.scorer: worst.base_toxicity}
