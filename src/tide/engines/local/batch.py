@@ -7,12 +7,14 @@
                  goes to the prefix cache
 
 Sequences of similar length share a lane. Reading one prompt takes as long as two or three steps, so
-waiting rows enter together.
+waiting rows enter together. Clients whose answers end together ask again some milliseconds apart;
+where nothing else is under way, the first of them waits for the others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -40,6 +42,9 @@ _SHORT = 256
 _SHARE, _STEPS = 4, 6
 # Most prompt tokens read at once, padding included.
 _TOKENS = 1 << 15
+# Most seconds, and share of a step's time, in which a row that follows others comes after the last
+# one; and how many such pauses after those that it follows.
+_PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
 # Ended rows stay in a lane until there are this many, or others enter.
 _GONE = 8
 # oneDNN compiles anew for each number of rows, which costs more than reading some dummy rows.
@@ -196,6 +201,9 @@ class Batch:
         self._numbers = count()
         self.lanes: dict[int, Lane] = {}  # by the most tokens of a row
         self._steps_waited = 0
+        # Rows that have ended and that no other has followed; until when such are expected.
+        self._ended, self._until = 0, 0.0
+        self._pause = 0.0  # seconds between them
         self._task: asyncio.Task[None] | None = None
         self._resting: asyncio.TimerHandle | None = None
 
@@ -204,6 +212,7 @@ class Batch:
         for one in work:
             if isinstance(one, Row):
                 self._push(one)
+                self._ended -= 1
             else:
                 self._readings.append(one)
         if self._task is None:
@@ -217,23 +226,42 @@ class Batch:
 
     @property
     def idle(self) -> bool:
-        lanes = any(lane.under_way for lane in self.lanes.values())
-        return not (self._readings or self._waiting or lanes)
+        return not (self._readings or self._waiting or self._under_way)
+
+    @property
+    def _under_way(self) -> int:
+        return sum(len(lane.under_way) for lane in self.lanes.values())
+
+    @property
+    def _expected(self) -> int:
+        """How many rows are likely to come at once: as many as have just ended."""
+        return max(0, self._ended) if time.monotonic() < self._until else 0
 
     async def _run(self) -> None:
         try:
             # Requests made in one turn of the loop enter together.
-            await _others()
+            await self._gather()
             while not self.idle:
                 try:
                     self._turn()
                 except BaseException as error:
                     self._fail_all(_failed(error))
-                await _others()
+                await self._gather()
         finally:
             self._task = None
             release_openmp_threads()
             self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
+
+    async def _gather(self) -> None:
+        """Let others run, and rows come that follow those that have just ended."""
+        await _others()
+        came, known = time.monotonic(), len(self._waiting)
+        while known and self._expected > 0 and not (self._under_way or self._readings):
+            await asyncio.sleep(self._pause / 16)
+            if len(self._waiting) > known:
+                came, known = time.monotonic(), len(self._waiting)
+            elif time.monotonic() > came + self._pause:
+                self._ended = 0
 
     def _turn(self) -> None:
         """One forward pass of each lane, and the passes of entering rows."""
@@ -241,6 +269,7 @@ class Batch:
             readings, self._readings = self._readings, []
             self._read(readings)
         self.admit()
+        under_way, began = self._under_way, time.monotonic()
         for lane in self.lanes.values():
             try:
                 if lane.under_way:
@@ -250,6 +279,12 @@ class Batch:
                 lane.clear()
                 for row in rows:
                     row.put(_failed(error))
+        now, ended = time.monotonic(), under_way - self._under_way
+        if ended:
+            self._ended = self._expected + ended
+            self._until = now + _PAUSES * self._pause
+        else:  # where all end, nothing is read
+            self._pause = min(_PAUSE, _HALF * (now - began))
 
     def _rest(self) -> None:
         for lane in self.lanes.values():
@@ -262,12 +297,12 @@ class Batch:
         """Admit waiting rows that resume, and others if they are many or have waited long."""
         while self._waiting and self._waiting[0][1].aborted:
             heappop(self._waiting)
-        under_way = sum(len(lane.under_way) for lane in self.lanes.values())
+        under_way = self._under_way
         entering = min(len(self._waiting), self._max_batch - under_way)
         if entering <= 0:
             return
         self._steps_waited += 1
-        others = entering >= under_way // _SHARE or self._steps_waited >= _STEPS
+        others = entering >= (under_way + self._expected) // _SHARE or self._steps_waited >= _STEPS
         if others:
             self._steps_waited = 0
         for lane in self.lanes.values():
