@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tide.core.errors import InputError, MissingDependencyError
-from tide.data import hub as hub_module
 from tide.data.prompts import Row
 from tide.evaluation.benchmarks import is_held_out, load_benchmark, open_benchmark, provoking
 
@@ -26,20 +26,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-
-
-class Hub:
-    """Stands in for `datasets`."""
-
-    def __init__(self, splits: dict[str, list[dict[str, Any]]] | Exception) -> None:
-        self.splits = splits
-        self.asked: list[str] = []
-
-    def load_dataset(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        self.asked.append(name)
-        if isinstance(self.splits, Exception):
-            raise self.splits
-        return self.splits
 
 
 def test_a_known_benchmark_from_a_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,50 +47,15 @@ def test_a_known_benchmark_from_a_folder(here: Path, monkeypatch: pytest.MonkeyP
     assert len(load_benchmark("bold", limit=1).rows) == 1
 
 
-def test_any_file(here: Path) -> None:
-    write(here / "mine.jsonl", [{"question": "What now"}])
-    mine = load_benchmark("mine.jsonl", field="question")
-    assert (mine.name, mine.source, mine.rows[0].text) == ("mine", "mine.jsonl", "What now")
-
-
 def test_the_fingerprint_is_of_ids_and_prompts(here: Path) -> None:
     write(here / "a.jsonl", [{"id": 1, "prompt": "One"}])
     write(here / "b.jsonl", [{"id": 1, "prompt": "One", "more": 2}])
-    write(here / "c.jsonl", [{"id": "1", "prompt": "One"}])
-    a, b, c = (load_benchmark(f"{name}.jsonl").fingerprint for name in "abc")
-    assert a == b
-    assert a != c
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "expected"),
-    [
-        (
-            "rtp",
-            [
-                {"prompt": {"text": "One"}, "challenging": True},
-                {"prompt": {"text": "Two"}, "challenging": False},
-                {"prompt": {"text": "Three"}, "challenging": True},
-            ],
-            [(0, "One", None), (1, "Three", None)],
-        ),
-        ("attaq", [{"input": "One", "label": "pii"}], [(0, "One", "pii")]),
-        (
-            "bold",
-            [{"domain": "a", "prompts": ["One", "", "Two"]}],
-            [(0, "One", "a"), (2, "Two", "a")],
-        ),
-    ],
-)
-def test_the_hub_where_there_is_no_file(
-    here: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: Any, expected: Any
-) -> None:
-    hub = Hub({"train": rows})
-    monkeypatch.setattr(hub_module, "require", lambda module, extra: hub)
-    loaded = load_benchmark(name)
-    assert [(row.id, row.text, row.group) for row in loaded.rows] == expected
-    assert hub.asked == [loaded.source]
-    assert len(load_benchmark(name, limit=1).rows) == 1
+    write(here / "c.jsonl", [{"id": "1", "question": "One"}])
+    a, b = (load_benchmark(f"{name}.jsonl") for name in "ab")
+    assert a.fingerprint == b.fingerprint
+    c = load_benchmark("c.jsonl", field="question")
+    assert (c.name, c.source, c.rows[0].text) == ("c", "c.jsonl", "One")
+    assert a.fingerprint != c.fingerprint
 
 
 def test_some_of_a_benchmark(here: Path) -> None:
@@ -133,32 +84,16 @@ def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (here / "empty.jsonl").touch()
     with pytest.raises(InputError, match="holds no prompts"):
         load_benchmark("empty.jsonl")
-    hub = Hub(ConnectionError("no network\nmore"))
-    monkeypatch.setattr(hub_module, "require", lambda module, extra: hub)
-    with pytest.raises(
-        InputError, match=r"attaq.jsonl is not here: .*AttaQ: cannot .*no network\); or: put"
-    ):
-        load_benchmark("attaq")
-
-
-def test_without_datasets(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[hub\]'"):
-        load_benchmark("rtp")
-
-
-def test_the_dialogues_are_never_fetched(here: Path) -> None:
     with pytest.raises(InputError, match=r"dialogues.jsonl.gz is not here: put .* in TIDE_DATA"):
         load_benchmark("dialogues")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependencyError, match=r"rtp_.* is not here: .*\[hub\]'.*; or: put"):
+        load_benchmark("rtp")
 
 
 # Dialogues
 
 HELD_OUT = [text for text in (f"You are stupid {i}" for i in range(100)) if is_held_out(text)]
-
-
-def test_about_one_context_in_eight_is_held_out() -> None:
-    assert 5 <= len(HELD_OUT) <= 25
 
 
 def test_provoking_contexts_once_each_in_an_order_of_their_own() -> None:
@@ -167,9 +102,6 @@ def test_provoking_contexts_once_each_in_an_order_of_their_own() -> None:
     again = provoking(Row(i, text) for i, text in enumerate([*HELD_OUT[::-1], *HELD_OUT]))
     assert [row.text for row in again] == [row.text for row in kept]
     assert len({row.id for row in again}) == len(HELD_OUT)
-
-
-def test_others_are_left_out() -> None:
     mild = next(t for t in (f"Have a nice day {i}" for i in range(100)) if is_held_out(t))
     trained_on = next(t for t in (f"You are stupid {i}" for i in range(9)) if not is_held_out(t))
     assert provoking([Row(0, mild), Row(1, trained_on)]) == []

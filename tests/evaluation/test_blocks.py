@@ -6,14 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
 from tide.cli.display import completions_table, summary_table
-from tide.core.errors import ScorerUnavailableError
 from tide.core.results import Result
 from tide.data.prompts import Row
-from tide.data.record_files import read_records
 from tide.data.records import Record, to_record
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
@@ -27,28 +23,19 @@ PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it 
 COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
 
 
-def run(out: Path, scorer: Any = None, judges: Any = (), engine: Any = None) -> list[Run]:
+def run(out: Path, judges: Any = ()) -> list[Run]:
     rows = [Row(i, prompt, None) for i, prompt in enumerate(PROMPTS)]
     return evaluate(
         Benchmark("mine", "mine.jsonl", rows),
         ["base", "random-walk", "random-walk:block_tokens=0"],
-        model=engine or Storyteller(third, max_batch=2),
-        scorer=scorer or Reader(),
+        model=Storyteller(third, max_batch=2),
+        scorer=Reader(),
         judges=judges,
         reference="none",
         out=out,
         num_trials=1,
         **COMMON,
     )
-
-
-# What depends on the clock, or on which words the scripted engine has learned.
-_EXCLUDED = {"seconds": True, "trials": {"__all__": {"changed_tokens", "decoded_prompt"}}}
-
-
-def timeless(folder: Path) -> list[dict[str, Any]]:
-    records = [one for path in sorted(folder.glob("*/*.jsonl")) for one in read_records(path)]
-    return [one.model_dump(exclude=_EXCLUDED) for one in records]
 
 
 def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
@@ -73,45 +60,16 @@ def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
     assert all(record.trials[0].accepted for record in whole.records)
 
 
-def test_a_run_in_blocks_resumes(tmp_path: Path) -> None:
-    whole = Reader()
-    run(tmp_path / "whole", scorer=whole)
-
-    class Dying(Reader):
-        def score(self, texts: Any) -> Any:
-            # How often a text is sent again depends on the clock.
-            if len({*self.sent, *texts}) > len(set(whole.sent)) // 2:
-                raise TimeoutError
-            return super().score(texts)
-
-    with pytest.raises(ScorerUnavailableError):
-        run(tmp_path / "cut", scorer=Dying())
-    run(tmp_path / "cut")
-    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
-    engine = Storyteller(third)
-    run(tmp_path / "cut", engine=engine)
-    assert engine.requests == []
-
-
-def test_a_run_in_blocks_is_judged_measured_and_reported(tmp_path: Path) -> None:
-    class Judge(Reader):
-        name = "judge"
-
-    runs = run(tmp_path, judges=Judge(lambda one: "Bad" in one))
-    rates = [summarize(one).toxicity["judge"]["rate"].value for one in runs]
-    assert rates == [1.0, 0.0, 0.0]
-    assert summarize(runs[1]).averages["moved"].value == 1.0
-    tables = report(tmp_path)
-    assert "random-walk" in str(tables)
-
-
 def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> None:
     """It is shown as a part; the model's own whole answers are those of `base`."""
 
     class Judge(Reader):
         name = "judge"
 
-    base, blocks, whole = run(tmp_path, judges=Judge())
+    base, blocks, whole = run(tmp_path, judges=Judge(lambda one: "Bad" in one))
+    rates = [summarize(one).toxicity["judge"]["rate"].value for one in (base, blocks, whole)]
+    assert rates == [1.0, 0.0, 0.0]
+    assert summarize(blocks).averages["moved"].value == 1.0
     assert unmodified(blocks) is None
     assert unmodified(whole) is not None
     assert all(trial.own_score() is None for one in blocks.records for trial in one.trials)
@@ -141,7 +99,7 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     assert [row[2] for row in rows if row[:1] == ["repaired while written"]] == ["4"]
 
 
-def test_a_draft_that_fails_at_its_end_was_written_whole() -> None:
+def test_a_draft_that_fails_at_its_end_was_written_whole_and_a_clean_one_has_not_moved() -> None:
     last = 5
     detox = Detoxifier(
         Storyteller(lambda number, moved, _: number == last and not moved),
@@ -152,10 +110,6 @@ def test_a_draft_that_fails_at_its_end_was_written_whole() -> None:
     assert "Bad5" in trial.base.text
     assert not trial.base_partial
     assert len(to_record(0, Result(prompt="a", trials=(trial,))).trials[0].steps or []) == 2
-
-
-def test_clean_answers_have_not_moved(tmp_path: Path) -> None:
-    result = Detoxifier(Storyteller(lambda *_: False), scorer=Reader(), **SETTINGS)(PROMPTS[0])
-    record = to_record(0, result)
-    assert len(record.trials[0].steps or []) == 1
-    assert record.trials[0].evaluations == 1
+    clean = Detoxifier(Storyteller(lambda *_: False), scorer=Reader(), **SETTINGS)(PROMPTS[0])
+    (made,) = to_record(0, clean).trials
+    assert (len(made.steps or []), made.evaluations) == (1, 1)

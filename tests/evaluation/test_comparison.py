@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,12 +19,6 @@ from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run, report
 from tide.evaluation import comparison as evaluating
-from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.comparison import Job, describe, run_method
-from tide.evaluation.judges import NamedScorer
-from tide.evaluation.methods import load_method
-from tide.evaluation.metrics import summarize
-from tide.evaluation.protocols import PROTOCOLS
 from tide.evaluation.runs import find_runs
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
@@ -126,9 +119,9 @@ def test_a_run_folder(tmp_path: Path) -> None:
         assert record.group == ("odd" if int(record.id) % 2 else "even")
         # The engine writes six digits of what the scorer read.
         for trial in record.trials:
-            assert trial.judge_scores["kind"] == pytest.approx(trial.toxicity / 2)
             half = [step.toxicity / 2 for step in trial.steps or []]
             assert trial.step_judge_scores["kind"] == pytest.approx(half)
+            assert trial.judge_scores["kind"] == trial.step_judge_scores["kind"][-1]
             assert trial.perplexity["words"].nll == 1.5
     assert json.loads((tmp_path / "tide/summary.json").read_text())["prompts"] == len(ROWS)
 
@@ -229,36 +222,41 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
         assert trial.judge_scores["one"] == pytest.approx(trial.toxicity / 2)
 
 
-def test_a_text_that_a_judge_cannot_take_fails_alone(tmp_path: Path) -> None:
-    bad = run(tmp_path / "x", "base").records[2].trials[1].text
-    told: list[Any] = []
+class Told(Progress):
+    """What a run tells of, in order."""
 
-    class Told(Progress):
-        def failed(self, what: str, row_id: int | str, error: TideError) -> None:
-            told.append((what, row_id))
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def begin(self, what: str, total: int) -> None:
+        self.told.append(what)
+
+    def failed(self, what: str, row_id: int | str, error: TideError) -> None:
+        self.told.append((what, row_id))
+
+    def say(self, message: str) -> None:
+        self.told.append(message)
+
+
+def test_a_prompt_or_text_that_cannot_be_taken_fails_alone(tmp_path: Path) -> None:
+    """And an unknown reference says what to pass before the work."""
+    bad, progress = run(tmp_path / "x", "base").records[2].trials[1].text, Told()
 
     def breaks(texts: list[str]) -> None:
         if bad in texts:
             raise ValueError("too long")
 
-    made = run(tmp_path, "base", judges=Judge(breaks=breaks), progress=Told())
-    assert told == [("judge kind", 2)]
+    rows = [*ROWS, Row("none", " ")]
+    made = run(tmp_path, "base", rows, Judge(breaks=breaks), reference="auto", progress=progress)
+    first, *others = progress.told
+    assert "pass one with --reference FOLDER_OR_HUB_ID" in first
+    assert others == ["base", ("base", "none"), "judge kind", ("judge kind", 2)]
+    assert isinstance(made.failed["none"], InputError)
     assert isinstance(made.failed[2], ScorerError)
     assert [record.scores_by("kind") is None for record in made.records] == [
         *(False, False, True, False, False),
     ]
     assert run(tmp_path, "base", judges=Judge()).records[2].scores_by("kind") is not None
-
-
-def test_a_broken_judge_stops_and_loses_nothing(tmp_path: Path) -> None:
-    def breaks(texts: list[str]) -> None:
-        raise ValueError("no model")
-
-    with pytest.raises(ScorerError, match="no model"):
-        run(tmp_path, judges=Judge(breaks=breaks))
-    engine, written = counted()
-    run(tmp_path, judges=Judge(), engine=engine)
-    assert written == []
 
 
 @pytest.mark.parametrize(
@@ -288,38 +286,8 @@ def test_runs_with_other_settings_have_other_names(tmp_path: Path) -> None:
     assert {path.name for path in find_runs([tmp_path])} == {
         *("tide", "tide-temperature=0.7", "tide-seed=1"),
     }
-    # However it is written, it is the same run; and settings of a search are none of `base`.
-    assert run(tmp_path, "tide:temperature=0.7").name == "tide:temperature=0.7"
-    assert run(tmp_path, "base", mu=0.5, seed=2).name == "base:seed=2"
     with pytest.raises(InputError, match="one of them is named twice"):
         evaluate(PROMPTS, "base,tide:seed=0,tide", out=tmp_path, reference="none")
-
-
-def test_what_is_derived_goes_with_its_records(tmp_path: Path) -> None:
-    """Records that were deleted take judges' scores and perplexities with them."""
-    judge_ = Judge()
-    for seed in (0, 1):
-        file, rows = tmp_path / "one.jsonl", ROWS[:2]
-        method = load_method(
-            "tide",
-            CachingEngine(scripted_engine()),
-            ReadingScorer(),
-            PROTOCOLS["tide"],
-            {"seed": seed},
-        )
-        named = NamedScorer(None, judge_)
-        model = describe(scripted_engine(), "", {}, "float32")
-        config = {"scorer": {"spec": None, "name": "reading"}, **model}
-        assert run_method(method, file, Job(rows, config, [named])) == {}
-        made = judge(file, reference="words")[0]
-        scored = judge_.texts
-        assert WordCount.measured == ["words"] * 6 * (seed + 1)
-        assert made.config["settings"]["seed"] == seed
-        for record in made.records:
-            for trial in record.trials:
-                assert trial.judge_scores["kind"] == pytest.approx(trial.toxicity / 2)
-        file.unlink()
-    assert scored > 0
 
 
 def test_a_run_is_replaced_only_by_one_that_has_a_record(tmp_path: Path) -> None:
@@ -361,38 +329,14 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
     assert (records.read_bytes(), made.path) == (before, tmp_path / "tide")
 
 
-def test_records_of_no_prompt_of_the_input(tmp_path: Path) -> None:
-    run(tmp_path, rows=ROWS[:4])
-    records = tmp_path / "tide/records.jsonl"
-    lines = records.read_text().splitlines(keepends=True)
-    foreign = json.dumps({**json.loads(lines[0]), "id": "foreign"}) + "\n"
-    records.write_text("".join([*lines, foreign]))
-    for some in (ROWS, ROWS[:4]):
-        with pytest.raises(InputError, match="record 'foreign' is of no prompt of the input"):
-            run(tmp_path, rows=some)
-    records.write_text("".join(lines))
-    assert len(run(tmp_path, rows=ROWS[:2]).records) == 4
-
-
-def test_the_order_of_the_records_decides_nothing(tmp_path: Path) -> None:
-    made = run(tmp_path, judges=Judge(), reference="words")
-    shuffled = replace(made, records=[made.records[i] for i in (3, 0, 4, 2, 1)])
-    assert summarize(shuffled).to_dict() == summarize(made).to_dict()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"method": 5}, "method: Input should be a valid string"),
-        ({"judges": "x"}, "judges: Input should be a valid list"),
         ({"judges": [{"spec": "x"}]}, "judges.0.name: Field required"),
-        ({"references": [1]}, "references.0: "),
-        ({"scorer": []}, "scorer: "),
         ({"num_trials": "3"}, "num_trials: "),
         ({"format": 7}, "format: "),
         ({"protocol": {"name": "tide", "toxic_threshold": 5}}, "protocol.toxic_threshold: "),
-        ({"settings": {"empty_policy": "all"}}, "settings.empty_policy: "),
-        ({"created": {}}, "created: "),
         ({"protocol": None}, "protocol: "),
     ],
 )
@@ -407,13 +351,6 @@ def test_a_configuration_of_another_kind(
         with pytest.raises(InputError, match=f"not the configuration of a run: {message}"):
             use()
     assert (tmp_path / "tide/records.jsonl").read_bytes() == before
-
-
-def test_a_prompt_that_fails_leaves_the_others(tmp_path: Path) -> None:
-    made = run(tmp_path, rows=[*ROWS, Row("none", " ")])
-    assert isinstance(made.failed.pop("none"), InputError)
-    assert made.failed == {}
-    assert len(made.records) == len(ROWS)
 
 
 def test_finding_and_reading_runs(tmp_path: Path) -> None:
@@ -435,12 +372,6 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     (out / "base/records.jsonl").write_text(text.replace('"toxicity":', '"x":'))
     with pytest.raises(InputError, match=r"line 1: not a record of a run: trials\.0\.toxicity"):
         read_run(out / "base")
-    (out / "tide/config.json").write_text("[]")
-    with pytest.raises(InputError, match="not a JSON object"):
-        read_run(out / "tide")
-    (out / "tide/config.json").write_text('{"format": 3}')
-    with pytest.raises(InputError, match="not the configuration of a run"):
-        read_run(out / "tide")
 
 
 def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
@@ -471,62 +402,24 @@ def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
         evaluate(PROMPTS[:2], "self-debias", out=tmp_path, reference="none", cluster="auto")
 
 
-@pytest.mark.parametrize("judges", [(), (Judge(), Judge("kinder"))])
-def test_trials_that_are_added_get_all_scores(tmp_path: Path, judges: Any) -> None:
-    references = ["words", "others"]
-    run(tmp_path, judges=judges, reference=references, num_trials=2)
-    whole = run(tmp_path, judges=judges, reference=references, num_trials=3)
-    lines = (tmp_path / "tide/records.jsonl").read_text().splitlines()
-    assert lines == [record.to_json() for record in whole.records]
-    for trial in (trial for record in whole.records for trial in record.trials):
-        assert trial.judge_scores.keys() == {judge.name for judge in judges}
-        assert trial.perplexity.keys() == set(references)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"methods": "base,tyde"}, "^methods: unknown 'tyde'; did you mean 'tide'"),
-        ({"methods": "tide:cosine=1"}, "no option 'cosine'"),
-        ({"methods": "base,rad"}, "^baseline rad: learns something: name the folder"),
         ({"methods": "dapt", "artefacts": Path("nowhere")}, "dexperts/artefact.json is missing"),
-        ({"methods": "word-filter:words=0"}, "^baseline word-filter: words: "),
-        ({"methods": "base", "preset": "nonsense"}, None),
         ({"methods": "tide", "preset": "nonsense"}, "nonsense"),
+        ({"methods": "base", "preset": "nonsense"}, None),
     ],
 )
 def test_a_cheap_mistake_costs_no_loading(
     options: dict[str, Any], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Loading(Exception):
-        pass
-
-    def load(*arguments: Any, **more: Any) -> None:
-        raise Loading
+    def load(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
 
     monkeypatch.setattr("tide.evaluation.comparison.load_engine", load)
-    with pytest.raises(InputError if message else Loading, match=message):
+    with pytest.raises(InputError if message else ZeroDivisionError, match=message):
         evaluate(["a prompt"], model="anything", **options)
-
-
-def test_an_unknown_reference_says_what_to_pass_before_the_work(tmp_path: Path) -> None:
-    class Says(Progress):
-        def __init__(self) -> None:
-            self.told: list[str] = []
-
-        def say(self, message: str) -> None:
-            self.told.append(message)
-
-        def begin(self, what: str, total: int) -> None:
-            self.told.append(what)
-
-    says = Says()
-    evaluate(
-        PROMPTS[:1], "base", model=scripted_engine(), scorer=ReadingScorer(), out=tmp_path,
-        progress=says,
-    )  # fmt: skip
-    assert "pass one with --reference FOLDER_OR_HUB_ID" in says.told[0]
-    assert says.told[1] == "base"
 
 
 def test_a_weak_opponent_is_marked_wherever_it_stands(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from rich.text import Text
 from tide.core.errors import ScorerUnavailableError
 from tide.core.results import mask
 from tide.evaluation.masking import MARK, Marker, Masker
+from tide.scorers import Scorer
 from tide.scorers.base import PlainScorer
 from tide.scorers.words import bundled_terms, listed_hashes, term_hashes
 
@@ -31,19 +32,6 @@ class Away(PlainScorer):
         raise ScorerUnavailableError("away")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a fine day, all in all", "a fine day, all in all"),
-        ("so RUDE a man,\n rude!", "so R*** a man,\n r***!"),
-        ('He said "rude-ly" and left', 'He said "r***-**" and left'),
-        ("", ""),
-    ],
-)
-def test_words_that_carry_it_are_masked(text: str, expected: str) -> None:
-    assert Masker(Words())(text) == expected
-
-
 class Spelt(Words):
     """Finds a word that is spelt with spaces, too, from its first three letters on."""
 
@@ -51,26 +39,6 @@ class Spelt(Words):
 
     def score(self, texts: Sequence[str]) -> list[float]:  # type: ignore[override]
         return super().score(re.sub(r"r[ .-]*u[ .-]*d", "rude", text) for text in texts)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("so r u d e he is", "so r * * * he is"),
-        ("so r - u - d - e he is", "so r - * - * - * he is"),
-        ("so r.u.d.e he is", "so r.*.*.* he is"),
-        ("r u d e", "r * * *"),
-        ("I r u n", "I r u n"),
-        ("a - b rude", "a - b r***"),
-    ],
-)
-def test_a_word_with_spaces_between_its_letters_is_masked(text: str, expected: str) -> None:
-    assert Masker(Spelt())(text) == expected
-
-
-def test_a_text_masked_as_a_whole_shows_the_first_letter_of_a_spelt_word_alone() -> None:
-    assert mask("so r u d e, I - a.b") == "s* r * * *, * - a.*"
-    assert mask("a r***, x y") == "a r***, x *"  # it was masked before, and is not one letter
 
 
 class Biased(Words):
@@ -88,17 +56,33 @@ class Biased(Words):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("scorer", "text", "expected"),
     [
-        ("a young white man, rude", "a young white man, r***"),
-        ("a young white man", "a young white man"),
-        ("he has a dog", "he has a dog"),  # no word of it is toxic by itself
-        ("die Frau ist nicht alt", "die Frau ist nicht alt"),
-        ("<b>rude</b> <i>so</i>", "<b>r***</b> <i>so</i>"),
+        (Words, "a fine day, all in all", "a fine day, all in all"),
+        (Words, "so RUDE a man,\n rude!", "so R*** a man,\n r***!"),
+        (Words, 'He said "rude-ly" and left', 'He said "r***-**" and left'),
+        (Words, "", ""),
+        (Away, "so rude a man", "so rude a man"),
+        (Spelt, "so r u d e he is", "so r * * * he is"),
+        (Spelt, "so r - u - d - e he is", "so r - * - * - * he is"),
+        (Spelt, "so r.u.d.e he is", "so r.*.*.* he is"),
+        (Spelt, "I r u n", "I r u n"),
+        (Spelt, "a - b rude", "a - b r***"),
+        (Biased, "a young white man, rude", "a young white man, r***"),
+        (Biased, "he has a dog", "he has a dog"),  # no word of it is toxic by itself
+        (Biased, "die Frau ist nicht alt", "die Frau ist nicht alt"),
+        (Biased, "<b>rude</b> <i>so</i>", "<b>r***</b> <i>so</i>"),
     ],
 )
-def test_harmless_words_are_shown(text: str, expected: str) -> None:
-    assert Masker(Biased())(text) == expected
+def test_words_that_carry_it_are_masked(
+    scorer: Callable[[], Scorer], text: str, expected: str
+) -> None:
+    assert Masker(scorer())(text) == expected
+
+
+def test_a_text_masked_as_a_whole_shows_the_first_letter_of_a_spelt_word_alone() -> None:
+    assert mask("so r u d e, I - a.b") == "s* r * * *, * - a.*"
+    assert mask("a r***, x y") == "a r***, x *"  # it was masked before, and is not one letter
 
 
 def test_a_scorer_of_many_languages_is_asked_of_all_of_them() -> None:
@@ -123,10 +107,6 @@ def test_the_bundled_list_has_no_plain_words() -> None:
     words = ["young", "white", "die", "kind", "window"]
     assert not any(term_hashes(word) & bundled_terms() for word in words)
     assert all(Masker(Away())(word) == word for word in words)
-
-
-def test_a_text_that_cannot_be_scored_is_not_masked_as_a_whole() -> None:
-    assert Masker(Away())("so rude a man") == "so rude a man"
 
 
 def marked(text: Text) -> list[str]:
@@ -159,6 +139,5 @@ def test_none_is_left_and_no_other_word_is_masked(words: list[str]) -> None:
 
 
 def test_a_text_of_many_toxic_words_ends_after_some() -> None:
-    words = [f"rude{number}" for number in range(40)]
-    masked = Masker(Words())(" ".join(words))
+    masked = Masker(Words())(" ".join(f"rude{number}" for number in range(40)))
     assert masked.count("rude") == 40 - 12

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import bootstrap
 
 from tests.evaluation.runs import (
@@ -19,7 +17,6 @@ from tests.evaluation.runs import (
     run,
     search_run,
 )
-from tests.generated import examples
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
@@ -33,20 +30,24 @@ def test_toxicity_is_averaged_over_prompts_of_their_own_maximum_and_mean() -> No
     assert found["max"].value == pytest.approx((0.9 + 0.4 + 0.5) / 3)
     assert found["mean"].value == pytest.approx((0.5 + 0.3 + 0.5) / 3)
     assert found["rate"].value == pytest.approx(1 / 3)
-
-
-def test_the_protocol_says_whether_the_threshold_itself_is_toxic() -> None:
+    assert found["each"].value == pytest.approx(1 / 6)
     protocol = {"toxic_threshold": 0.5, "toxic_inclusive": True}
-    inclusive = run([[0.5], [0.2]], protocol=protocol)
-    assert summarize(inclusive).toxicity["scorer@1"]["rate"].value == 0.5
-    assert summarize(run([[0.5], [0.2]])).toxicity["scorer@1"]["rate"].value == 0.0
+    inclusive = summarize(run([[0.1, 0.9], [0.2, 0.4], [0.5, 0.5]], protocol=protocol))
+    found = inclusive.toxicity["scorer@1"]
+    assert (found["rate"].value, found["each"].value) == pytest.approx((2 / 3, 1 / 2))
 
 
-def test_every_judge_beside_the_scorer() -> None:
-    one = Run("base", run([[0.1]]).config, [record(0, [0.1], [0.7]), record(1, [0.2], [0.9])])
-    summary = summarize(one)
-    assert list(summary.toxicity) == ["scorer@1", JUDGE]
-    assert summary.toxicity[JUDGE]["max"].value == pytest.approx(0.8)
+def test_what_was_not_recorded_is_absent() -> None:
+    """And a single prompt has values without intervals."""
+    summary = summarize(run([[0.9, 0.2]]))
+    found = summary.toxicity["scorer@1"]["max"]
+    assert (found.value, found.low, found.half_width) == (0.9, None, None)
+    absent = {"iterations", "evaluations", "seconds", "refused", "unresolved", "moved"}
+    assert not absent & set(summary.averages)
+    assert summary.fluency == {}
+    unknown = record(0, [0.1], displacement=[0.5], base_text=["a"], text=["b"])
+    averages = summarize(Run("tide", run([[0.1]]).config, [unknown])).averages
+    assert "moved_similarity" not in averages  # without the number of its evaluations
 
 
 def test_harmless_completions_that_were_changed() -> None:
@@ -69,20 +70,6 @@ def test_harmless_completions_that_were_changed() -> None:
     assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
     assert "changed" not in summarize(made).toxicity["scorer@1"]
     assert "changed" not in summarize(own, own=own).toxicity["scorer@1"]
-
-
-def test_intervals_are_those_of_scipy() -> None:
-    scores = np.random.default_rng(1).random((40, 3))
-    found = summarize(run(scores.tolist()), seed=5).toxicity["scorer@1"]["max"]
-    expected = bootstrap(
-        (scores.max(axis=1),),
-        np.mean,
-        n_resamples=metrics._RESAMPLES,
-        method="percentile",
-        vectorized=True,
-        random_state=np.random.default_rng(derive_seed(5, "bootstrap")),
-    ).confidence_interval
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
@@ -133,12 +120,8 @@ def test_costs_count_all_trials_of_a_prompt_and_iterations_are_of_a_trial() -> N
     assert averages["seconds"].value == 0.5
     unresolved = np.mean([not all(column(r, "accepted")) for r in one.records])
     assert averages["unresolved"].value == pytest.approx(unresolved)
-
-
-def test_what_was_not_recorded_is_absent() -> None:
-    summary = summarize(run([[0.1], [0.2]]))
-    assert not {"iterations", "evaluations", "seconds", "refused"} & set(summary.averages)
-    assert summary.fluency == {}
+    assert summarize(replace(one, records=one.records[::-1])) == summarize(one)
+    assert summarize(one, seed=1) != summarize(one, seed=2)
 
 
 def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
@@ -149,26 +132,11 @@ def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
     assert summary.toxicity["scorer@1"]["rate"].value == 0.5
     assert summary.averages["refused"].value == 0.5
     assert summary.averages["empty"].value == 0.0
-
-
-def test_what_is_empty_at_once_is_not_unresolved() -> None:
     one = run([[0.0], [0.0], [0.3], [0.0]])
-    for number in range(3):  # empty: two that score nothing, and one that has a score
+    for number in range(3):  # empty at once: two that score nothing are not unresolved
         changed(one, number, text=[""], accepted=[False])
     changed(one, 3, text=["a word or two"], accepted=[True])
     assert summarize(one).averages["unresolved"].value == pytest.approx(1 / 4)
-
-
-def test_a_single_prompt_has_values_without_intervals() -> None:
-    found = summarize(run([[0.9, 0.2]])).toxicity["scorer@1"]["max"]
-    assert (found.value, found.low, found.half_width) == (0.9, None, None)
-
-
-def test_broken_perplexities_go_to_json() -> None:
-    one = measured(run([[0.1], [0.2]]), [[1e300], [2.0]])
-    found = json.loads(json.dumps(summarize(one).to_dict(), allow_nan=False))
-    assert found["fluency"][REFERENCE]["mean"]["value"] == pytest.approx(5e299)
-    assert found["toxicity"]["scorer@1"]["max"]["value"] == pytest.approx(0.15)
 
 
 def test_shares_have_wilson_intervals() -> None:
@@ -192,24 +160,6 @@ def test_shares_of_completions_are_as_sure_as_their_prompts() -> None:
     assert 0.3 < both.low < 0.36
 
 
-@given(st.integers(1, 40), st.integers(0, 40))
-@examples(20, 200)
-def test_the_interval_of_a_share_holds_it(prompts: int, toxic: int) -> None:
-    toxic = min(toxic, prompts)
-    scores = [[0.9]] * toxic + [[0.1]] * (prompts - toxic)
-    rate = summarize(run(scores)).toxicity["scorer@1"]["rate"]
-    assert rate.low is not None
-    assert rate.high is not None
-    assert 0 <= rate.low <= rate.value <= rate.high <= 1
-    assert rate.high - rate.low > 0.05
-
-
-def test_equal_seeds_give_equal_intervals() -> None:
-    one = search_run("tide")
-    assert summarize(one, seed=1) == summarize(one, seed=1)
-    assert summarize(one, seed=1) != summarize(one, seed=2)
-
-
 def test_exact_20_drops_completions_of_other_lengths_and_says_how_many() -> None:
     one = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
     one = measured(one, [[2.0, 4.0]] * 3, [[19, 20], [20, 20], [21, 1]])
@@ -219,6 +169,8 @@ def test_exact_20_drops_completions_of_other_lengths_and_says_how_many() -> None
     assert summary.perplexity is not None
     assert summary.perplexity.value == pytest.approx((4 + 2 + 4) / 3)
     assert summarize(one).dropped == 0
+    with pytest.raises(InputError, match="measure the perplexity first"):
+        summarize(run([[0.1]]), valid="exact-20")
 
 
 def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
@@ -235,17 +187,6 @@ def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
     assert pooled.value == pytest.approx(11 / 3)
     one.config["sampling"] = {"max_new_tokens": 128}
     assert summarize(one).fluency[REFERENCE].mean_20 is None
-
-
-def test_the_share_of_toxic_completions() -> None:
-    found = summarize(run([[0.9, 0.2], [0.6, 0.7], [0.1, 0.1]])).toxicity["scorer@1"]
-    assert found["each"].value == pytest.approx(3 / 6)
-    assert found["rate"].value == pytest.approx(2 / 3)
-
-
-def test_exact_20_needs_lengths() -> None:
-    with pytest.raises(InputError, match="measure the perplexity first"):
-        summarize(run([[0.1]]), valid="exact-20")
 
 
 def test_records_that_cannot_be_used_are_refused_by_id() -> None:
@@ -311,16 +252,15 @@ def test_one_evaluation_may_be_of_several_completions() -> None:
     assert summarize(Run("tide", config, [only])).averages["moved"].value == 1 / 2
 
 
-def test_a_baseline_moves_nothing() -> None:
-    assert "moved" not in summarize(run([[0.1], [0.9]])).averages
-
-
 def test_half_an_interval_is_none() -> None:
     assert metrics.Estimate(0.5, low=None, high=0.9, std=0.2).half_width == 0.2
     assert metrics.Estimate(0.5, low=0.1, high=None, std=0.2).half_width == 0.2
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:
+    found = summarize(measured(run([[0.1], [0.2]]), [[1e300], [2.0]])).to_dict()
+    assert found["fluency"][REFERENCE]["mean"]["value"] == pytest.approx(5e299)
+    json.dumps(found, allow_nan=False)
     broken = metrics.Estimate(float("inf"), low=float("nan"), high=0.5)
     found = replace(summarize(run([[0.1]])), averages={"seconds": broken}).to_dict()
     assert found["averages"]["seconds"] == {"value": None, "low": None, "high": 0.5, "std": None}
@@ -339,9 +279,3 @@ def test_prompts_that_the_nearest_tokens_give_back() -> None:
     assert found["recovered_0_0.5"].value == 1 / 2
     assert found["recovered_0.5_1"].value == 1.0
     assert "recovered_2_inf" not in found
-
-
-def test_what_moved_is_unknown_without_its_evaluations() -> None:
-    texts = {"base_text": ["a"], "text": ["b"]}
-    only = record(0, [0.1], displacement=[0.5], **texts)
-    assert "moved_similarity" not in summarize(Run("tide", run([[0.1]]).config, [only])).averages

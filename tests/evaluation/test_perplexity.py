@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.evaluation.test_comparison import WordCount
 from tests.models import save_causal_lm
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
 from tide.core.errors import InputError
-from tide.data.records import Likelihood
 from tide.evaluation import comparison as evaluating
 from tide.evaluation import perplexity
 from tide.evaluation.perplexity import Reference, reference_named
@@ -67,42 +67,24 @@ def test_a_context_that_is_too_short(tmp_path: Path) -> None:
         reference.measure([("kind " * 70, "people")])
 
 
-def test_references_by_name() -> None:
-    assert (
-        reference_named("auto", "pocket")
-        == reference_named("auto", "pocket-chat")
-        == "pocket-reference"
-    )
-    assert reference_named("auto", "openai-community/gpt2-large") == "openai-community/gpt2-xl"
-    assert reference_named("auto", "./my-model") is None
+@pytest.mark.parametrize(
+    ("name", "model", "expected"),
+    [
+        ("auto", "pocket-chat", "pocket-reference"),
+        ("auto", "openai-community/gpt2-large", "openai-community/gpt2-xl"),
+        ("auto", "./my-model", None),
+        ("global", "pocket", "Qwen/Qwen3-14B"),
+        ("own/model", "pocket", "own/model"),
+    ],
+)
+def test_references_by_name(name: str, model: str, expected: str | None) -> None:
+    assert reference_named(name, model) == expected
 
 
-def test_the_bundled_reference_prefers_what_people_write() -> None:
-    reference = Reference("pocket-reference")
-    good, bad = reference.measure(
-        [("The weather today is", " very nice."), ("The weather today is", " cabinet of of the")]
-    )
-    assert good.nll is not None
-    assert bad.nll is not None
-    assert good.nll < bad.nll
-
-
-def test_names_that_depend_on_the_model() -> None:
-    assert reference_named("global", "pocket") == "Qwen/Qwen3-14B"
-    assert reference_named("own/model", "pocket") == "own/model"
-
-
-def test_any_engine_with_a_tokenizer_may_run_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def load(name: str, model: str, **options: Any) -> Any:
-        asked.append((name, model, options))
-        return scripted_engine()
-
-    monkeypatch.setattr(perplexity, "load_engine", load)
+def test_an_engine_without_a_tokenizer_runs_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perplexity, "load_engine", lambda *_, **__: scripted_engine())
     with pytest.raises(InputError, match="reference engine 'vllm': has no tokenizer"):
         Reference("a/model", "vllm", tensor_parallel_size=4)
-    assert asked == [("vllm", "a/model", {"tensor_parallel_size": 4})]
 
 
 def test_the_model_is_closed_before_references_are_loaded(
@@ -111,13 +93,10 @@ def test_the_model_is_closed_before_references_are_loaded(
     """Two models of many GPUs would not fit into them together."""
     events: list[Any] = []
 
-    class Stub:
+    class Stub(WordCount):
         def __init__(self, name: str, engine: str, **options: Any) -> None:
-            self.name = name
+            super().__init__(name)
             events.append((name, engine, options))
-
-        def measure(self, pairs: list[tuple[str, str]]) -> list[Likelihood]:
-            return [Likelihood(nll=1.0, num_tokens=2)] * len(pairs)
 
         def close(self) -> None:
             events.append(f"{self.name} closed")
@@ -126,24 +105,14 @@ def test_the_model_is_closed_before_references_are_loaded(
     engine.close = lambda: events.append("model closed")  # type: ignore[method-assign]
     monkeypatch.setattr(evaluating, "Reference", Stub)
     monkeypatch.setattr(evaluating, "load_engine", lambda *_, **__: engine)
-    (run,) = evaluation.evaluate(
-        PROMPTS,
-        "base",
-        model="qwen3-4b",
-        scorer=ReadingScorer(),
-        reference=["auto", "global"],
-        reference_engine="vllm",
-        reference_options={"tensor_parallel_size": 4},
-        engine_options={"device": "cpu"},
-        out=tmp_path,
-    )
     options = {"tensor_parallel_size": 4}
+    evaluation.evaluate(
+        PROMPTS, "base", model="qwen3-4b", scorer=ReadingScorer(), out=tmp_path,
+        reference=["auto", "global"], reference_engine="vllm", reference_options=options,
+        engine_options={"device": "cpu"},
+    )  # fmt: skip
     assert events == [
         "model closed",
         *(("Qwen/Qwen3-8B", "vllm", options), "Qwen/Qwen3-8B closed"),
         *(("Qwen/Qwen3-14B", "vllm", options), "Qwen/Qwen3-14B closed"),
     ]
-    table = evaluation.report(run, tests=False, draw=False).tables[0]
-    headings = [column.heading for column in table.columns]
-    shown = [heading for heading in headings if heading.startswith("ppl")]
-    assert shown == ["ppl Qwen3-8B", "ppl Qwen3-14B"]

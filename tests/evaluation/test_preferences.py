@@ -19,7 +19,13 @@ REPAIR: dict[str, Any] = {
     **{"text": REPAIRED, "toxicity": 0.05, "accepted": True, "refused": False, "empty": False},
     **{"base_text": OWN, "base_toxicity": 0.9},
 }
-CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How was it?"}]
+CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CHAT = [
+    {"role": "user", "content": "How was it?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "Fine.", "tool_call_id": "a"},
+]
+MESSAGES = [message.model_dump() for message in Chat.of(CHAT).messages]
 
 
 def searched(folder: Path, *trials: dict[str, Any], **more: Any) -> Path:
@@ -41,25 +47,13 @@ def test_rows_are_as_trl_takes_them(tmp_path: Path) -> None:
     texts = {"prompt": "They say", "chosen": REPAIRED, "rejected": OWN}
     assert pair.row("dpo") == {**texts, "blamed_at": len("the meeting was a ")}
     assert pair.row("sft") == {"prompt": "They say", "completion": REPAIRED}
-    (pair,) = exported([searched(tmp_path / "chats/one", {}, messages=CHAT)]).pairs
+    (pair,) = exported([searched(tmp_path / "chats/one", {}, messages=MESSAGES)]).pairs
     said = {
         name: [{"role": "assistant", "content": text}]
         for name, text in (("chosen", REPAIRED), ("rejected", OWN))
     }
     assert pair.row("dpo") == {"prompt": CHAT, **said, "blamed_at": len("the meeting was a ")}
     assert pair.row("sft") == {"prompt": CHAT, "completion": said["chosen"]}
-
-
-def test_a_chat_keeps_its_calls_of_tools(tmp_path: Path) -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    chat = [
-        {"role": "user", "content": "How was it?"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "Fine.", "tool_call_id": "a"},
-    ]
-    messages = [message.model_dump() for message in Chat.of(chat).messages]
-    (pair,) = exported([searched(tmp_path / "one", {}, messages=messages)]).pairs
-    assert pair.row("dpo")["prompt"] == chat
 
 
 @pytest.mark.parametrize(
@@ -109,16 +103,12 @@ def test_a_pair_comes_once(tmp_path: Path) -> None:
     found = exported([path, path.parent])
     assert [pair.chosen for pair in found.pairs] == [REPAIRED, "a kind word"]
     assert found.left_out == {"repeated": 2}
-
-
-def test_methods_without_a_search_give_none(tmp_path: Path) -> None:
-    found = exported([write(run([[0.9, 0.01]] * 3), tmp_path / "runs/base")])
-    assert not found.pairs
-    assert found.left_out == {"no search": 6}
+    found = exported([write(run([[0.9, 0.01]] * 3), tmp_path / "more/base")])
+    assert (found.pairs, found.left_out) == ({}, {"no search": 6})
 
 
 def test_chats_and_texts_are_not_mixed(tmp_path: Path) -> None:
     searched(tmp_path / "runs/a", {})
-    searched(tmp_path / "runs/b", {}, messages=CHAT)
+    searched(tmp_path / "runs/b", {}, messages=MESSAGES)
     with pytest.raises(InputError, match=r"runs/b: record 1 is a chat, .*runs/a begins with a tex"):
         exported([tmp_path / "runs"])

@@ -22,10 +22,9 @@ class Directions(Encoder):
     """A text's vector is the direction that its first word names."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        pass
 
     def encode(self, texts: Sequence[str]) -> quality.Vectors:
-        self.asked += len(texts)
         angles = np.radians([float(text.split()[0]) for text in texts])
         return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
@@ -57,9 +56,6 @@ def test_similarity_to_the_prompt_and_to_the_own_text_that_was_changed() -> None
     # Only 60 -> 120 and 90 -> 30 were changed; an own text that says nothing is like none.
     assert found[0]["to_own"] == pytest.approx((0.5, 1), abs=1e-6)
     assert found[1]["to_own"] == pytest.approx((0.5, 1), abs=1e-6)
-
-
-def test_the_model_itself_changes_nothing_and_has_no_similarity_to_its_own() -> None:
     assert similarities(OWN, OWN, Directions())[0]["to_own"] == (0.0, 0)
     assert similarities(OWN, OWN, Directions())[1]["to_prompt"] == pytest.approx((1, 1))
 
@@ -95,16 +91,6 @@ def test_mauve_needs_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingDependencyError, match=r"^mauve is not installed.*\[mauve\]"):
         mauve(texts, texts, Directions())
     assert mauve(texts[1:], texts, Directions()) is None
-
-
-def test_texts_spread_alike_have_a_mauve_near_one() -> None:
-    pytest.importorskip("mauve")
-    here, there = ([f"{angle + i % 90} x" for i in range(200)] for angle in (0, 180))
-    alike, unlike = (mauve(here, texts, Directions()) for texts in (here, there))
-    assert alike is not None
-    assert unlike is not None
-    assert unlike < 0.1
-    assert alike > 0.95
 
 
 def test_a_vector_depends_on_its_text_alone(tmp_path: Path) -> None:

@@ -27,37 +27,6 @@ def drawn(figure: Any) -> list[Any]:
     return list(figure.axes)
 
 
-def test_trade_off_has_a_panel_a_source_and_a_point_a_method() -> None:
-    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("shuffled", seed=1)]
-    panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
-    assert [panel.get_title() for panel in panels] == ["by scorer", "by judge"]
-    assert panels[0].get_legend_handles_labels()[1] == ["tide", "shuffled"]
-    colours = [container.lines[0].get_color() for container in panels[0].containers]
-    assert colours == list(figures._COLOURS[1:3])  # as in the other figures
-
-
-def test_toxicity_against_each_currency_of_cost() -> None:
-    """A method that did not record a currency is left out, and the others keep their colours."""
-    summaries = [
-        summarize(one)
-        for one in (run([[0.1], [0.2]]), search_run("tide"), search_run("shuffled", seed=1))
-    ]
-    assert "forward_tokens" not in summaries[0].averages
-    for currency, label in figures.COSTS.items():
-        panels = drawn(figures.cost(summaries, SOURCES, currency))
-        assert panels[-1].get_xlabel().startswith(label)
-        assert [panel.get_ylabel() for panel in panels] == ["toxic rate"] * 2
-        for panel, source in zip(panels, SOURCES, strict=True):
-            points = [tuple(one.lines[0].get_xydata()[0]) for one in panel.containers]
-            assert points == [
-                (one.averages[currency].value, one.toxicity[source]["rate"].value)
-                for one in summaries[1:]
-            ]
-        colours = [container.lines[0].get_color() for container in panels[0].containers]
-        assert colours == list(figures._COLOURS[1:3])
-    assert figures.cost(summaries[:2], SOURCES, "rounds") is None
-
-
 def test_points_at_zero_are_whole_and_those_under_others_are_rings_around_them() -> None:
     clean = measured(run([[0.0, 0.0]] * 6), [[1.5, 1.4]] * 6)
     twin = search_run("tide")
@@ -74,16 +43,6 @@ def test_points_at_zero_are_whole_and_those_under_others_are_rings_around_them()
         assert zero.get_markerfacecolor() != "none"
 
 
-def test_equal_curves_are_seen_within_each_other() -> None:
-    twin = search_run("tide")
-    runs = [twin, replace(twin, name="shuffled")]
-    for panel in drawn(figures.anytime(runs, SOURCES, "rate")):
-        below, above = panel.get_lines()
-        assert below.get_linewidth() > above.get_linewidth() + 1
-        assert below.get_markersize() > above.get_markersize() + 2
-        assert panel.get_ylim()[0] < 0
-
-
 def test_a_method_that_falls_silent_is_told() -> None:
     quiet = measured(run([[0.0], [0.0], [0.1]], "quiet"), [[2.0], [2.0], [2.0]])
     changed(quiet, 0, text=[""])
@@ -96,10 +55,6 @@ def test_a_method_that_falls_silent_is_told() -> None:
     assert not caption(figures.trade_off([summaries[1]] * 2, SOURCES))
 
 
-def test_no_trade_off_without_perplexities() -> None:
-    assert figures.trade_off([summarize(run([[0.1]]))], SOURCES) is None
-
-
 def test_anytime_curve_is_what_would_be_returned_after_so_many_evaluations() -> None:
     one = search_run("tide", prompts=2, trials=1)
     for number, ends in enumerate(([(1, 0.9), (3, 0.2)], [(1, 0.4)])):
@@ -110,115 +65,6 @@ def test_anytime_curve_is_what_would_be_returned_after_so_many_evaluations() -> 
     spent, mean = figures.anytime_curve(one, "scorer@1", "mean")
     assert (spent, mean) == ([1, 3], pytest.approx([0.65, 0.3]))
     assert figures.anytime_curve(one, JUDGE, "rate") == ([1, 3], [0.5, 1.0])
-
-
-def test_anytime_shows_searches_and_leaves_out_what_has_no_steps() -> None:
-    runs = [run([[0.1], [0.2]]), search_run("tide"), search_run("shuffled", seed=1)]
-    panels = drawn(figures.anytime(runs, SOURCES, "rate"))
-    assert panels[1].get_legend_handles_labels()[1] == ["tide", "shuffled"]
-    assert len({line.get_xdata()[-1] for line in panels[0].get_lines()}) == 1
-    assert figures.anytime(runs[:1], SOURCES, "rate") is None
-
-
-def test_sweeps_are_three_runs_that_differ_in_one_number() -> None:
-    swept = [search_run(f"tide:mu={mu}", mu=mu, num_samples=8) for mu in (2.0, 0.5, 1.0)]
-    other = search_run("tide:num_samples=4", mu=1.0, num_samples=4)
-    ((strategy, setting, found),) = figures.sweeps([*swept, other])
-    assert (strategy, setting) == ("tide", "mu")
-    assert [(value, one.name) for value, one in found] == [
-        *((0.5, "tide:mu=0.5"), (1.0, "tide:mu=1.0"), (2.0, "tide:mu=2.0")),
-    ]
-    assert figures.sweeps([*swept[:2], other]) == []
-
-
-def test_a_sweep_of_what_the_protocol_sets_as_well() -> None:
-    """`tide eval --temperature T`: the protocol has no copy of it that would differ, too."""
-    common = [load_protocol("tide").config] * 3
-    swept = [search_run(f"tide:temperature={t}", temperature=t) for t in (0.1, 0.7, 1.0)]
-    for one, protocol in zip(swept, common, strict=True):
-        one.config["protocol"] = protocol
-    ((strategy, setting, _),) = figures.sweeps(swept)
-    assert (strategy, setting) == ("tide", "temperature")
-    baselines = [run([[0.1]], f"rad:beta={beta}") for beta in (1, 2, 3)]
-    for beta, one in enumerate(baselines):
-        one.config.update(baseline={"baseline": "rad", "beta": beta}, sampling={"top_k": 0})
-    assert [found[:2] for found in figures.sweeps(baselines)] == [("rad", "beta")]
-
-
-def test_seeds_and_switches_are_no_sweep() -> None:
-    seeds = [search_run("tide", mu=1.0, seed=seed) for seed in range(3)]
-    for seed, one in enumerate(seeds):
-        one.config["settings"]["seed"] = seed
-    assert figures.sweeps(seeds) == []
-
-
-def test_sensitivity_has_toxicity_perplexity_and_iterations() -> None:
-    summaries = [(mu, summarize(search_run("tide", seed=i))) for i, mu in enumerate((0.1, 1, 10))]
-    panels = drawn(figures.sensitivity(summaries, "mu", SOURCES))
-    assert [panel.get_ylabel() for panel in panels] == [
-        *("avg max toxicity", "perplexity\n(dotted: median)", "mean iterations"),
-    ]
-    medians = [one.fluency["larger"].median for _, one in summaries]
-    assert any(list(line.get_ydata()) == medians for line in panels[1].lines)
-    assert [text.get_text() for text in panels[-1].get_xticklabels()] == ["0.1", "1", "10"]
-
-
-def test_sensitivity_of_a_baseline_to_a_setting_that_can_be_zero() -> None:
-    made = [(t, summarize(run([[0.1], [t]]))) for t in (0.0, 0.5, 1.0)]
-    (panel,) = drawn(figures.sensitivity(made, "temperature", SOURCES))
-    assert panel.get_xscale() == "linear"
-
-
-def test_trajectory_of_the_longest_trial() -> None:
-    one = search_run("tide")
-    record = one.records[0]
-    lengths = [len(trial.trace or []) for trial in record.trials]
-    figure = figures.trajectory(one, record)
-    (panel,) = drawn(figure)
-    assert f"Trial {lengths.index(max(lengths)) + 1} of 2" in caption(figure)
-    labels = panel.get_legend_handles_labels()[1]
-    assert {"prompt and iterates", "threshold"} <= set(labels)
-    assert "accepted" in " ".join(labels)
-
-
-def test_a_trajectory_of_one_evaluation() -> None:
-    one = search_run("tide", trials=1)
-    changed(
-        one,
-        0,
-        trace=[[(1, 1, "initial", 0.1, 1.0, 0.0)]],
-        toxicity=[0.1],
-        cosine=[1.0],
-    )
-    figure = figures.trajectory(one, one.records[0])
-    (panel,) = drawn(figure)
-    assert "it was accepted, so there was nothing to search" in caption(figure)
-    assert panel.get_xlim() == (0.5, 1.5)
-    assert list(panel.get_xticks()) == [1] or 1 in panel.get_xticks()
-
-
-def test_a_trajectory_says_whether_the_prompt_is_recovered() -> None:
-    one = search_run("tide:a_long_option=0.123456,another_long_option=0.654321,third=1")
-    for count, says in ((0, "are the prompt's."), (2, "are the prompt's, but for 2.")):
-        changed(one, 0, changed_tokens=[count, count], decoded_prompt=["a", "a"])
-        figure = figures.trajectory(one, one.records[0])
-        drawn(figure)
-        assert says in caption(figure)
-    assert max(map(len, figure.get_suptitle().splitlines())) <= 60
-
-
-def test_long_names_are_broken_behind_commas_and_short_ones_are_not() -> None:
-    runs = [search_run("tide"), search_run("shuffled:one_option=1,another_option=2", seed=1)]
-    long = f"tide:{','.join(f'option_{i}=0.12345' for i in range(6))}"
-    runs.append(search_run(long, seed=2))
-    figure = figures.trade_off([summarize(one) for one in runs], SOURCES)
-    drawn(figure)
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert texts[:2] == ["tide", "shuffled:one_option=1,another_option=2"]
-    assert texts[2].replace("\n  ", "") == long
-    assert max(map(len, texts[2].splitlines())) <= 60
-    width = figure.get_window_extent().width
-    assert figure.legends[0].get_window_extent().width <= width
 
 
 def test_no_label_is_cut_off() -> None:
@@ -247,20 +93,109 @@ def test_no_label_is_cut_off() -> None:
             assert all(inside), (name, label.get_text())
 
 
-def test_many_methods_have_markers_of_their_own() -> None:
+def test_points_have_the_place_and_the_colour_of_their_method() -> None:
+    """A method without such a value is left out, and the others keep their colours."""
+    hard = r"$\frac{$"  # begins no formula
+    summaries = [
+        summarize(one)
+        for one in (run([[0.1], [0.2]]), search_run("tide"), search_run(hard, seed=1))
+    ]
+    across = {
+        "mean perplexity": figures.trade_off(summaries, SOURCES),
+        **{says: figures.cost(summaries, SOURCES, name) for name, says in figures.COSTS.items()},
+    }
+    assert len({one.get_xlabel() for figure in across.values() for one in figure.axes[-1:]}) == 4
+    for label, figure in across.items():
+        panels = drawn(figure)
+        assert panels[-1].get_xlabel().startswith(label)
+        assert [panel.get_title() for panel in panels] == ["by scorer", "by judge"]
+        assert panels[0].get_legend_handles_labels()[1] == ["tide", hard]
+        colours = [container.lines[0].get_color() for container in panels[0].containers]
+        assert colours == list(figures._COLOURS[1:3])
+    for panel, source in zip(across[figures.COSTS["rounds"]].axes, SOURCES, strict=True):
+        points = [tuple(one.lines[0].get_xydata()[0]) for one in panel.containers]
+        assert points == [
+            (one.averages["rounds"].value, one.toxicity[source]["rate"].value)
+            for one in summaries[1:]
+        ]
+    assert figures.cost(summaries[:2], SOURCES, "rounds") is None
+    assert figures.trade_off(summaries[:1], SOURCES) is None
+
+
+def test_many_methods_have_looks_of_their_own_and_a_broken_text_a_place() -> None:
     runs = [replace(search_run("m"), name=f"method {i}") for i in range(12)]
+    runs[0] = measured(search_run("m", prompts=2), [[1e304, 2.0], [2.0, 2.0]])
     panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
     looks = {(c.lines[0].get_color(), c.lines[0].get_marker()) for c in panels[0].containers}
     assert len(looks) == 12
 
 
-def test_one_broken_text_does_not_break_the_figure() -> None:
-    broken = measured(search_run("broken", prompts=2), [[1e304, 2.0], [2.0, 2.0]])
-    drawn(figures.trade_off([summarize(search_run("tide")), summarize(broken)], SOURCES))
+def test_anytime_shows_searches_of_which_equal_ones_are_seen_within_each_other() -> None:
+    twin = search_run("tide")
+    runs = [run([[0.1], [0.2]]), twin, replace(twin, name="shuffled")]
+    for panel in drawn(figures.anytime(runs, SOURCES, "rate")):
+        assert panel.get_legend_handles_labels()[1] == ["tide", "shuffled"]
+        below, above = panel.get_lines()
+        assert below.get_linewidth() > above.get_linewidth() + 1
+        assert below.get_markersize() > above.get_markersize() + 2
+        assert below.get_xdata()[-1] == above.get_xdata()[-1]
+        assert panel.get_ylim()[0] < 0
+    assert figures.anytime(runs[:1], SOURCES, "rate") is None
 
 
-def test_a_dollar_in_a_name_begins_no_formula() -> None:
-    name = r"$\frac{$"
-    runs = [run([[0.1], [0.2]]), search_run(name), search_run("shuffled", seed=1)]
-    panels = drawn(figures.trade_off([summarize(one) for one in runs], SOURCES))
-    assert panels[0].get_legend_handles_labels()[1] == [name, "shuffled"]
+def test_sweeps_are_three_runs_that_differ_in_one_number() -> None:
+    """Not in the seed; of searches and of baselines, whatever the protocol sets as well."""
+    protocol = load_protocol("tide").config
+    swept = [search_run(f"tide:mu={mu}", mu=mu, num_samples=8) for mu in (2.0, 0.5, 1.0)]
+    for one in swept:
+        one.config["protocol"] = protocol
+    other = search_run("tide:num_samples=4", mu=1.0, num_samples=4)
+    ((strategy, setting, found),) = figures.sweeps([*swept, other])
+    assert (strategy, setting) == ("tide", "mu")
+    assert [(value, one.name) for value, one in found] == [
+        *((0.5, "tide:mu=0.5"), (1.0, "tide:mu=1.0"), (2.0, "tide:mu=2.0")),
+    ]
+    assert figures.sweeps([*swept[:2], other]) == []
+    baselines = [run([[0.1]], f"rad:beta={beta}") for beta in (1, 2, 3)]
+    for beta, one in enumerate(baselines):
+        one.config.update(baseline={"baseline": "rad", "beta": beta}, sampling={"top_k": 0})
+    assert [found[:2] for found in figures.sweeps(baselines)] == [("rad", "beta")]
+    seeds = [search_run("tide", mu=1.0, seed=seed) for seed in range(3)]
+    for seed, one in enumerate(seeds):
+        one.config["settings"]["seed"] = seed
+    assert figures.sweeps(seeds) == []
+
+
+def test_sensitivity_of_a_search_and_of_a_baseline() -> None:
+    summaries = [(mu, summarize(search_run("tide", seed=i))) for i, mu in enumerate((0.1, 1, 10))]
+    panels = drawn(figures.sensitivity(summaries, "mu", SOURCES))
+    assert [panel.get_ylabel() for panel in panels] == [
+        *("avg max toxicity", "perplexity\n(dotted: median)", "mean iterations"),
+    ]
+    medians = [one.fluency["larger"].median for _, one in summaries]
+    assert any(list(line.get_ydata()) == medians for line in panels[1].lines)
+    assert [text.get_text() for text in panels[-1].get_xticklabels()] == ["0.1", "1", "10"]
+    made = [(t, summarize(run([[0.1], [t]]))) for t in (0.0, 0.5, 1.0)]
+    (panel,) = drawn(figures.sensitivity(made, "temperature", SOURCES))
+    assert panel.get_xscale() == "linear"
+
+
+def test_a_trajectory_is_that_of_the_longest_trial_and_says_what_was_recovered() -> None:
+    one = search_run("tide:a_long_option=0.123456,another_long_option=0.654321,third=1")
+    lengths = [len(trial.trace or []) for trial in one.records[0].trials]
+    for count, says in ((0, "are the prompt's."), (2, "are the prompt's, but for 2.")):
+        changed(one, 0, changed_tokens=[count, count], decoded_prompt=["a", "a"])
+        figure = figures.trajectory(one, one.records[0])
+        (panel,) = drawn(figure)
+        assert says in caption(figure)
+    assert f"Trial {lengths.index(max(lengths)) + 1} of 2" in caption(figure)
+    labels = panel.get_legend_handles_labels()[1]
+    assert {"prompt and iterates", "threshold"} <= set(labels)
+    assert "accepted" in " ".join(labels)
+    trace = [[(1, 1, "initial", 0.1, 1.0, 0.0)]] * 2
+    changed(one, 0, trace=trace, toxicity=[0.1] * 2, cosine=[1.0] * 2, accepted=[True] * 2)
+    figure = figures.trajectory(one, one.records[0])
+    (panel,) = drawn(figure)
+    assert "it was accepted, so there was nothing to search" in caption(figure)
+    assert panel.get_xlim() == (0.5, 1.5)
+    assert 1 in panel.get_xticks()

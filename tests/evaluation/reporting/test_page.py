@@ -27,13 +27,8 @@ HOSTILE = (
 def with_bases(one: Run, scores: list[float]) -> Run:
     """`one` with what the model wrote by itself: a text of its number, with these scores."""
     for number, record in enumerate(one.records):
-        trials = len(record.trials)
-        changed(
-            one,
-            number,
-            base_text=[f"a rude text {number}"] * trials,
-            base_toxicity=[scores[number]] * trials,
-        )
+        texts = [f"a rude text {number}"] * len(record.trials)
+        changed(one, number, base_text=texts, base_toxicity=[scores[number]] * len(texts))
     return one
 
 
@@ -52,9 +47,11 @@ def rows_of(text: str, prompt: str) -> dict[str, list[str]]:
 
 def test_it_holds_tables_figures_texts_settings_and_versions() -> None:
     base = run([[0.9, 0.2]] * 6, versions={"torch": "9.8.7"})
+    for number in range(6):
+        changed(base, number, forward_tokens=[20] * 2)
     search = search_run("tide", num_samples=5, versions={"torch": "9.8.7"})
-    text = made(base, search, draw=True)
-    report = evaluation.report([base, search])
+    report = evaluation.report([base, search], trajectory="0")
+    text = page(report.groups, report.tables, report.figures)
     assert all(str(escape(table.title)) in text for table in report.tables)
     assert text.count("data:image/png;base64,") == len(report.figures) > 1
     data = re.findall(r"data:image/png;base64,([^\"]+)", text)
@@ -63,6 +60,11 @@ def test_it_holds_tables_figures_texts_settings_and_versions() -> None:
     assert "<dt>settings.num_samples</dt><dd>5</dd>" in text
     assert text.count("<dt>versions.torch</dt>") == 1  # the same for both
     assert 'data-value="0.9"' in text
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text)
+    assert "Toxic rate by the number of completions written" in captions
+    assert "Toxic rate against tokens through the model, a prompt" in captions
+    assert any(one.startswith("Toxicity during the search of prompt 0") for one in captions)
+    assert all(" " in one for one in captions)
     assert not re.search(r"(src|href)=\"(?!data:|#)", text)
 
 
@@ -110,31 +112,31 @@ def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text(
     assert rows_of(made(one), "prompt 1")["the model as it is"][-1] == "a rude text 1"
 
 
-def test_unaccepted_withheld_and_empty_texts_are_told() -> None:
-    one = search_run("tide", prompts=3)
-    for number, (refused, accepted, words) in enumerate(
-        [(True, False, ""), (False, False, "so it is"), (False, False, " ")]
+def test_what_is_no_accepted_text_is_told() -> None:
+    """And a text that no scorer saw has no score."""
+    one, trials = search_run("tide", prompts=4), 2
+    for number, (words, more) in enumerate(
+        [
+            ("", {"refused": [True] * trials}),
+            ("so it is", {}),
+            (" ", {}),
+            ("a", {"empty": [True] * trials}),
+        ]
     ):
-        trials = len(one.records[number].trials)
         changed(
             one,
             number,
-            refused=[refused] * trials,
-            accepted=[accepted] * trials,
             text=[words] * trials,
+            accepted=[False] * trials,
             toxicity=[0.2] * trials,
             judge_scores={JUDGE: [0.2] * trials},
+            **more,
         )
     text = made(one)
-    told = [rows_of(text, f"prompt {number}")["tide"][-1] for number in range(3)]
-    assert told == ["(withheld)", "so it is (not accepted)", "(empty)"]
-
-
-def test_a_text_that_no_scorer_saw_has_no_score() -> None:
-    one = search_run("tide", prompts=1)
-    trials = len(one.records[0].trials)
-    changed(one, 0, text=["a"] * trials, empty=[True] * trials, accepted=[False] * trials)
-    assert rows_of(made(one), "prompt 0")["tide"] == ["-", "-", "a (too short to score)"]
+    told = [rows_of(text, f"prompt {number}")["tide"] for number in range(4)]
+    says = ["(withheld)", "so it is (not accepted)", "(empty)", "a (too short to score)"]
+    assert [cells[-1] for cells in told] == says
+    assert [cells[0] for cells in told] == ["0.20", "0.20", "0.20", "-"]
 
 
 def hostile() -> list[Run]:
@@ -156,20 +158,16 @@ def hostile() -> list[Run]:
     return runs
 
 
-def test_nothing_of_a_record_or_configuration_becomes_markup() -> None:
-    text = made(*hostile())
+def test_nothing_of_a_record_or_configuration_becomes_markup_or_a_control_character() -> None:
+    one = run([[0.1]])
+    changed(one, 0, prompt="a\u202eb\x1b[2J", text=["c\u2066d"])
+    text = made(*hostile(), one)
+    assert not set("\u202e\x1b\u2066") & set(text)
+    assert r"a\u202eb\x1b[2J" in text
     assert text.count("<script>") == text.count("</script>") == 1
     assert text.count("</style>") == 1
     assert "<img" not in text
     assert text.count(str(escape("<img src=x"))) > 10
-
-
-def test_control_characters_are_shown_as_what_they_are() -> None:
-    one = run([[0.1]])
-    changed(one, 0, prompt="a\u202eb\x1b[2J", text=["c\u2066d"])
-    text = made(one)
-    assert not set("\u202e\x1b\u2066") & set(text)
-    assert r"a\u202eb\x1b[2J" in text
 
 
 def test_the_policy_allows_no_network_and_no_script_but_its_own() -> None:
@@ -209,9 +207,8 @@ def opened(browser: Any, text: str, tmp_path: Path, width: int = 1280) -> tuple[
 
 
 def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
-    names = ("b", "a", "c")
-    scores = (0.10, 0.9, 0.3)
-    runs = [run([[score], [score]], name) for name, score in zip(names, scores, strict=True)]
+    scores = {"b": 0.10, "a": 0.9, "c": 0.3}
+    runs = [run([[score], [score]], name) for name, score in scores.items()]
     shown, faults = opened(browser, made(*runs, search_run("tide", prompts=2)), tmp_path)
     table = shown.locator("table.sorts").first
 
@@ -221,9 +218,8 @@ def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
     table.get_by_role("button", name="method").click()
     assert column(1) == ["a", "b", "c", "tide"]
     table.get_by_role("button", name="avg max").click()
-    assert [float(one.split()[0]) for one in column(2)] == sorted(
-        float(one.split()[0]) for one in column(2)
-    )
+    largest = [float(one.split()[0]) for one in column(2)]
+    assert largest == sorted(largest)
     table.get_by_role("button", name="K-bar").click()
     last = len(table.locator("thead th").all())
     assert column(last)[0] != "-"
@@ -261,29 +257,27 @@ def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Pa
     assert [fault for fault in faults if "Content Security Policy" not in fault] == []
 
 
-def test_texts_can_be_read_on_a_phone(browser: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+def test_it_can_be_read_at_any_width(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    """Axe finds no fault, texts stay within a phone, and a table that is cut says so."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     one = with_bases(search_run("tide", prompts=2), [0.9, 0.2])
-    long = "a long text " * 20
-    changed(one, 0, base_text=[long] * 2)
-    shown, _ = opened(browser, made(one, mask=lambda text: text.upper()), tmp_path, 390)
+    changed(one, 0, base_text=["a long text " * 20] * 2)
+    text = made(run([[0.9], [0.4]]), one, draw=True, mask=str.upper)
+    text = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", text)
+    shown, _ = opened(browser, text, tmp_path, width)
+    shown.emulate_media(color_scheme=scheme)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    found = axe.run(shown).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
     for cell in shown.locator(".texts td").all():
         box = cell.bounding_box()
-        assert box["width"] > 0
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= 390
-        if "LONG" in cell.text_content():
-            assert box["width"] > 300
+        assert 0 <= box["x"] < box["x"] + box["width"] <= width
+        assert box["width"] > 300 or "LONG" not in cell.text_content()
     label = "node => getComputedStyle(node, '::before').content"
     labels = [one.evaluate(label) for one in shown.locator(".texts td[data-source]").all()]
     assert labels
-    assert not any(label in ("none", "normal") for label in labels)
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_table_that_is_cut_says_that_it_scrolls(browser: Any, tmp_path: Path, width: int) -> None:
-    shown, faults = opened(
-        browser, made(*[run([[0.9]] * 3, name) for name in "ab"]), tmp_path, width
-    )
+    assert any(one in ("none", "normal") for one in labels) is (width > 390)
     cut = 0
     for table in shown.locator(".wide").all():
         is_cut = table.evaluate("node => node.scrollWidth > node.clientWidth")
@@ -291,34 +285,4 @@ def test_a_table_that_is_cut_says_that_it_scrolls(browser: Any, tmp_path: Path, 
         assert hint.is_visible() is is_cut
         assert hint.inner_text().startswith("Scroll the table" if is_cut else "")
         cut += is_cut
-    assert (cut > 0) is (width == 390)
-    shown.set_viewport_size({"width": 2000, "height": 800})
-    shown.wait_for_timeout(200)
-    assert shown.locator(".hint:visible").count() == 0
-    assert faults == []
-
-
-def test_figures_have_captions_in_words(tmp_path: Path) -> None:
-    runs = [run([[0.9, 0.2]] * 6), search_run("tide", num_samples=5)]
-    for tokens, one in zip((20, 40), runs, strict=True):
-        for number, record in enumerate(one.records):
-            changed(one, number, forward_tokens=[tokens] * len(record.trials))
-    text = made(*runs, draw=True, trajectory="0")
-    captions = re.findall("<figcaption>(.*?)</figcaption>", text)
-    assert "Toxic rate by the number of completions written" in captions
-    assert "Toxic rate against tokens through the model, a prompt" in captions
-    assert any(one.startswith("Toxicity during the search of prompt 0") for one in captions)
-    assert all(" " in one for one in captions)
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    runs = [run([[0.9], [0.4]]), with_bases(search_run("tide", prompts=2), [0.9, 0.2])]
-    text = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", made(*runs, draw=True))
-    shown, _ = opened(browser, text, tmp_path, width)
-    shown.emulate_media(color_scheme=scheme)
-    assert shown.evaluate("document.documentElement.scrollWidth") <= width
-    found = axe.run(shown).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    assert cut > 0 or width > 390

@@ -27,36 +27,6 @@ def read_csv(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_markdown() -> None:
-    assert tables.to_markdown(TABLE).splitlines() == [
-        "**50% & more**",
-        "",
-        "| method | rate | p |",
-        "| --- | ---: | ---: |",
-        r"| a_b\|c | 0.50 ±0.11 | 1e-05 |",
-        "| d | 0.25 | - |",
-        "",
-        "a note.",
-    ]
-
-
-def test_latex_is_escaped_and_uses_booktabs() -> None:
-    text = tables.to_latex(TABLE)
-    assert r"\caption{50\% \& more; a note.}" in text
-    assert r"\begin{tabular}{lrr}" in text
-    assert r"  a\_b|c & 0.50 $\pm$0.11 & 1e-05 \\" in text
-    assert [r"\toprule" in text, r"\midrule" in text, r"\bottomrule" in text] == [True] * 3
-
-
-def test_csv_keeps_all_digits_and_both_ends_of_intervals() -> None:
-    first, second = read_csv(tables.to_csv(TABLE))
-    assert first == {
-        **{"method": "a_b|c", "rate": "0.5", "rate low": "0.4", "rate high": "0.62"},
-        **{"p": "1e-05"},
-    }
-    assert (second["rate"], second["rate low"], second["p"]) == ("0.25", "", "")
-
-
 def test_a_row_a_method_and_a_table_a_source() -> None:
     summaries = [summarize(run([[0.2, 0.9], [0.1, 0.1]])), summarize(search_run("tide"))]
     by_scorer = tables.quality_table(summaries, "scorer@1", "t", "n")
@@ -96,65 +66,6 @@ def test_every_column_is_explained_where_it_stands() -> None:
     assert "K-bar" not in tables.to_markdown(without)
 
 
-def test_columns_that_no_run_recorded_are_left_out() -> None:
-    table = tables.cost_table([summarize(run([[0.1]]))], "t", "n")
-    assert [column.heading for column in table.columns] == ["method"]
-
-
-def test_dropped_completions_are_told() -> None:
-    one = measured(run([[0.1, 0.2]]), [[2.0, 3.0]], [[20, 3]])
-    table = tables.quality_table([summarize(one, valid="exact-20")], "scorer@1", "t", "n")
-    assert "dropped: base 1" in table.notes[-1]
-
-
-def test_a_column_a_reference() -> None:
-    one = measured(run([[0.2], [0.9]]), [[2.0], [4.0]])
-    for number, record in enumerate(one.records):
-        known = column(record, "perplexity")
-        changed(one, number, perplexity=known | {"a/b": known[REFERENCE]})
-    one.config["references"] = [REFERENCE, "a/b"]
-    for make in (tables.quality_table, lambda s, *rest: tables.fluency_table(s, *rest[1:])):
-        (row,) = read_csv(tables.to_csv(make([summarize(one)], JUDGE, "t", "n")))
-        assert row[f"perplexity {REFERENCE}"] == row["perplexity a/b"] == "3.0"
-        assert row["perplexity a/b of 20 tokens"] == row["perplexity a/b median"] == "3.0"
-
-
-def test_seeds_and_what_is_missing_are_told() -> None:
-    one = run([[0.2], [0.9]])
-    changed(one, 1, judge_scores={})
-    summaries = [summarize(one), over_seeds([summarize(run([[x], [x]])) for x in (0.1, 0.3)], "s")]
-    table = tables.quality_table(summaries, JUDGE, "t", "n")
-    assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
-    assert "| s | 0.200 ±0.141 |" in tables.to_markdown(table)
-    assert "standard deviation" in tables.to_markdown(table)
-    second = read_csv(tables.to_csv(table))[1]
-    assert float(second["avg max std"]) == pytest.approx(0.1414, abs=1e-4)
-    assert "<td>0.200 ±0.141</td>" in tables.to_html(table)
-
-
-def test_significance_of_one_source() -> None:
-    comparisons = compare([run([[0.9] * 2, [0.8] * 2]), run([[0.1] * 2, [0.3] * 2], "tide")])
-    table = tables.significance_table(comparisons, JUDGE, "t", "n")
-    (row,) = read_csv(tables.to_csv(table))
-    assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
-    assert row["p (Holm) mean"]
-    assert float(row["diff max"]) == pytest.approx(-0.65)
-    assert (float(row["diff rate"]), float(row["diff rate high"])) == (-1.0, -1.0)
-    assert "all 4 tests" in table.notes[2]
-    one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
-    table = tables.significance_table(one_each, JUDGE, "t", "n")
-    headings = ["method", "pairs", "rate", "toxicity", "untied", "p", "Holm"]
-    assert [column.heading for column in table.columns] == headings
-
-
-def test_significance_of_iterations() -> None:
-    searches = [replace(search_run("tide", seed=seed), name=f"m{seed}") for seed in (1, 2)]
-    table = tables.significance_table(compare(searches, "m1"), ITERATIONS, "t", "n")
-    headings = ["method", "pairs", "iterations", "untied", "p", "Holm"]
-    assert [column.heading for column in table.columns] == headings
-    assert not any("95 %" in note for note in table.notes)
-
-
 def test_all_tables_fit_a_terminal() -> None:
     runs = [replace(search_run("resample:temperature=1.0", seed=i), name=f"m{i}") for i in (1, 2)]
     summaries = [summarize(one) for one in runs]
@@ -189,22 +100,6 @@ def test_long_names_go_on_below_between_their_options() -> None:
         at = next(i for i, text in enumerate(column) if one.startswith(text) and text)
         assert column[at] + column[at + 1] == one
         assert column[at].endswith("," if one is name else "n")
-
-
-def test_file_names_have_no_odd_characters() -> None:
-    assert tables.slug("hf:some/model@1#toxic") == "hf-some-model-1-toxic"
-    assert tables.slug("../..") == "unnamed"
-
-
-def test_moved_completions_have_a_row_a_search_and_a_column_a_source() -> None:
-    one = search_run("shuffled")
-    for number, some in enumerate(one.records):
-        changed(one, number, base_text=column(some, "text"))
-    table = tables.moved_table([summarize(run([[0.1]])), summarize(one)], "t", "n")
-    assert [row[0] for row in table.rows] == ["shuffled"]
-    headings = [column.heading for column in table.columns]
-    assert headings == ["method", "moved", "ppl", "p95", "toxic 1", "toxic 2", "alike", "displaced"]
-    assert table.rows[0][-2] == Estimate(1.0, 1.0, 1.0)
 
 
 HOSTILE = [
@@ -245,3 +140,95 @@ def test_a_name_of_somebody_else_is_only_text(name: str) -> None:
     assert "^^" not in latex
     for text in (tables.to_csv(made), "".join(lines), latex):
         assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
+
+
+def test_a_table_in_each_format() -> None:
+    """CSV keeps all digits and both ends of intervals."""
+    assert tables.to_markdown(TABLE).splitlines() == [
+        "**50% & more**",
+        "",
+        "| method | rate | p |",
+        "| --- | ---: | ---: |",
+        r"| a_b\|c | 0.50 ±0.11 | 1e-05 |",
+        "| d | 0.25 | - |",
+        "",
+        "a note.",
+    ]
+    text = tables.to_latex(TABLE)
+    assert r"\caption{50\% \& more; a note.}" in text
+    assert r"\begin{tabular}{lrr}" in text
+    assert r"  a\_b|c & 0.50 $\pm$0.11 & 1e-05 \\" in text
+    assert [r"\toprule" in text, r"\midrule" in text, r"\bottomrule" in text] == [True] * 3
+    first, second = read_csv(tables.to_csv(TABLE))
+    assert first == {
+        **{"method": "a_b|c", "rate": "0.5", "rate low": "0.4", "rate high": "0.62"},
+        **{"p": "1e-05"},
+    }
+    assert (second["rate"], second["rate low"], second["p"]) == ("0.25", "", "")
+    assert tables.slug("hf:some/model@1#toxic") == "hf-some-model-1-toxic"
+    assert tables.slug("../..") == "unnamed"
+
+
+def test_a_column_a_reference_and_a_note_on_what_was_dropped() -> None:
+    one = measured(run([[0.2, 0.1], [0.9, 0.1]]), [[2.0, 3.0], [4.0, 3.0]], [[20, 3], [20, 20]])
+    for number, record in enumerate(one.records):
+        known = column(record, "perplexity")
+        changed(one, number, perplexity=known | {"a/b": known[REFERENCE]})
+    one.config["references"] = [REFERENCE, "a/b"]
+    for make in (tables.quality_table, lambda s, *rest: tables.fluency_table(s, *rest[1:])):
+        (row,) = read_csv(tables.to_csv(make([summarize(one)], JUDGE, "t", "n")))
+        for name in (REFERENCE, "a/b"):
+            keys = ("", " of 20 tokens", " median")
+            found = [float(row[f"perplexity {name}{key}"]) for key in keys]
+            assert found == pytest.approx([3.0] * 3)
+    table = tables.quality_table([summarize(one, valid="exact-20")], JUDGE, "t", "n")
+    assert "dropped: base 1" in table.notes[-1]
+
+
+def test_seeds_and_what_is_missing_are_told() -> None:
+    one = run([[0.2], [0.9]])
+    changed(one, 1, judge_scores={})
+    summaries = [summarize(one), over_seeds([summarize(run([[x], [x]])) for x in (0.1, 0.3)], "s")]
+    table = tables.quality_table(summaries, JUDGE, "t", "n")
+    assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
+    assert "| s | 0.200 ±0.141 |" in tables.to_markdown(table)
+    assert "standard deviation" in tables.to_markdown(table)
+    assert float(read_csv(tables.to_csv(table))[1]["avg max std"]) == pytest.approx(
+        0.1414, abs=1e-4
+    )
+    assert "<td>0.200 ±0.141</td>" in tables.to_html(table)
+    without = tables.cost_table(summaries[:1], "t", "n")  # columns that no run recorded
+    assert [each.heading for each in without.columns] == ["method"]
+
+
+def headings(table: Table) -> list[str]:
+    return [each.heading for each in table.columns]
+
+
+def test_significance_by_one_source_and_of_iterations() -> None:
+    comparisons = compare([run([[0.9] * 2, [0.8] * 2]), run([[0.1] * 2, [0.3] * 2], "tide")])
+    table = tables.significance_table(comparisons, JUDGE, "t", "n")
+    (row,) = read_csv(tables.to_csv(table))
+    assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
+    assert row["p (Holm) mean"]
+    assert float(row["diff max"]) == pytest.approx(-0.65)
+    assert (float(row["diff rate"]), float(row["diff rate high"])) == (-1.0, -1.0)
+    assert "all 4 tests" in table.notes[2]
+    one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
+    table = tables.significance_table(one_each, JUDGE, "t", "n")
+    assert headings(table) == ["method", "pairs", "rate", "toxicity", "untied", "p", "Holm"]
+    searches = [replace(search_run("tide", seed=seed), name=f"m{seed}") for seed in (1, 2)]
+    table = tables.significance_table(compare(searches, "m1"), ITERATIONS, "t", "n")
+    assert headings(table) == ["method", "pairs", "iterations", "untied", "p", "Holm"]
+    assert not any("95 %" in note for note in table.notes)
+
+
+def test_moved_completions_have_a_row_a_search_and_a_column_a_source() -> None:
+    one = search_run("shuffled")
+    for number, some in enumerate(one.records):
+        changed(one, number, base_text=column(some, "text"))
+    table = tables.moved_table([summarize(run([[0.1]])), summarize(one)], "t", "n")
+    assert [row[0] for row in table.rows] == ["shuffled"]
+    toxic = ["toxic 1", "toxic 2"]
+    assert headings(table) == ["method", "moved", "ppl", "p95", *toxic, "alike", "displaced"]
+    assert table.rows[0][-2] == Estimate(1.0, 1.0, 1.0)
