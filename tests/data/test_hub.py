@@ -115,10 +115,7 @@ def test_a_hub_that_fails_leaves_nothing_behind(
     assert said.strip().count("\n") == 0
     assert "google/civil_comments: cannot be loaded from the hub (no network)" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_a_dataset_of_another_form(datasets: Datasets, tmp_path: Path) -> None:
-    datasets.load_dataset = lambda name: {"train": [{"question": "One"}]}  # type: ignore[method-assign]
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": [{"question": "One"}]})
     with pytest.raises(InputError, match=r"ibm-research/AttaQ: cannot be loaded .*'input'"):
         get("attaq", tmp_path)
 

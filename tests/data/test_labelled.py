@@ -41,7 +41,6 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
         ({"toxicity": 0.5}, "line 1: no text"),
         ({"text": "a"}, r"line 1: toxicity is None; it must be a number in \[0, 1\]"),
         ({"text": "a", "toxicity": 1.5}, r"is 1\.5"),
-        ({"text": "a", "toxicity": float("nan")}, "is nan"),
         ({"text": "a", "toxicity": "high"}, "is 'high'"),
         ({"completions": ["a", "b"], "toxicity_scores": [0.1]}, "as many 'toxicity_scores'"),
         ({"completions": ["a"]}, "as many 'toxicity_scores'"),
@@ -56,17 +55,9 @@ def test_what_is_no_label(tmp_path: Path, row: Any, message: str) -> None:
         read_labelled([jsonl(tmp_path / "a.jsonl", row)])
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        read_labelled([tmp_path / "a.jsonl"])
+def test_another_kind_of_file_and_what_is_no_list(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="unknown kind of file"):
         read_labelled([tmp_path / "a.csv"])
-    (tmp_path / "a.json").write_text('[{"text": ')
-    with pytest.raises(InputError, match="not JSON"):
-        read_labelled([tmp_path / "a.json"])
     (tmp_path / "a.json").write_text('{"text": "a", "toxicity": 0}')
     with pytest.raises(InputError, match="not a list of objects"):
         read_labelled([tmp_path / "a.json"])
-    (tmp_path / "a.json.gz").write_text("no gzip")
-    with pytest.raises(InputError, match="cannot be read"):
-        read_labelled([tmp_path / "a.json.gz"])

@@ -74,23 +74,13 @@ def test_steps_end_with_what_is_returned_or_withheld(refuse: bool) -> None:
     assert later or not refuse
 
 
-def test_appends_and_resumes(tmp_path: Path) -> None:
+def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "out.jsonl"
     with RecordFile(path) as file:
-        file.add(record(0))
-        assert path.read_text(encoding="utf-8").count("\n") == 1  # there before the run ends
-    with RecordFile(path) as file:
-        file.expect({0: "prompt 0", 1: "prompt 1"})
-        assert (file.ids, file.trials(0), file.trials(1)) == ([0], [0], [])
-        file.add(record(1))
-    assert read_records(path) == [record(0), record(1)]
-
-
-def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with RecordFile(path) as file:
         file.add(record(1, seconds=1.0))
+        assert path.read_text(encoding="utf-8").count("\n") == 1  # there before the run ends
         file.add(record(0))
+        assert (file.ids, file.trials(0), file.trials(2)) == ([1, 0], [0], [])
         file.extend(1, {0: {"judge_scores": {"a": 0.5}}})
         file.add(record(1, (1, 2), seconds=0.5))
         assert file.missing(1, "judge_scores", "a") == [1, 2]
@@ -103,6 +93,7 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
         file.extend(1, more)
         file.extend(0, {0: {"perplexity": {"m": Likelihood(num_tokens=0)}}})
         assert file.missing(1, "judge_scores", "a") == []
+        assert [file.read(1), file.read(0)] == read_records(path)
         file.expect({0: "prompt 0", 1: "prompt 1"})
     first, second = read_records(path)
     assert path.read_text(encoding="utf-8").count("\n") == 2
@@ -113,25 +104,6 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     assert ([trial.number for trial in second.trials], second.seconds) == ([0, 1, 2], 1.5)
     assert second.scores_by("a") == [0.5, 0.625, 0.75]
     assert first.trials[0].perplexity["m"].num_tokens == 0
-
-
-def test_a_record_is_read_as_the_file_says(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    killed = RecordFile(path)
-    killed.add(record(0, (1,), seconds=1.0))
-    killed.add(record(1))
-    killed.extend(0, {1: {"judge_scores": {"a": 0.5}}})
-    killed.add(record(0, (0,), seconds=0.5))
-    killed.__exit__(KeyboardInterrupt)
-    with RecordFile(path) as file:
-        assert [file.read(0), file.read(1)] == read_records(path)
-        file.add(record(0, (3, 2), seconds=0.25))
-        file.add(record(2))
-        path.with_name("copy.jsonl").write_bytes(path.read_bytes())
-        held = [file.read(number) for number in range(3)]
-    assert held == read_records(path) == read_records(path.with_name("copy.jsonl"))
-    assert [trial.number for trial in held[0].trials] == [0, 1, 2, 3]
-    assert (held[0].seconds, held[1].seconds) == (1.75, None)
 
 
 def test_a_finished_file_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
@@ -191,7 +163,6 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
         (part(0, 0, judge_scores={"a": 7}), r"judge_scores\.a: "),
         (part(0, 0, judge_scores={"a": float("nan")}), r"judge_scores\.a: "),
         (part(0, 0, judge_scores=0.5), "line 2: .*judge_scores.*not an object"),
-        ("\\u00ff" * 5000, "line 2: not JSON"),
     ],
 )
 def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -209,36 +180,23 @@ def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"text": None}, r"trials\.0\.text: .*valid string"),
         ({"toxicity": 1.5}, r"trials\.0\.toxicity: .*less than or equal to 1"),
-        ({"toxicity": "0.5"}, r"trials\.0\.toxicity: .*valid number"),
         ({"toxicity": float("nan")}, r"trials\.0\.toxicity"),
         ({"accepted": 1}, r"trials\.0\.accepted: .*boolean"),
         ({"judge_scores": [0.5]}, "judge_scores.*not an object"),
         ({"judge_scores": {"a": 2}}, r"judge_scores\.a"),
-        ({"judge_scores": {"a": [0.5, 0.5]}}, r"judge_scores\.a"),
         ({"steps": [{"evaluations": 0, "text": "", "toxicity": 0.5}]}, "steps.0.evaluations"),
         ({"surprise": 1}, "surprise: unknown"),
-        ({"number": -1}, r"trials\.0\.number: "),
         ({"number": True}, "distinct numbers"),
         ({"id": 1.5}, "no id that is a number"),
         ({"trials": []}, "trials: .*at least 1 item"),
         ({"trials": 5}, "distinct numbers"),
-        ({"trials": [5]}, "distinct numbers"),
-        ({"id": None}, "no id that is a number"),
-        ({"prompt": 5}, "prompt: "),
         ({"max_toxicity": 0.5}, "max_toxicity: unknown"),
         ({"seconds": "1"}, "seconds: "),
         ({"seconds": float("inf")}, "seconds: "),
         ({"seconds": -1}, "seconds: "),
-        ({"group": 5}, "group: "),
-        ({"judge_scores": {"a": float("nan")}}, r"judge_scores\.a"),
         ({"perplexity": {"m": {"nll": float("nan"), "num_tokens": 1}}}, r"m\.nll"),
-        ({"perplexity": {"m": {"nll": -1.0, "num_tokens": 1}}}, r"m\.nll"),
-        ({"perplexity": {"m": {"nll": 1.0, "num_tokens": -1}}}, r"m\.num_tokens"),
-        ({"perplexity": {"m": {"nll": 1.0}}}, r"m\.num_tokens: Field required"),
         ({"evaluations": 10**400}, r"evaluations"),
-        ({"steps": []}, r"steps"),
         ({"step_judge_scores": {"a": [0.5]}}, "must have one score for each step"),
     ],
 )
@@ -257,7 +215,7 @@ def test_records_are_validated_on_reading(
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["iterations", "accepted", "base_text", "steps"])
+@pytest.mark.parametrize("field", ["iterations", "steps"])
 def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None:
     """Else an average would be one of some trials alone."""
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
@@ -275,6 +233,9 @@ def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="record 0 was made from another prompt"):
             file.expect({0: "something else"})
         file.expect({5: "prompt 5"})  # ids beyond the input do not conflict
+        file.expect({0: "prompt 0", 1: "prompt 1"}, most=2)
+        with pytest.raises(InputError, match="record 0 is of no prompt"):
+            file.expect({1: "prompt 1", 2: "prompt 2"}, most=2)
     with pytest.raises(InputError, match="cannot be written"):
         RecordFile(tmp_path)
 
@@ -348,10 +309,3 @@ def test_nearest_tokens_are_there_once_one_trial_has_them() -> None:
     some = (bare[0].model_copy(update={"changed_tokens": 1, "decoded_prompt": "x"}), bare[1])
     one = to_record(0, found.model_copy(update={"trials": some}))
     assert column(one, "changed_tokens") == [1, None]
-
-
-def test_records_that_are_expected_do_not_crowd_out_others(tmp_path: Path) -> None:
-    with RecordFile(filled(tmp_path / "out.jsonl", record(0))) as file:
-        file.expect({0: "prompt 0", 1: "prompt 1"}, most=2)
-        with pytest.raises(InputError, match="record 0 is of no prompt"):
-            file.expect({1: "prompt 1", 2: "prompt 2"}, most=2)
