@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
-from reproduction.landscape import Landscape, _plane, detoxifier_of, draw, explore, main
+from reproduction.landscape import Landscape, detoxifier_of, draw, explore, main
 
 from tests.cli.test_report import write
 from tests.evaluation.runs import changed, search_run
@@ -29,11 +29,6 @@ def moved_prompt(detoxifier: Detoxifier) -> str:
     return next(r.prompt for r in detoxifier.map(PROMPTS) if r.best.iterations > 2)
 
 
-def detoxifier_with(detoxifier: Detoxifier, **update: object) -> Detoxifier:
-    settings = detoxifier.settings.model_copy(update=update)
-    return Detoxifier(detoxifier.engine, scorer=detoxifier.scorer, settings=settings)
-
-
 def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     prompt = moved_prompt(detoxifier)
     world = explore(detoxifier, prompt, grid=5)
@@ -46,22 +41,13 @@ def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     for point, evaluation in zip(world.path, trace, strict=True):
         assert np.linalg.norm(point) <= evaluation.displacement + 1e-5
     assert np.abs(world.path).max() < world.along.max()
-
-
-def test_the_middle_of_the_map_is_the_prompt(detoxifier: Detoxifier) -> None:
-    prompt = moved_prompt(detoxifier)
-    world = explore(detoxifier, prompt, grid=5)
     trial = detoxifier(prompt).trials[0]
     assert world.toxicity[2, 2] == trial.base.toxicity  # the same embeddings and noise
-    assert world.measured[0] == trial.base.toxicity
-    assert world.measured[-1] == trial.toxicity
+    assert [world.measured[0], world.measured[-1]] == [trial.base.toxicity, trial.toxicity]
     assert world.accepted
     assert 0 < world.in_plane <= 1
     assert world.toxicity[2, -1] < world.toxicity[2, 0]  # the step leads downhill
-
-
-def test_the_map_is_one_engine_call_and_repeatable(detoxifier: Detoxifier) -> None:
-    prompt = moved_prompt(detoxifier)
+    # One engine call, which may be repeated.
     first, again = (explore(detoxifier, prompt, grid=3, seed=1) for _ in range(2))
     assert np.array_equal(first.toxicity, again.toxicity)
     assert isinstance(detoxifier.scorer, ReadingScorer)
@@ -70,16 +56,11 @@ def test_the_map_is_one_engine_call_and_repeatable(detoxifier: Detoxifier) -> No
 
 def test_a_cell_has_as_many_completions_as_a_point_of_the_search(detoxifier: Detoxifier) -> None:
     prompt = moved_prompt(detoxifier)
-    world = explore(detoxifier_with(detoxifier, completions_per_evaluation=3), prompt, grid=3)
+    settings = detoxifier.settings.model_copy(update={"completions_per_evaluation": 3})
+    several = Detoxifier(detoxifier.engine, scorer=detoxifier.scorer, settings=settings)
+    world = explore(several, prompt, grid=3)
     trace = detoxifier(prompt, completions_per_evaluation=3).trials[0].trace
     assert world.toxicity[1, 1] == pytest.approx(sum(e.toxicity for e in trace[:3]) / 3)
-
-
-def test_the_directions_are_orthonormal() -> None:
-    import torch
-
-    plane = _plane(torch.randn(3, 7), seed=0).flatten(1)
-    assert torch.allclose(plane @ plane.T, torch.eye(2), atol=1e-6)
 
 
 def test_a_prompt_that_passes_has_no_landscape(detoxifier: Detoxifier) -> None:
@@ -111,18 +92,16 @@ def world(toxicity: NDArray[np.float64], path: NDArray[np.float64]) -> Landscape
 def test_landscape_with_its_path() -> None:
     axis = np.linspace(-1, 1, 5)
     path = np.array([[0.0, 0.0], [0.5, 0.0], [0.6, -0.2]])
-    tilted = world(np.add.outer(axis, axis) / 4 + 0.5, path)
-    figure = draw(tilted, "prompt 3", "Trial 1 of 2")
+    figure = draw(world(np.add.outer(axis, axis) / 4 + 0.5, path), "prompt 3", "Trial 1 of 2")
     FigureCanvasAgg(figure).draw()
     panel, colours = figure.axes
-    expected = ["steepest descent", "path", "prompt", "accepted"]
-    assert sorted(panel.get_legend_handles_labels()[1]) == sorted(expected)
+    expected = ["accepted", "path", "prompt", "steepest descent"]
+    assert sorted(panel.get_legend_handles_labels()[1]) == expected
     assert colours.get_ylabel() == "toxicity"
     says = " ".join(figure.legends[0].get_title().get_text().split())
     assert says.startswith("Trial 1 of 2. The map is the plane")
-    assert "80% of its last point's distance" in says
-    flat = world(np.ones((5, 5)), path)  # no threshold to draw, and no descent
-    panel, _ = draw(flat, "prompt 3", "Trial 1 of 1").axes
+    # No threshold to draw, and no descent.
+    panel, _ = draw(world(np.ones((5, 5)), path), "prompt 3", "Trial 1 of 1").axes
     assert "steepest descent" not in panel.get_legend_handles_labels()[1]
 
 

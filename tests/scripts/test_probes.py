@@ -20,20 +20,14 @@ from scripts.probes import (
 from tide.evaluation.masking import PEOPLE
 
 
-def test_leetspeak() -> None:
+def test_disguises() -> None:
     assert re.fullmatch(r"My p3[0o]p13 4r3 h3r3", leetspeak("My people are here"))
     assert leetspeak("able", 3)[0] == "4"
     assert set(leetspeak("a" * 50)) == {"4", "@"}
-
-
-def test_asterisks_spare_the_ends() -> None:
     for seed in range(20):
         hidden = asterisks("an old bridge", seed)
         assert re.fullmatch(r"an o\*d b[a-z*]{4}e", hidden)
         assert 2 <= hidden.count("*") <= 3
-
-
-def test_spacing() -> None:
     made = {spacing("my old cat", seed) for seed in range(50)}
     assert made == {"my o l d   c a t  ", "my o.l.d c.a.t", "my o-l-d c-a-t", "my o_l_d c_a_t"}
 

@@ -26,18 +26,13 @@ def set_up() -> ModuleType:
     ],
 )
 def test_the_build_for_the_cpu_is_for_linux_without_a_gpu(
-    asked: str, platform: str, has_gpu: bool, expected: bool, set_up: ModuleType
+    asked: str, platform: str, has_gpu: bool, expected: bool, set_up: ModuleType, tmp_path: Path
 ) -> None:
     assert set_up.wants_cpu(asked, platform, has_gpu) is expected
-
-
-def test_gpus_are_found_by_their_devices(set_up: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "nvidiactl").touch()  # GPUs are found by their devices
     assert not set_up.gpu(tmp_path)
-    for name in ("nvidia0", "kfd"):
-        (tmp_path / name).touch()
-        assert set_up.gpu(tmp_path)
-        (tmp_path / name).unlink()
+    (tmp_path / "kfd").touch()
+    assert set_up.gpu(tmp_path)
 
 
 def test_the_version_is_that_of_the_constraints(set_up: ModuleType) -> None:
@@ -47,27 +42,20 @@ def test_the_version_is_that_of_the_constraints(set_up: ModuleType) -> None:
         set_up.pinned("numpy==2\n")
 
 
-class Pip:
-    """Stands for `pip install`, and remembers."""
-
-    def __init__(self, has_build: bool) -> None:
-        self.calls: list[tuple[str, ...]] = []
-        self._has_build = has_build
-
-    def __call__(self, *arguments: str, quietly: bool = False) -> bool:
-        self.calls.append(arguments)
-        return self._has_build or not arguments[-1].startswith("torch==")
-
-
 def run(
     set_up: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
-    *,
     asked: str = "auto",
     has_build: bool = True,
     is_installed: bool = False,
 ) -> list[tuple[str, ...]]:
-    pip = Pip(has_build)
+    """What pip is asked for."""
+    calls: list[tuple[str, ...]] = []
+
+    def pip(*arguments: str, quietly: bool = False) -> bool:
+        calls.append(arguments)
+        return has_build or not arguments[-1].startswith("torch==")
+
     monkeypatch.setattr(set_up, "pip", pip)
     monkeypatch.setattr(set_up, "gpu", lambda: False)
     monkeypatch.setattr(set_up, "installed", lambda: is_installed)
@@ -75,7 +63,7 @@ def run(
     monkeypatch.setattr("sys.argv", ["set_up.py", "test"])
     monkeypatch.setenv("TORCH", asked)
     set_up.main()
-    return pip.calls
+    return calls
 
 
 WHOLE = ("--constraint", "constraints.txt", "--editable", ".[test]")
@@ -90,7 +78,10 @@ def test_torch_comes_first_and_alone_from_the_other_index(
     assert first[-1].endswith("+cpu")
     assert "--no-deps" in first  # nothing else is looked for there
     assert "--index-url" not in first  # where pip is told to look still counts
-    (line,) = capsys.readouterr().out.splitlines()
+    for asked, is_installed in (("cuda", False), ("auto", True)):  # kept as it is
+        assert run(set_up, monkeypatch, asked=asked, is_installed=is_installed) == [WHOLE]
+    line, *others = capsys.readouterr().out.splitlines()
+    assert others == ["installing .[test]: some minutes"] * 2
     assert "PyTorch for the CPU (no GPU is here; TORCH=cuda takes CUDA's)" in line
 
 
@@ -101,20 +92,5 @@ def test_without_that_build_everything_comes_as_pip_is_configured(
     assert "PyTorch comes from where pip looks" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"TORCH=cpu: torch==.* is neither at"):
         run(set_up, monkeypatch, has_build=False, asked="cpu")
-
-
-@pytest.mark.parametrize(("asked", "is_installed"), [("cuda", False), ("auto", True)])
-def test_what_is_there_or_asked_for_is_kept(
-    asked: str,
-    is_installed: bool,
-    set_up: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(set_up, monkeypatch, asked=asked, is_installed=is_installed) == [WHOLE]
-    assert capsys.readouterr().out == "installing .[test]: some minutes\n"
-
-
-def test_another_word_is_refused(set_up: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="TORCH: expected auto, cpu or cuda"):
         run(set_up, monkeypatch, asked="gpu")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from scipy.special import expit, logit
 from scripts.train_pocket_scorer import (
     ORDINARY_SHARE,
-    beginning,
     fit_knots,
     matrix,
     mixture,
@@ -51,22 +49,10 @@ def test_no_ordinary_text_is_in_two_parts(tmp_path: Path) -> None:
         assert len(texts) == len(set(texts)) == count
 
 
-def test_rows_are_what_the_vectorizer_makes() -> None:
+def test_rows_are_what_the_vectorizer_makes_and_a_mixture_has_its_share() -> None:
     features, texts = Features(n_features=512), ["You are an idiot", "", "a a b", "!!"]
     expected = vectorizer(features).transform(texts).toarray()
     np.testing.assert_allclose(matrix(features, texts).toarray(), expected)
-
-
-def test_a_beginning_is_shorter_than_its_text() -> None:
-    rng = random.Random(0)
-    for text in ("one", "one two", " ".join(map(str, range(50)))):
-        for _ in range(20):
-            words = beginning(text, rng).split()
-            assert words == text.split()[: len(words)]
-            assert 1 <= len(words) <= max(1, min(12, len(text.split()) - 1))
-
-
-def test_the_mixture_has_the_share_that_it_says() -> None:
     found = mixture({"a": ["x"] * 10, "b": ["y"]}, ["c", "d"], np.array([1.0, 0.0]))
     assert found.counts.sum() == pytest.approx(1.0)
     assert found.counts[found.labels == 1].sum() == pytest.approx((1 - ORDINARY_SHARE) / 2)

@@ -116,9 +116,19 @@ def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: 
     toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
     assert toxic > plain
     assert scorer.shape.scale > 0
-    first = out.read_bytes()
-    script.main(data, out, rate=1e-2)
-    assert out.read_bytes() == first
+    again, still, second, mean = (tmp_path / f"{n}.safetensors" for n in range(4))
+    script.main(data, again, rate=1e-2)
+    assert again.read_bytes() == out.read_bytes()
+    # A further pass goes on from an earlier one; several have a mean.
+    script.main(data, still, start=out, others=100, rate=0.0)
+    texts = ["You are such an idiot 901.", "A walk to house 901."]
+    assert SentenceScorer(still).outputs(texts) == pytest.approx(scorer.outputs(texts), abs=0.02)
+    script.main(data, second, start=out, others=100, seed=1, rate=1e-2)
+    script.main(data, mean, average=[out, second])
+    one, other, found = (SentenceScorer(file).network.weights for file in (out, second, mean))
+    assert np.abs(one["tokens.weight"] - other["tokens.weight"]).max() > 0.01
+    for name, weight in found.items():
+        assert weight == pytest.approx((one[name] + other[name]) / 2, abs=0.02), name
 
 
 def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
@@ -142,6 +152,11 @@ def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
     assert not ordinary & {*pocket.read_ordinary(data, None, "report")["wikipedia"]}
     assert any(text.startswith("The shop") for text in ordinary)
     assert "Is house 2 open?" in ordinary
+    recorded = script.recorded(data, script.Known(["You dummy 5."])).texts
+    assert "You dummy 0." in recorded
+    # Nothing that `pocket` read, nothing of later prompts.
+    later = {f"The walk {(script.LAST_PROMPT + i) % 7} is open." for i in range(3)}
+    assert not {"You dummy 5.", f"You dummy {script.LAST_PROMPT}.", *later} & {*recorded}
 
 
 def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> None:
@@ -150,48 +165,6 @@ def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> N
     assert "a quiet" not in known
     assert "and two three four five six seven eight nine" in known
     assert "one two three four five six seven" not in known
-
-
-def test_recorded_scores_are_those_of_the_first_prompts(script: ModuleType, data: Path) -> None:
-    found = script.recorded(data, script.Known(["You dummy 5."]))
-    assert "You dummy 0." in found.texts
-    assert f"You dummy {script.LAST_PROMPT}." not in found.texts
-    assert "You dummy 5." not in found.texts  # read by `pocket`
-    # These are completions of later prompts, too.
-    later = {f"The walk {(script.LAST_PROMPT + i) % 7} is open." for i in range(3)}
-    assert not later & {*found.texts}
-    assert set(found.targets) <= {0.8, 0.02}
-
-
-def test_goes_on_from_an_earlier_pass(script: ModuleType, data: Path, tmp_path: Path) -> None:
-    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    script.main(data, first)
-    script.main(data, second, start=first, others=1000, rate=0.0)
-    texts = ["You are such an idiot 901.", "A walk to house 901."]
-    earlier, later = SentenceScorer(first), SentenceScorer(second)
-    assert later.outputs(texts) == pytest.approx(earlier.outputs(texts), abs=0.02)
-    assert later.pieces == earlier.pieces
-
-
-def test_takes_the_mean_of_several_passes(script: ModuleType, data: Path, tmp_path: Path) -> None:
-    first, second, mean = (tmp_path / f"{name}.safetensors" for name in ("first", "second", "mean"))
-    script.main(data, first)
-    script.main(data, second, start=first, others=100, seed=1, rate=1e-2)
-    script.main(data, mean, average=[first, second])
-    one, other, found = (SentenceScorer(file).network.weights for file in (first, second, mean))
-    assert np.abs(one["tokens.weight"] - other["tokens.weight"]).max() > 0.01
-    for name, weight in found.items():
-        assert weight == pytest.approx((one[name] + other[name]) / 2, abs=0.02), name
-
-
-def test_takes_no_mean_of_networks_with_other_pieces(script: ModuleType, tmp_path: Path) -> None:
-    files = []
-    for text in ("you are", "the shop"):
-        network, shape, pieces = script.new_network([text])
-        files.append(tmp_path / f"{text}.safetensors")
-        script.write(network, shape, pieces, files[-1])
-    with pytest.raises(SystemExit, match="not passes from one start"):
-        script.averaged_network(files)
 
 
 def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:

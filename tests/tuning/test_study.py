@@ -8,7 +8,7 @@ import pytest
 
 from tests.tuning.world import tuned
 from tide.core.errors import MissingDependencyError
-from tide.tuning.study import OBJECTIVES, TuningTrial, ranked
+from tide.tuning.study import OBJECTIVES, TuningTrial, by_toxicity, ranked
 
 
 def tried(name: str, *measures: float, empty: float = 0.0) -> TuningTrial:
@@ -37,12 +37,22 @@ def test_what_was_begun_with_stays_where_nothing_beats_it() -> None:
     assert ranked([USUAL, *worse], 0.01)[0] == USUAL
     twice = tried("usual", 3.0, 0.1, 5.0, 20.0)
     assert len(ranked([USUAL, twice], 0.01)) == 1
-
-
-def test_zeros_have_gains_too() -> None:
-    clean = tried("clean", 3.0, 0.0, 5.0, 20.0)
+    clean = tried("clean", 3.0, 0.0, 5.0, 20.0)  # zeros have gains, too
     assert ranked([USUAL, clean], 0.01)[0] == clean
     assert ranked([clean, USUAL], 0.01)[0] == clean
+
+
+def test_the_papers_winner_does_not_fall_silent() -> None:
+    names = "toxicity", "iterations", "evaluations", "empty"
+    silent, good, slow, worse, mute = (
+        TuningTrial("", {}, dict(zip(names, measures, strict=True)))
+        for measures in (
+            *((0.01, 2.0, 9.0, 0.3), (0.1, 2.0, 9.0, 0.1), (0.1, 3.0, 9.0, 0.0)),
+            *((0.2, 2.0, 9.0, 0.0), (0.0, 2.0, 9.0, 1.0)),
+        )
+    )
+    assert by_toxicity([silent, worse, slow, good]) == [good, slow, worse, silent]
+    assert by_toxicity([silent, mute]) == [mute, silent]
 
 
 @pytest.mark.usefixtures("_words")

@@ -7,21 +7,17 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from tests.evaluation.test_comparison import Told
 from tests.tuning.world import TEXTS, Killed, Kills, tuned
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
 from tide.core.settings import Overrides
-from tide.evaluation import Progress, evaluate, find_runs, read_run
+from tide.evaluation import evaluate, find_runs, read_run
 from tide.tuning import settings, study
 from tide.tuning.settings import TuningOverrides, TuningSettings
-from tide.tuning.study import TuningTrial
 
-SMALL: dict[str, tuple[float, ...]] = {
-    "mu": (0.05, 0.5),
-    "num_samples": (2,),
-    "step_size": (0.1, 1.0),
-}
+SMALL: dict[str, Any] = {"mu": (0.05, 0.5), "num_samples": (2,), "step_size": (0.1, 1.0)}
 pytestmark = pytest.mark.usefixtures("_words")
 
 
@@ -68,19 +64,19 @@ def test_the_papers_selection(tmp_path: Path) -> None:
         **{"strategy": "tide", "max_iterations": 4},
         **best,
     }
-
-
-def test_the_papers_winner_does_not_fall_silent() -> None:
-    names = "toxicity", "iterations", "evaluations", "empty"
-
-    def tried(name: str, *measures: float) -> TuningTrial:
-        return TuningTrial(name, {}, dict(zip(names, measures, strict=True)))
-
-    silent, good = tried("silent", 0.01, 2.0, 9.0, 0.3), tried("good", 0.1, 2.0, 9.0, 0.1)
-    slow, worse = tried("slow", 0.1, 3.0, 9.0, 0.0), tried("worse", 0.2, 2.0, 9.0, 0.0)
-    assert study.by_toxicity([silent, worse, slow, good]) == [good, slow, worse, silent]
-    mute = tried("mute", 0.0, 2.0, 9.0, 1.0)
-    assert study.by_toxicity([silent, mute]) == [mute, silent]
+    with pytest.raises(InputError, match=r"was made with above = 0\.5, this call has 0\.6"):
+        tuned(tmp_path, "paper", above=0.6)
+    # The result is a preset.
+    with Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset=found.preset) as detox:
+        assert {name: getattr(detox.settings, name) for name in SMALL} == best
+    shared: dict[str, Any] = {"model": scripted_engine(), "scorer": ReadingScorer()}
+    shared |= {"reference": "none", "num_trials": 1}
+    (made,) = evaluate(TEXTS, [f"{found.preset}:seed=3"], out=tmp_path / "a", **shared)
+    assert made.name == f"{found.preset.name}:seed=3"
+    assert made.config["settings"]["mu"] == found.settings.mu
+    (walk,) = evaluate(TEXTS, "random-walk", preset=found.preset, out=tmp_path / "b", **shared)
+    assert walk.config["settings"]["step_size"] == found.settings.step_size
+    assert f"step_size={found.settings.step_size:g}" in walk.name
 
 
 @pytest.mark.parametrize("search", ["paper", "optuna"])
@@ -101,18 +97,16 @@ def test_what_is_reported_was_not_chosen_on(search: str, tmp_path: Path) -> None
         assert (tmp_path / "report" / f"{figure}.png").is_file() == (search == "optuna")
 
 
-@pytest.mark.parametrize("search", ["paper", "optuna"])
-def test_interrupted_and_started_again(search: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("search", "after"), [("paper", 13), ("optuna", 30)])
+def test_interrupted_and_started_again(search: str, after: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"tries": 4} if search == "optuna" else {}
     whole = tuned(tmp_path / "whole", search, **options)
-    for after in (13, 30):
-        cut = tmp_path / f"cut-{after}"
-        with pytest.raises(Killed):
-            tuned(cut, search, progress=Kills(after), **options)
-        again = tuned(cut, search, **options)
-        assert again.tried == whole.tried
-        assert again.preset.read_bytes() == whole.preset.read_bytes()
-        assert again.report.summaries[-1].toxicity == whole.report.summaries[-1].toxicity
+    with pytest.raises(Killed):
+        tuned(tmp_path / "cut", search, progress=Kills(after), **options)
+    again = tuned(tmp_path / "cut", search, **options)
+    assert again.tried == whole.tried
+    assert again.preset.read_bytes() == whole.preset.read_bytes()
+    assert again.report.summaries[-1].toxicity == whole.report.summaries[-1].toxicity
 
 
 def test_finished_tries_are_not_done_again_and_more_may_be_added(tmp_path: Path) -> None:
@@ -135,28 +129,11 @@ def test_seeds_and_given_settings(tmp_path: Path) -> None:
     assert (found.settings.mu, found.settings.num_samples) == (0.2, 3)
 
 
-def test_the_result_is_a_preset(tmp_path: Path) -> None:
-    found = tuned(tmp_path, "paper")
-    with Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset=found.preset) as detox:
-        for name in SMALL:
-            assert getattr(detox.settings, name) == getattr(found.settings, name)
-    shared: dict[str, Any] = {"model": scripted_engine(), "scorer": ReadingScorer()}
-    shared |= {"reference": "none", "num_trials": 1}
-    (run,) = evaluate(TEXTS, [f"{found.preset}:seed=3"], out=tmp_path / "a", **shared)
-    assert run.name == f"{found.preset.name}:seed=3"
-    assert run.config["settings"]["mu"] == found.settings.mu
-    (walk,) = evaluate(TEXTS, "random-walk", preset=found.preset, out=tmp_path / "b", **shared)
-    assert walk.config["settings"]["step_size"] == found.settings.step_size
-    assert f"step_size={found.settings.step_size:g}" in walk.name
-
-
 @pytest.mark.parametrize(
     ("search", "options", "message"),
     [
         ("grid", {}, "search: "),
         ("paper", {"tune_on": "0-3"}, "--tune-on: expected places of 1 to 15"),
-        ("paper", {"tune_on": "1-16"}, "--tune-on: expected places"),
-        ("paper", {"tune_on": "\u0661-3"}, "--tune-on: expected places"),
         ("paper", {"tune_on": "1-"}, "--tune-on: leaves none of the 15"),
         ("paper", {"report_on": "8-"}, "--report-on: prompt 8 is one that settings"),
         ("paper", {"above": 0.99}, "--above 0.99: no prompt of 8 has such a mean toxicity, the"),
@@ -179,15 +156,7 @@ def test_what_cannot_be_used(
 
 def test_it_is_tuned_on_the_prompts_that_the_model_completes_worst(tmp_path: Path) -> None:
     """However harmless: no threshold leaves none of them."""
-
-    class Says(Progress):
-        def __init__(self) -> None:
-            self.told: list[str] = []
-
-        def say(self, message: str) -> None:
-            self.told.append(message)
-
-    says = Says()
+    says = Told()
     tuned(tmp_path, "paper", above=None, worst=3, mu=0.5, num_samples=2, progress=says)
     base = read_run(tmp_path / "base" / "base")
     ranked = sorted(base.records, key=lambda one: one.avg_toxicity, reverse=True)
@@ -197,12 +166,6 @@ def test_it_is_tuned_on_the_prompts_that_the_model_completes_worst(tmp_path: Pat
     assert f"on the 3 of 8 prompts that the model completes worst: mean toxicity {ends}" in str(
         says.told
     )
-
-
-def test_another_call_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    tuned(tmp_path, "paper")
-    with pytest.raises(InputError, match=r"was made with above = 0\.5, this call has 0\.6"):
-        tuned(tmp_path, "paper", above=0.6)
 
 
 def test_a_prompt_that_fails_stops_the_choice(tmp_path: Path) -> None:
