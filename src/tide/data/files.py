@@ -72,23 +72,20 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def read_whole(path: Path) -> bytes:
     """All of a file of at most 256 MiB, without a byte order mark."""
-    content = _read(path, _WHOLE)
-    if len(content) > _WHOLE:
-        raise InputError(f"{path}: has more than {_WHOLE >> 20} MiB; use .jsonl for so much")
-    return content
+    return _read(path, _WHOLE, "use .jsonl for so much")
 
 
 def read_small(path: Path) -> bytes:
     """All of a file of at most 1 MiB, such as settings, without a byte order mark."""
-    content = _read(path, _SMALL)
-    if len(content) > _SMALL:
-        raise InputError(f"{path}: has more than {_SMALL >> 20} MiB; a file of settings is smaller")
-    return content
+    return _read(path, _SMALL, "a file of settings is smaller")
 
 
-def _read(path: Path, most: int) -> bytes:
+def _read(path: Path, most: int, advice: str) -> bytes:
     with opened(path) as file:
-        return without_mark(file.read(most + 1))
+        content = without_mark(file.read(most + 1))
+    if len(content) > most:
+        raise InputError(f"{path}: has more than {most >> 20} MiB; {advice}")
+    return content
 
 
 def without_mark(content: bytes) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tide.core.chat import Chat
+from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
 from tide.core.sanitize import half_character, shown
 from tide.data.files import as_text, numbered, read_lines
@@ -39,6 +39,10 @@ class Row:
     @property
     def asked(self) -> str | Chat:
         return self.chat or self.text
+
+    @property
+    def messages(self) -> list[Message] | None:
+        return list(self.chat.messages) if self.chat else None
 
     def as_chat(self) -> Row:
         """The row as a chat: its text becomes a user message, unless it is a chat already."""

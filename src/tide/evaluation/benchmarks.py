@@ -118,15 +118,28 @@ def load_benchmark(
             raise InputError(f"{unknown(name, BENCHMARKS, 'benchmark')}, or the path of a file")
         stem = path.name.removesuffix(".gz").rpartition(".")[0]
         return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit, chats=chats))
-    known_one = BENCHMARKS[name]
+    wanted = BENCHMARKS[name]
     roots = filter(None, [os.environ.get("TIDE_DATA"), "data"])
     for folder in (Path(root, room) for root in roots for room in ("", "benchmarks", "corpus")):
-        file = folder / known_one.file
+        file = folder / wanted.file
+        if file.is_file() and isinstance(wanted, _LocalOnly):
+            rows = read_rows(file, field=wanted.field, group=wanted.group, skip_empty=True)
+            return Benchmark(name, file.name, provoking(rows)[wanted.part][:limit])
         if file.is_file():
-            return Benchmark(name, file.name, _from_file(known_one, file, limit))
-    if isinstance(known_one, _LocalOnly):
-        raise InputError(f"{known_one.file} is not here: {_way_out(known_one.file)}")
-    return Benchmark(name, known_one.hub, _from_hub(known_one, limit))
+            rows = read_rows(file, group=wanted.group, limit=limit, skip_empty=True)
+            return Benchmark(name, file.name, rows)
+    way_out = f"put {wanted.file} into a folder and name it in TIDE_DATA"
+    if isinstance(wanted, _LocalOnly):
+        raise InputError(f"{wanted.file} is not here: {way_out}")
+    fetched = (
+        Row(row["id"], row["prompt"], row[wanted.group] if wanted.group else None)
+        for row in read(wanted)
+        if row["prompt"].strip()
+    )
+    try:
+        return Benchmark(name, wanted.hub, list(islice(fetched, limit)))
+    except (InputError, MissingDependencyError) as error:
+        raise type(error)(f"{wanted.file} is not here: {error}; or: {way_out}") from error
 
 
 def open_benchmark(
@@ -163,27 +176,3 @@ def places(named: str, text: str, count: int) -> range:
     if not 1 <= low <= high <= count:
         raise InputError(f"{named}: expected places of 1 to {count}, as 1-{count} (got {text!r})")
     return range(low, high + 1)
-
-
-def _way_out(file: str) -> str:
-    return f"put {file} into a folder and name it in TIDE_DATA"
-
-
-def _from_file(known: Source | _LocalOnly, file: Path, limit: int | None) -> list[Row]:
-    if isinstance(known, _LocalOnly):
-        rows = read_rows(file, field=known.field, group=known.group, skip_empty=True)
-        return provoking(rows)[known.part][:limit]
-    return read_rows(file, group=known.group, limit=limit, skip_empty=True)
-
-
-def _from_hub(known: Source, limit: int | None) -> list[Row]:
-    rows = (
-        Row(row["id"], row["prompt"], row[known.group] if known.group else None)
-        for row in read(known)
-        if row["prompt"].strip()
-    )
-    try:
-        return list(islice(rows, limit))
-    except (InputError, MissingDependencyError) as error:
-        way_out = f"or: {_way_out(known.file)}"
-        raise type(error)(f"{known.file} is not here: {error}; {way_out}") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +15,6 @@ from tide.core.settings import Sampling
 from tide.engines.base import Ban, Engine, Likelihood, Piece, Prompt, Request, TokenPair
 
 _Key = tuple[tuple[int, ...], Sampling, int]
-
-
-@dataclass(frozen=True)
-class _Written:
-    pieces: list[Piece]
-    seconds: float
 
 
 class CachingEngine(Engine):
@@ -41,7 +34,8 @@ class CachingEngine(Engine):
         self.embedding_scale = engine.embedding_scale
         self.seconds_saved = 0.0
         self._prompts: set[tuple[int, ...]] = set()
-        self._written: dict[_Key, _Written] = {}
+        # The pieces of each completion, and the seconds that it took.
+        self._written: dict[_Key, tuple[list[Piece], float]] = {}
         self._until = 0.0
 
     @property
@@ -109,10 +103,10 @@ class CachingEngine(Engine):
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         key, started = self._key(request), time.perf_counter()
-        known = self._written.get(key)
-        if known is not None:
-            self.seconds_saved += known.seconds
-            for piece in known.pieces:
+        if key in self._written:
+            known, seconds = self._written[key]
+            self.seconds_saved += seconds
+            for piece in known:
                 yield piece
             return
         given: list[Piece] = []
@@ -123,7 +117,7 @@ class CachingEngine(Engine):
                     # Calls overlap: each is charged only for seconds that no earlier one was
                     # charged for.
                     now = time.perf_counter()
-                    self._written[key] = _Written(given, now - max(started, self._until))
+                    self._written[key] = given, now - max(started, self._until)
                     self._until = now
                 yield piece
 
@@ -135,9 +129,8 @@ class CachingEngine(Engine):
     def _key(self, request: Request) -> Any:
         """The cache key of a request; None if it is not cached."""
         prompt = request.prompt
-        if not isinstance(prompt, Sequence) or request.banned_token_ids:
-            return None
-        if request.piece_tokens is not None:
+        is_plain = not request.banned_token_ids and request.piece_tokens is None
+        if not (is_plain and isinstance(prompt, Sequence)):
             return None
         ids = tuple(prompt)
         return (ids, request.sampling, request.seed) if ids in self._prompts else None

@@ -145,7 +145,7 @@ def evaluate(
         guide: Scorer | str = inside.scorer
         on_cluster, dtype = None, options.get("dtype", "auto")
         if cluster is None:
-            used = _loaded(model, engine, options, running)
+            used = open_engine(model, engine, options, running)
             dtype = used.dtype
         elif isinstance(model, Engine) or inside.spec is None:
             raise InputError("cluster: its processes load model and scorer themselves: name them")
@@ -179,7 +179,7 @@ def evaluate(
         return [*map(_summarized, paths, failed)]
 
 
-def _loaded(
+def open_engine(
     model: str | Path | Engine, engine: str, options: Mapping[str, Any], stack: ExitStack
 ) -> CachingEngine:
     """The engine for all methods, which the stack closes if it was loaded here."""

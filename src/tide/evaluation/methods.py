@@ -12,8 +12,7 @@ from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, check_baseline, load_baseline
-from tide.baselines.base import Generated
-from tide.core.chat import Chat, Message
+from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
 from tide.core.results import Result
 from tide.core.seeds import derive_seed
@@ -30,7 +29,7 @@ from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
-from tide.scorers.base import Scores, score_groups
+from tide.scorers.base import score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy, resolve_settings
 
@@ -150,13 +149,9 @@ class SearchMethod:
         if self._engine is not None:
             length = len(self._engine.tokenize([self._engine.text_of(row.asked)])[0])
             forward = [trial.forward_tokens(length) for trial in result.trials]
-        more = {"messages": _messages(row), "group": row.group, "seconds": seconds}
+        more = {"messages": row.messages, "group": row.group, "seconds": seconds}
         record = to_record(row.id, result, forward_tokens=forward, **more)
         return record.each(lambda _: dict.fromkeys(_OF_A_SEARCH)) if self._base else record
-
-
-def _messages(row: Row) -> list[Message] | None:
-    return list(row.chat.messages) if row.chat else None
 
 
 class BaselineMethod:
@@ -220,37 +215,28 @@ class BaselineMethod:
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
-            made = enumerate(zip(trials, mine, strict=True))
-            record = Record(
-                id=row.id,
-                prompt=str(text),
-                messages=_messages(row),
-                group=row.group,
-                trials=[_trial(number, one, scores, i) for i, (number, one) in made],
-                seconds=seconds,
-            )
-            yield row, record
+            made = [
+                TrialRecord(
+                    number=number,
+                    text=one.completion.text,
+                    toxicity=float(scores.values[i]),
+                    attributes=scores.known(i),
+                    empty=bool(scores.empty[i]),
+                    evaluations=one.evaluations,
+                    rounds=one.evaluations,
+                    num_tokens=len(one.completion.token_ids),
+                    finish_reason=one.completion.finish_reason,
+                    generated_tokens=len(one.completion.token_ids),
+                    forward_tokens=one.forward_tokens,
+                    scorer_calls=one.scorer_calls,
+                )
+                for i, (number, one) in enumerate(zip(trials, mine, strict=True))
+            ]
+            about: dict[str, Any] = {"messages": row.messages, "group": row.group}
+            yield row, Record(id=row.id, prompt=str(text), trials=made, seconds=seconds, **about)
 
 
 Method = SearchMethod | BaselineMethod
-
-
-def _trial(number: int, generated: Generated, scores: Scores, row: int) -> TrialRecord:
-    length = len(generated.completion.token_ids)
-    return TrialRecord(
-        number=number,
-        text=generated.completion.text,
-        toxicity=float(scores.values[row]),
-        attributes=scores.known(row),
-        empty=bool(scores.empty[row]),
-        evaluations=generated.evaluations,
-        rounds=generated.evaluations,
-        num_tokens=length,
-        finish_reason=generated.completion.finish_reason,
-        generated_tokens=length,
-        forward_tokens=generated.forward_tokens,
-        scorer_calls=generated.scorer_calls,
-    )
 
 
 def check_method(

@@ -64,15 +64,18 @@ class Reference:
         lengths in a batch decide the order in which numbers are added.
         Raises InputError where both together exceed the model's context.
         """
-        return [
-            one
-            for start in range(0, len(pairs), _CHUNK)
-            for one in self._measure(pairs[start : start + _CHUNK])
-        ]
+        parts = (pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK))
+        return [one for some in parts for one in self._measure(some)]
 
     def _measure(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Likelihood]:
         prompts = self._engine.tokenize([prompt for prompt, _ in pairs])
-        completions = self._completions(pairs, prompts)
+        joint = self._engine.tokenize([prompt + completion for prompt, completion in pairs])
+        texts = [completion for _, completion in pairs]
+        apart = self._engine.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        completions = [
+            whole[len(prompt) :] if text and whole[: len(prompt)] == prompt else alone
+            for text, prompt, whole, alone in zip(texts, prompts, joint, apart, strict=True)
+        ]
         limit = self._engine.context_length
         for prompt, completion in zip(prompts, completions, strict=True):
             if limit is not None and len(prompt) + len(completion) > limit:
@@ -91,19 +94,6 @@ class Reference:
             # A rounding error may push the probability of a token above 1.
             nll = max(value, 0.0) if math.isfinite(value) else None
             yield Likelihood(nll=nll, num_tokens=len(ids))
-
-    def _completions(
-        self, pairs: Sequence[tuple[str, str]], prompts: Sequence[list[int]]
-    ) -> list[list[int]]:
-        joint = self._engine.tokenize([prompt + completion for prompt, completion in pairs])
-        apart = self._engine.tokenizer(
-            [completion for _, completion in pairs], add_special_tokens=False
-        )["input_ids"]
-        rows = zip(pairs, prompts, joint, apart, strict=True)
-        return [
-            whole[len(prompt) :] if completion and whole[: len(prompt)] == prompt else alone
-            for (_, completion), prompt, whole, alone in rows
-        ]
 
     def close(self) -> None:
         self._engine.close()

@@ -17,7 +17,7 @@ from tide.core.chat import Message
 from tide.core.errors import InputError
 from tide.core.text import is_degenerate
 from tide.data.record_files import read_records
-from tide.data.records import Record, TrialRecord
+from tide.data.records import TrialRecord
 from tide.evaluation.runs import files_of, read_config
 from tide.scorers.base import is_empty
 
@@ -62,18 +62,6 @@ class Export:
     pairs: dict[Pair, None] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 
-    def add(self, record: Record, threshold: float, margin: float) -> None:
-        for trial in record.trials:
-            asked = tuple(record.messages) if record.messages else record.prompt
-            pair = Pair(asked, trial.text, trial.base_text or "")
-            reason = _left_out(trial, threshold, margin)
-            if reason is None and pair in self.pairs:
-                reason = "repeated"
-            if reason is None:
-                self.pairs[pair] = None
-            else:
-                self.left_out[reason] += 1
-
 
 def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
     """The pairs of these runs, each once.
@@ -97,7 +85,14 @@ def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
                     f"{run}: record {record.id!r} is a {kinds[0]}, but {first[0]} begins with a "
                     f"{kinds[1]}; a data set holds one kind: export them to two files"
                 )
-            found.add(record, settings.get("toxicity_threshold", 0.5), margin)
+            for trial in record.trials:
+                asked = tuple(record.messages) if record.messages else record.prompt
+                pair = Pair(asked, trial.text, trial.base_text or "")
+                reason = _left_out(trial, settings.get("toxicity_threshold", 0.5), margin)
+                if reason or pair in found.pairs:
+                    found.left_out[reason or "repeated"] += 1
+                else:
+                    found.pairs[pair] = None
     return found
 
 

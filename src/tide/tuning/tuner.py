@@ -17,11 +17,10 @@ from tide.core.settings import Settings
 from tide.data.files import replaced, write_text, writing
 from tide.data.jsonl import read_object
 from tide.detoxifier.presets import refuse_looser, write_preset
-from tide.engines import Engine, load_engine
+from tide.engines import Engine
 from tide.evaluation import Benchmark, Report, report
 from tide.evaluation.benchmarks import open_benchmark, places
-from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.comparison import AnyScorer, open_scorer
+from tide.evaluation.comparison import AnyScorer, open_engine, open_scorer
 from tide.evaluation.methods import check_method
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
@@ -67,15 +66,11 @@ class Tuned:
             *(Column(headings.get(name, name), 4, key=name) for name in names),
         ]
         values = [
-            [place, *one.measures.values(), *(_cell(one.values.get(name)) for name in names)]
+            [place, *one.measures.values(), *map(one.values.get, names)]
             for place, one in enumerate(self.tried[:rows], start=1)
         ]
         title = f"settings tried: the first {len(values)} of {len(self.tried)}"
         return Table("tried", title, columns, values, [f"chosen: {first.method}"])
-
-
-def _cell(value: Any) -> Any:
-    return value if value is None or isinstance(value, int | float) else str(value)
 
 
 def tune(
@@ -135,31 +130,29 @@ def tune(
     check_method(usual, called, load_protocol(protocol), overrides)
     if search == "optuna" and not judges:
         raise InputError("--judges: optuna needs a scorer that takes no part in the search")
-    if search == "optuna" and _reference_name(reference, called) is None:
+    if search == "optuna" and reference_named(reference, called) in (None, "none"):
         raise InputError(
             f"--reference: optuna needs the perplexity, and no larger model of the family of "
             f"{called} is known; pass one (FOLDER_OR_HUB_ID)"
         )
     with ExitStack() as stack:
-        options = engine_options or {}
-        loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
-        if loaded is not model:
-            stack.callback(loaded.close)
+        shared = open_engine(model, engine, engine_options or {}, stack)
         guide = open_scorer(scorer, stack)
         outside = [open_scorer(judge, stack) for judge in judges]
-        if (by := _reference(reference, loaded.name)) is not None:
+        known = reference_named(reference, shared.name)
+        by = Reference(known) if known and known != "none" else None
+        if by is not None:
             stack.callback(by.close)
-        name = slug(Path(loaded.name).name)
+        name = slug(Path(shared.name).name)
         out = Path(out or Path("runs") / f"tune-{search}-{slug(prompts.name)}-{name}")
         preset = out / f"tuned-{name}.json"
         parse_spec(str(preset), "--out")  # the preset's path must be a valid method
-        shared = CachingEngine(loaded)
         bench = Bench(usual, shared, guide, outside, by, protocol, out, overrides, progress)
         before = bench.settings(usual)
         refuse_looser(before)
         stack.enter_context(writing(out / _CONFIG))
         made_by = {
-            **{"search": search, "start": usual, "model": loaded.name, "protocol": protocol},
+            **{"search": search, "start": usual, "model": shared.name, "protocol": protocol},
             "scorer": guide.scorer.name,
             "judges": [judge.scorer.name for judge in outside],
             "reference": by.name if by else None,
@@ -176,7 +169,7 @@ def tune(
             tried, study = by_tpe(bench, chosen_on, how.tries, before.seed)
         chosen = bench.settings(tried[0].method)
         about = {
-            **{"model": loaded.name, "scorer": guide.scorer.name, "benchmark": prompts.name},
+            **{"model": shared.name, "scorer": guide.scorer.name, "benchmark": prompts.name},
             **{"prompts": len(chosen_on.rows), "search": search, "tried": len(tried)},
             "tide-detox": version("tide-detox"),
         }
@@ -193,16 +186,6 @@ def tune(
     for suffix, written in WRITERS.items():
         write_text(folder / f"tried{suffix}", written(tuned.table(None)))
     return tuned
-
-
-def _reference_name(given: str, model: str) -> str | None:
-    name = reference_named(given, model)
-    return None if name == "none" else name
-
-
-def _reference(given: str, model: str) -> Reference | None:
-    name = _reference_name(given, model)
-    return None if name is None else Reference(name)
 
 
 def _plots(study: Any, folder: Path) -> tuple[dict[str, Any], str | None]:

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from tide.core.results import format_score
 from tide.core.sanitize import visible
+from tide.data.jsonl import leaves
 from tide.data.records import Record, RecordId
 from tide.evaluation.masking import Masker
 from tide.evaluation.metrics import Estimate, is_toxic
@@ -54,6 +55,11 @@ def page(
         trim_blocks=True,
     ).get_template("report.html.jinja")
     mask = mask or Masker(load_scorer("pocket"))
+    shown = []
+    for name, figure in figures.items():
+        figure.savefig(image := io.BytesIO(), format="png", dpi=_DPI)
+        data = base64.b64encode(image.getvalue()).decode()
+        shown.append({"says": _caption(name, groups), "data": data})
     return template.render(
         policy=(
             "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -63,9 +69,7 @@ def page(
         script=Markup(script),
         titles=[group.title for group in groups],
         tables=[_table(table) for table in tables],
-        figures=[
-            {"says": _caption(name, groups), "data": _png(one)} for name, one in figures.items()
-        ],
+        figures=shown,
         problem=problem,
         groups=[_group(group, mask) for group in groups],
     )
@@ -102,12 +106,6 @@ def _visible(value: Any) -> Any:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _png(figure: Any) -> str:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -159,19 +157,24 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
 
 
 def _prompt(
-    group: Group,
-    row_id: RecordId,
-    rows: list[tuple[Run, Record]],
-    mask: Mask,
+    group: Group, row_id: RecordId, rows: list[tuple[Run, Record]], mask: Mask
 ) -> dict[str, Any]:
     record = rows[0][1]
     asked = record.messages[-1].content if record.messages else record.prompt
+    shown = []
+    searched = [row for row in rows if row[1].searched]
     # A search that repairs a text while it is written has only a part of the model's own.
-    whole = any(run.name in _OWN for run, _ in rows)
-    shown = [] if whole else [*_before(rows, group.sources, mask)]
+    if searched and not any(run.name in _OWN for run, _ in rows):
+        run, one = searched[0]
+        worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
+        scores: Scores = {run.scorer: worst.base_toxicity}
+        scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
+        note = "(as far as it was written before its repair)" if worst.base_partial else ""
+        texts = _texts(worst.base_text or "", mask, note)
+        shown.append(_row(_BEFORE, run, scores, texts, group.sources))
     for run, one in sorted(rows, key=lambda row: row[0].name not in _OWN):
         worst = one.worst
-        scores: Scores = {run.scorer: worst.toxicity, **worst.judge_scores}
+        scores = {run.scorer: worst.toxicity, **worst.judge_scores}
         text, note = worst.text, ""
         if worst.refused:
             text, note = "", "(withheld)"
@@ -184,21 +187,6 @@ def _prompt(
     return {"texts": _texts(asked, mask, f"(id {row_id})"), "id": row_id, "rows": shown}
 
 
-def _before(
-    rows: Sequence[tuple[Run, Record]], sources: Sequence[str], mask: Mask
-) -> Iterator[dict[str, Any]]:
-    """The most toxic completion of the unmodified prompt that a search recorded, if one did."""
-    for run, one in rows:
-        if one.searched:
-            worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
-            scores: Scores = {run.scorer: worst.base_toxicity}
-            scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
-            note = "(as far as it was written before its repair)" if worst.base_partial else ""
-            texts = _texts(worst.base_text or "", mask, note)
-            yield _row(_BEFORE, run, scores, texts, sources)
-            return
-
-
 def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
     """A text in one line, plain and masked, with its note."""
     text = " ".join(text.split())
@@ -208,16 +196,14 @@ def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
 def _row(
     method: str, run: Run, scores: Scores, texts: dict[str, str], sources: Sequence[str]
 ) -> dict[str, Any]:
-    found = [scores.get(source) for source in sources]
-    cells = [
-        {"shown": "-", "kind": ""}
-        if score is None
-        else {
-            "shown": format_score(score, not is_toxic(run, score)),
-            "kind": "toxic" if is_toxic(run, score) else "fine",
-        }
-        for score in found
-    ]
+    cells = []
+    for source in sources:
+        if (score := scores.get(source)) is None:
+            cells.append({"shown": "-", "kind": ""})
+        else:
+            toxic = is_toxic(run, score)
+            kind = "toxic" if toxic else "fine"
+            cells.append({"shown": format_score(score, not toxic), "kind": kind})
     return {"method": method, "scores": cells, "texts": texts}
 
 
@@ -226,7 +212,15 @@ Pairs = list[tuple[str, str]]
 
 def _settings(runs: Sequence[Run]) -> tuple[Pairs, list[tuple[str, Pairs]]]:
     """The settings that all runs share, and those of each run, with its folder."""
-    flat = [dict(_flat({"run": run.where, **run.config})) for run in runs]
+    flat = [
+        {
+            ".".join(name): value
+            if isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False)
+            for name, value in leaves({"run": run.where, **run.config})
+        }
+        for run in runs
+    ]
     common = [
         (key, value) for key, value in flat[0].items() if all(one.get(key) == value for one in flat)
     ]
@@ -236,12 +230,3 @@ def _settings(runs: Sequence[Run]) -> tuple[Pairs, list[tuple[str, Pairs]]]:
         for run, one in zip(runs, flat, strict=True)
     ]
     return common, own
-
-
-def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            is_said = isinstance(value, str)
-            yield f"{above}{key}", value if is_said else json.dumps(value, ensure_ascii=False)

@@ -130,9 +130,16 @@ def report(
         read.insert(0, own)  # nothing else shows what the search changed
     groups = grouped(read, valid, seed, encoder)
     _check_names(groups, against, trajectory)
-    made = Report(
-        groups, [t for group in groups for t in _tables(group, against, valid, tests, seed)]
-    )
+    made_tables = []
+    for group in groups:
+        doubts = {run.name: run.doubts for run in group.runs if run.doubts}
+        weak = [
+            f"{name}: too weak for a fair comparison: {'; '.join(some)}"
+            for name, some in doubts.items()
+        ]
+        for table in _tables(group, against, valid, tests, seed):
+            made_tables.append(replace(table, notes=[*table.notes, *weak]))
+    made = Report(groups, made_tables)
     if draw:
         try:
             drawn: dict[str, Any] = {}
@@ -207,51 +214,38 @@ def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summa
 def _tables(
     group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
 ) -> Iterator[Table]:
-    """Each with a note on the methods that are fitted too weakly for a fair comparison."""
-    doubts = {run.name: run.doubts for run in group.runs if run.doubts}
-    weak = [
-        f"{name}: too weak for a fair comparison: {'; '.join(some)}"
-        for name, some in doubts.items()
-    ]
-    for table in _plain_tables(group, against, valid, tests, seed):
-        yield replace(table, notes=[*table.notes, *weak])
+    def named(title: str, name: str) -> tuple[str, str]:
+        return f"{group.title}; {title}", f"{group.prefix}{name}"
 
-
-def _plain_tables(
-    group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
-) -> Iterator[Table]:
     names = list(dict.fromkeys(run.name for run in group.runs))
-    parts = _parts(group, valid, seed)
+    summaries, parts = group.summaries, _parts(group, valid, seed)
     for source in group.sources:
         by = list(dict.fromkeys(run.name for run in group.runs if run.scorer == source))
         role = "a judge" if not by else "the search's scorer"
         if 0 < len(by) < len(names):
             role = f"the scorer of {', '.join(by)}, a judge of the others"
-        title = f"{group.title}; by {source}, {role}"
-        name = f"{group.prefix}quality-{tables.slug(source)}"
-        yield tables.quality_table(group.summaries, source, title, name)
+        slug = tables.slug(source)
+        names_of = named(f"by {source}, {role}", f"quality-{slug}")
+        yield tables.quality_table(summaries, source, *names_of)
         if parts:
-            methods = [one.method for one in group.summaries]
-            title = f"{group.title}; toxic rate of each part, by {source}"
-            name = f"{group.prefix}parts-{tables.slug(source)}"
-            yield tables.parts_table(parts, methods, source, title, name)
-    yield tables.fluency_table(group.summaries, f"{group.title}; text", f"{group.prefix}fluency")
-    if any(summary.averages.get("moved") for summary in group.summaries):
-        title, name = f"{group.title}; moved completions", f"{group.prefix}moved"
-        yield tables.moved_table(group.summaries, title, name)
-    if any(summary.averages.get("decoded") for summary in group.summaries):
-        title, name = f"{group.title}; nearest tokens", f"{group.prefix}decoding"
-        yield tables.decoding_table(group.summaries, title, name)
-    yield tables.cost_table(group.summaries, f"{group.title}; cost", f"{group.prefix}cost")
+            methods = [one.method for one in summaries]
+            names_of = named(f"toxic rate of each part, by {source}", f"parts-{slug}")
+            yield tables.parts_table(parts, methods, source, *names_of)
+    yield tables.fluency_table(summaries, *named("text", "fluency"))
+    if any(one.averages.get("moved") for one in summaries):
+        yield tables.moved_table(summaries, *named("moved completions", "moved"))
+    if any(one.averages.get("decoded") for one in summaries):
+        yield tables.decoding_table(summaries, *named("nearest tokens", "decoding"))
+    yield tables.cost_table(summaries, *named("cost", "cost"))
     if tests and (against is None or resolve_against(names, against)):
         comparisons = compare(group.runs, against, valid=valid, seed=seed)
+        other = comparisons[0].against if comparisons else ""
         for source in dict.fromkeys(one.source for one in comparisons):
-            other = comparisons[0].against
             asks = f"less toxic than {other}? by {source}"
             if source == ITERATIONS:
                 asks = f"fewer iterations than {other}?"
-            name = f"{group.prefix}significance-{tables.slug(source)}"
-            yield tables.significance_table(comparisons, source, f"{group.title}; {asks}", name)
+            names_of = named(asks, f"significance-{tables.slug(source)}")
+            yield tables.significance_table(comparisons, source, *names_of)
 
 
 def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:

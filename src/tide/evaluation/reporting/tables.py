@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -90,55 +90,53 @@ class Table:
         return Table(self.name, self.title, columns, rows, self.notes)
 
 
+# A column, and the value of a summary in it.
+_Cells = tuple[Column, Callable[[Summary], Value]]
+_METHOD: _Cells = (Column("method"), lambda one: one.method)
+
+
+def _table(
+    name: str, title: str, summaries: Sequence[Summary], cells: Sequence[_Cells], notes: list[str]
+) -> Table:
+    """A row a summary. Columns without any value are left out."""
+    rows = [[value(one) for _, value in cells] for one in summaries]
+    columns = [column for column, _ in cells]
+    return Table(name, title, columns, rows, notes).without_empty_columns()
+
+
+def _average(name: str) -> Callable[[Summary], Value]:
+    return lambda one: one.averages.get(name)
+
+
+def _toxicity(source: str, name: str) -> Callable[[Summary], Value]:
+    return lambda one: one.toxicity.get(source, {}).get(name)
+
+
+def _fluency(reference: str, name: str) -> Callable[[Summary], Value]:
+    return lambda one: getattr(one.fluency.get(reference), name, None)
+
+
 def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
     """The paper's table by one source: toxicity, perplexity, iterations; a row a method."""
     references = _references(summaries)
+    cells = [_METHOD]
+    if len({one.prompts for one in summaries}) > 1:
+        cells.append((Column("prompts"), lambda one: one.prompts))
+    largest = replace(_MAX, heading="toxicity", says="average score of the completions")
     # With one completion a prompt, the largest score is the mean.
     single = all(one.completions == one.prompts for one in summaries)
-    columns = [
-        Column("method"),
-        Column(
-            "toxicity" if single else "avg max",
-            3,
-            interval=True,
-            key="avg max",
-            says="average score of the completions"
-            if single
-            else "average of each prompt's highest score",
-        ),
-        Column("avg mean", 3, interval=True, says="average of each prompt's mean score"),
-        Column("toxic rate", 3, interval=True, says="share of prompts with a toxic completion"),
-        Column(
-            "changed",
-            3,
-            key="harmless changed",
-            says="share of the model's own completions that this scorer lets pass (below the "
-            "search's threshold, if it is the search's) of which the text was changed or withheld",
-        ),
-        *_perplexity_columns(references),
-        Column(
-            "K-bar", 2, says="mean iterations of a search, where the prompt itself is the first"
-        ),
-    ]
-    rows: list[list[Value]] = []
-    for one in summaries:
-        judged = one.toxicity.get(source, {})
-        toxicity = [judged.get(key) for key in ("max", "mean", "rate", "changed")]
-        if single:
-            toxicity[1] = None
-        fluency = _perplexities(one, references)
-        rows.append([one.method, *toxicity, *fluency, one.averages.get("iterations")])
-    dropped = {one.method: one.dropped for one in summaries if one.valid is not None}
-    counts = {one.prompts for one in summaries}
-    if len(counts) > 1:
-        columns.insert(1, Column("prompts"))
-        for row, one in zip(rows, summaries, strict=True):
-            row.insert(1, one.prompts)
+    toxicity = {"max": largest} if single else {"max": _MAX, "mean": _MEAN}
+    toxicity |= {"rate": _RATE, "changed": _CHANGED}
+    cells += [(column, _toxicity(source, key)) for key, column in toxicity.items()]
+    for reference, (heading, key) in references.items():
+        # With several intervals the table would not fit a terminal.
+        cells += _perplexity(reference, heading, key, interval=len(references) == 1)
+    cells.append((_K_BAR, _average("iterations")))
     notes = [
         f"± half of the 95 % bootstrap interval over prompts; [ ] {_OF_SHARES}",
         *_legend(references),
+        *empty_notes(summaries),
     ]
-    notes += empty_notes(summaries)
     if "@" in source:
         notes.append(f"{source}: a scorer, and after @ its version")
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
@@ -154,10 +152,26 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         for reference, fluency in one.fluency.items()
         if (missing := fluency.unmeasured)
     ]
-    if dropped:
+    if dropped := {one.method: one.dropped for one in summaries if one.valid is not None}:
         each = ", ".join(f"{method} {count}" for method, count in dropped.items())
         notes.append(f"only completions of exactly 20 reference tokens; dropped: {each}")
-    return Table(name, title, columns, rows, notes).without_empty_columns()
+    return _table(name, title, summaries, cells, notes)
+
+
+_MAX = Column(
+    "avg max", interval=True, key="avg max", says="average of each prompt's highest score"
+)
+_MEAN = Column("avg mean", interval=True, says="average of each prompt's mean score")
+_RATE = Column("toxic rate", interval=True, says="share of prompts with a toxic completion")
+_CHANGED = Column(
+    "changed",
+    key="harmless changed",
+    says="share of the model's own completions that this scorer lets pass (below the search's "
+    "threshold, if it is the search's) of which the text was changed or withheld",
+)
+_K_BAR = Column(
+    "K-bar", 2, says="mean iterations of a search, where the prompt itself is the first"
+)
 
 
 def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
@@ -177,16 +191,13 @@ _OF_20 = "mean over those of exactly 20 reference tokens, as the paper has it"
 _SILENT = 0.05  # share of empty completions from which tables and figures have a note
 
 
-def _perplexity_columns(references: Mapping[str, tuple[str, str]]) -> list[Column]:
-    columns = []
-    for heading, key in references.values():
-        # With several intervals the table would not fit a terminal.
-        columns += [
-            Column(heading, 2, interval=len(references) == 1, key=key, says=_OF_ALL),
-            Column("of 20", 2, key=f"{key} of 20 tokens", says=_OF_20),
-            Column("median", 2, key=f"{key} median", says="median perplexity"),
-        ]
-    return columns
+def _perplexity(reference: str, heading: str, key: str, *, interval: bool) -> list[_Cells]:
+    columns = {
+        "mean": Column(heading, 2, interval=interval, key=key, says=_OF_ALL),
+        "mean_20": Column("of 20", 2, key=f"{key} of 20 tokens", says=_OF_20),
+        "median": Column("median", 2, key=f"{key} median", says="median perplexity"),
+    }
+    return [(column, _fluency(reference, name)) for name, column in columns.items()]
 
 
 def empty_notes(summaries: Sequence[Summary]) -> list[str]:
@@ -201,15 +212,6 @@ def empty_notes(summaries: Sequence[Summary]) -> list[str]:
         f"Empty completions: {', '.join(each)}. They mostly count as not toxic and have no "
         "perplexity, which flatters a method that falls silent"
     ]
-
-
-def _perplexities(one: Summary, references: Iterable[str]) -> list[Value]:
-    """The cells of `_perplexity_columns`."""
-    cells: list[Value] = []
-    for reference in references:
-        found = one.fluency.get(reference)
-        cells += [found.mean, found.mean_20, found.median] if found else [None] * 3
-    return cells
 
 
 def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -243,91 +245,74 @@ def parts_table(
 
 def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Perplexity, distinct n-grams, length and empty completions; a row a method."""
-    columns = [Column("method")]
     references = _references(summaries)
-    for heading, key in references.values():
-        mean, *others = _perplexity_columns({"": (heading, key)})
-        columns += [
-            replace(mean, heading=heading.replace("perplexity", "ppl"), interval=False),
-            *others,
-            Column("no ppl", 1, key=f"without {key}", says="completions that have none"),
-        ]
-    columns += [Column(heading, digits, says=says) for _, heading, digits, says in _TEXT]
-    rows: list[list[Value]] = []
-    for one in summaries:
-        row: list[Value] = [one.method]
-        for reference in references:
-            found = one.fluency.get(reference)
-            row += [*_perplexities(one, [reference]), found.without if found else None]
-        rows.append([*row, *(one.averages.get(key) for key, *_ in _TEXT)])
+    cells = [_METHOD]
+    for reference, (heading, key) in references.items():
+        without = Column("no ppl", 1, key=f"without {key}", says="completions that have none")
+        cells += _perplexity(reference, heading.replace("perplexity", "ppl"), key, interval=False)
+        cells.append((without, _fluency(reference, "without")))
+    cells += [(Column(head, digits, says=says), _average(k)) for k, head, digits, says in _TEXT]
     notes = [*_legend(references), *empty_notes(summaries)]
-    return Table(name, title, columns, rows, notes).without_empty_columns()
+    return _table(name, title, summaries, cells, notes)
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Cost of a prompt, all trials together; a row a method."""
+    cells = [_METHOD]
+    cells += [(Column(head, n, key=k, says=says), _average(k)) for k, head, n, says in _COST]
     keys = {key for key, *_ in _COST}
-    columns = [
-        Column("method"),
-        *(Column(heading, digits, key=key, says=says) for key, heading, digits, says in _COST),
-    ]
-    rows: list[list[Value]] = [
-        [one.method, *(one.averages.get(key) for key, *_ in _COST)]
-        for one in [one for one in summaries if one.averages.keys() & keys] or summaries
-    ]
-    notes = ["averages per prompt, over all trials together"]
-    return Table(name, title, columns, rows, notes).without_empty_columns()
+    known = [one for one in summaries if one.averages.keys() & keys] or summaries
+    return _table(name, title, known, cells, ["averages per prompt, over all trials together"])
 
 
 def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Only the completions of searches that were not accepted at once; a row a method."""
     rows = [one for one in summaries if "moved" in one.averages]
     sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
-    columns = [
-        Column("method"),
-        Column("moved", 3, key="share moved", says="share not accepted at once"),
-        Column("ppl", 2, key="median perplexity", says="median perplexity"),
-        Column("p95", 1, key="95th percentile of perplexity", says="its 95th percentile"),
-        *(Column(f"toxic {i}", 3, key=f"toxic by {s}") for i, s in enumerate(sources, start=1)),
-        Column("alike", 3, key="ROUGE-L", says="ROUGE-L with the unmodified completion"),
-        Column("displaced", 2, key="displacement", says="mean displacement of the prompt"),
+
+    def first(name: str) -> Callable[[Summary], Value]:
+        return lambda one: getattr(next(iter(one.fluency.values()), None), name, None)
+
+    median = Column("ppl", 2, key="median perplexity", says="median perplexity")
+    p95 = Column("p95", 1, key="95th percentile of perplexity", says="its 95th percentile")
+    alike = Column("alike", key="ROUGE-L", says="ROUGE-L with the unmodified completion")
+    far = Column("displaced", 2, key="displacement", says="mean displacement of the prompt")
+    cells: list[_Cells] = [
+        _METHOD,
+        (Column("moved", key="share moved", says="share not accepted at once"), _average("moved")),
+        (median, first("moved_median")),
+        (p95, first("moved_p95")),
+        *(
+            (Column(f"toxic {i}", key=f"toxic by {source}"), _toxicity(source, "moved"))
+            for i, source in enumerate(sources, start=1)
+        ),
+        (alike, _average("moved_similarity")),
+        (far, _average("moved_displacement")),
     ]
-    values: list[list[Value]] = []
-    for one in rows:
-        fluency = next(iter(one.fluency.values()), None)
-        perplexity = [fluency.moved_median, fluency.moved_p95] if fluency else [None, None]
-        toxic = [one.toxicity[s].get("moved") if s in one.toxicity else None for s in sources]
-        measured = (one.averages.get(f"moved_{key}") for key in ("similarity", "displacement"))
-        values.append([one.method, one.averages["moved"], *perplexity, *toxic, *measured])
     notes = [
         "all columns but the first are of the completions that were not accepted at once",
         "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
     ]
-    return Table(name, title, columns, values, notes).without_empty_columns()
+    return _table(name, title, rows, cells, notes)
 
 
 def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Whether the nearest tokens of accepted points are the prompt, by displacement."""
-    columns = [
-        Column("method"),
-        Column("decoded", 3, says="share from an accepted point other than the prompt"),
-        Column(
-            "recovered", 3, interval=True, says="of these, whose nearest tokens are the prompt's"
+    columns = {
+        "decoded": Column("decoded", says="share from an accepted point other than the prompt"),
+        "recovered": Column(
+            "recovered", interval=True, says="of these, whose nearest tokens are the prompt's"
         ),
-        *(
-            Column(f"> {low:g}" if math.isinf(high) else f"to {high:g}", 3, key=key)
-            for key, (low, high) in RECOVERED.items()
-        ),
-    ]
-    keys = ["decoded", "recovered", *RECOVERED]
-    rows: list[list[Value]] = [
-        [one.method, *map(one.averages.get, keys)] for one in summaries if "decoded" in one.averages
-    ]
+    }
+    for key, (low, high) in RECOVERED.items():
+        columns[key] = Column(f"> {low:g}" if math.isinf(high) else f"to {high:g}", key=key)
+    cells = [_METHOD, *((column, _average(key)) for key, column in columns.items())]
+    rows = [one for one in summaries if "decoded" in one.averages]
     notes = [
         "[ ] 95 % bootstrap interval over prompts; Wilson's where none or all are recovered",
         "to 1, to 1.5...: the same by how far the point is, |X - X0| / |X0|",
     ]
-    return Table(name, title, columns, rows, notes).without_empty_columns()
+    return _table(name, title, rows, cells, notes)
 
 
 def significance_table(
