@@ -81,7 +81,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return lambda end: folder / f"{next(numbers)}{end}"
 
 
-@examples(500, 10_000)
+@examples(300, 10_000)
 @given(contents(), st.sampled_from(SUFFIXES), st.integers(0, 8))
 @example(b'{"prompt": "\\ud800"}\n', ".jsonl", 8)
 @example(b'id,prompt\n1,"one\n2,two\n', ".csv", 8)

@@ -111,7 +111,6 @@ def test_the_benchmark(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TIDE_DATA", str(shared_data / "corpus"))
     benchmark = load_benchmark("dialogues")
     assert len(benchmark.rows) == len({row.text for row in benchmark.rows}) == 300
-    assert load_benchmark("dialogues", limit=7).rows == benchmark.rows[:7]
     assert {row.group for row in benchmark.rows} <= {"context_toxicity", "diasafety"}
     others = {row.text for row in load_benchmark("dialogues-dev").rows}
     assert others

@@ -85,7 +85,7 @@ def test_what_is_not_committed_counts_and_in_doubt_everything_runs(clone: Clone)
     assert clone.made() == EVERYTHING
     clone.commit("README.md")
     assert clone.made() == SERVERLESS
-    for file in ("src/tide/engines/base.py", "tests/vllm/test_new.py", "docs/ä.py"):
+    for file in ("src/tide/engines/base.py", "tests/vllm/new.py", "pyproject.toml", "docs/ä.py"):
         clone.write(file)
         assert clone.made() == EVERYTHING
         clone.git("stash", "--quiet", "--include-untracked")

@@ -110,17 +110,17 @@ def test_interrupted_and_started_again(search: str, after: int, tmp_path: Path) 
 
 
 def test_finished_tries_are_not_done_again_and_more_may_be_added(tmp_path: Path) -> None:
-    few = tuned(tmp_path, "optuna", tries=3)
+    few = tuned(tmp_path, "optuna", tries=2)
     before = {p: (p / "records.jsonl").read_bytes() for p in find_runs([tmp_path / "tries"])}
-    more = tuned(tmp_path, "optuna", tries=5)
+    more = tuned(tmp_path, "optuna", tries=4)
     assert all((p / "records.jsonl").read_bytes() == kept for p, kept in before.items())
     assert {one.method for one in few.tried} < {one.method for one in more.tried}
-    assert tuned(tmp_path / "at-once", "optuna", tries=5).tried == more.tried
+    assert tuned(tmp_path / "at-once", "optuna", tries=4).tried == more.tried
 
 
 def test_seeds_and_given_settings(tmp_path: Path) -> None:
-    first = tuned(tmp_path / "0", "optuna", tries=3, perturb="content", mu_relative=1.0)
-    other = tuned(tmp_path / "1", "optuna", tries=3, perturb="content", mu_relative=1.0, seed=1)
+    first = tuned(tmp_path / "0", "optuna", tries=2, perturb="content", mu_relative=1.0)
+    other = tuned(tmp_path / "1", "optuna", tries=2, perturb="content", mu_relative=1.0, seed=1)
     assert [one.method for one in first.tried] != [one.method for one in other.tried]
     assert all("mu_relative" not in one.values for one in first.tried)
     assert first.settings.mu_relative == 1.0
