@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.engines.scripted import ScriptedEngine
-from tide.search import LikelihoodRequest, SearchStrategy
+from tide.search import LikelihoodRequest, Strategy
 
 PROMPTS = [
     "the first prompt of all",
@@ -72,7 +72,7 @@ class ReadingScorer:
         pass
 
 
-def drive(strategy: SearchStrategy) -> list[list[Tensor]]:
+def drive(strategy: Strategy) -> list[list[Tensor]]:
     """Run a strategy on `toxicity`, all texts equally likely; the embeddings of each round."""
     rounds = []
     while not strategy.done:

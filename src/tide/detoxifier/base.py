@@ -48,14 +48,6 @@ def streamed(future: Future[_T]) -> _T:
     return result_of(future, "the stream was closed before its text was whole")
 
 
-def _engine_options(asked: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge both. Raises InputError for an option given in both."""
-    given = {name: value for name, value in asked.items() if value is not None}
-    if twice := given.keys() & further.keys():
-        raise InputError(f"{min(twice)}: given as a keyword and in engine_options; give it once")
-    return {**given, **further}
-
-
 def resolved(
     preset: str | Path,
     model: str,
@@ -100,7 +92,12 @@ class DetoxifierBase:
         **overrides: Unpack[Overrides],
     ) -> None:
         asked = {"device": device, "dtype": dtype, "max_batch": max_batch}
-        options = _engine_options(asked, engine_options or {})
+        given = {option: value for option, value in asked.items() if value is not None}
+        options = {**given, **(engine_options or {})}
+        if twice := given.keys() & (engine_options or {}).keys():
+            raise InputError(
+                f"{min(twice)}: given as a keyword and in engine_options; give it once"
+            )
         name = model.name if isinstance(model, Engine) else str(model)
         # Cheap mistakes first: a wrong name should not cost loading a model.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)

@@ -97,28 +97,23 @@ class _Worker:
         return self._create()
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        try:
-            done = self._complete(rows)
-        except TideError as error:
-            done = [(_ALL, str(error), type(error).__name__)]
-        columns = zip(("number", "text", "kind"), zip(*done, strict=True), strict=True)
-        return {name: np.array(column) for name, column in columns}
-
-    def _complete(self, rows: dict[str, Any]) -> list[tuple[int, str, str]]:
         """Number, text and kind of each row: JSON and "", or the text of an error and its class."""
         prompts = [
             Chat.model_validate_json(str(one)) if is_chat else str(one)
             for one, is_chat in zip(rows["prompt"], rows["chat"], strict=True)
         ]
-        done = []
-        finished = outcomes(self._detoxifier, prompts, ordered=False, trials=self._trials)
-        for i, result in finished:
-            number = int(rows["number"][i])
-            if isinstance(result, TideError):
-                done.append((number, str(result), type(result).__name__))
-            else:
-                done.append((number, result.model_dump_json(), ""))
-        return done
+        done: list[tuple[int, str, str]] = []
+        try:
+            for i, result in outcomes(
+                self._detoxifier, prompts, ordered=False, trials=self._trials
+            ):
+                failed = isinstance(result, TideError)
+                text = str(result) if isinstance(result, TideError) else result.model_dump_json()
+                done.append((int(rows["number"][i]), text, type(result).__name__ * failed))
+        except TideError as error:
+            done = [(_ALL, str(error), type(error).__name__)]
+        columns = zip(("number", "text", "kind"), zip(*done, strict=True), strict=True)
+        return {name: np.array(column) for name, column in columns}
 
 
 def _unpacked(row: dict[str, Any]) -> Result | TideError:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from tide.core.chat import Chat
-from tide.core.errors import (
-    SCORER_DOWN,
-    EngineError,
-    InputError,
-    ScorerBrokenError,
-    TideError,
-)
+from tide.core.errors import SCORER_DOWN, EngineError, InputError, ScorerBrokenError, TideError
 from tide.core.results import Result
 from tide.detoxifier.base import DetoxifierBase, result_of, streamed
 
@@ -206,7 +200,18 @@ class Detoxifier(DetoxifierBase):
 
             total = len(prompts) if isinstance(prompts, Sized) else None
             finished = iter(track(finished, "detoxifying", total=total, transient=True))
-        return _without_numbers(finished, return_exceptions, self._warn_if_not_accepted)
+
+        def results() -> Iterator[_Outcome]:
+            for number, result in finished:
+                if isinstance(result, Result):
+                    yield self._warn_if_not_accepted(result)
+                    continue
+                result.args = (f"prompt {number}: {result}",)
+                if not return_exceptions:
+                    raise result
+                yield result
+
+        return results()
 
     def _finished(
         self,
@@ -305,21 +310,6 @@ def _outcome(future: Future[Result]) -> _Outcome:
         raise
     except TideError as error:
         return error
-
-
-def _without_numbers(
-    finished: Iterator[tuple[int, _Outcome]],
-    return_exceptions: bool,
-    warn: Callable[[Result], Result],
-) -> Iterator[_Outcome]:
-    for number, result in finished:
-        if isinstance(result, Result):
-            yield warn(result)
-            continue
-        result.args = (f"prompt {number}: {result}",)
-        if not return_exceptions:
-            raise result
-        yield result
 
 
 def _in_order(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[tuple[int, _Outcome]]:

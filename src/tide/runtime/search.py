@@ -21,7 +21,7 @@ from tide.scorers.base import TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
-    from tide.search.base import Candidate, LikelihoodRequest, Problem, SearchStrategy
+    from tide.search.base import Candidate, LikelihoodRequest, Problem, Strategy
 
 # Number of rows that searches of later blocks move, unless `perturb` sets it. The last rows of what
 # the user said found as much at the same cost; but after these all that was read is shared.
@@ -81,7 +81,7 @@ class Search:
     to a completion before scoring.
     """
 
-    strategy: SearchStrategy
+    strategy: Strategy
     request: Request
     engine: Engine
     scoring: Scoring

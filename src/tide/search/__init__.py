@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tide.search.base import LikelihoodRequest as LikelihoodRequest
     from tide.search.base import Point as Point
     from tide.search.base import Problem as Problem
-    from tide.search.base import SearchStrategy as SearchStrategy
     from tide.search.base import Steps as Steps
     from tide.search.base import Strategy as Strategy
 
@@ -54,10 +53,10 @@ class LoadedStrategy:
         """Raise InputError if the strategy cannot run with its options under `settings`."""
         self.strategy.check(self.options, settings)
 
-    def create(self, problem: Problem, settings: Settings) -> SearchStrategy:
+    def create(self, problem: Problem, settings: Settings) -> Strategy:
         """A search of `problem`. Raises InputError for a prompt that it cannot start from."""
         with guarded(StrategyError, f"strategy {self.name} failed"):
-            search: SearchStrategy = self.strategy(problem, settings, self.options)
+            search: Strategy = self.strategy(problem, settings, self.options)
         return search
 
 
@@ -126,6 +125,5 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
     return settings, strategy
 
 
-_PROTOCOL = ("Candidate", "LikelihoodRequest", "Problem", "SearchStrategy")
-_BASE = ("Point", "Steps", "Strategy")
-__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": [*_PROTOCOL, *_BASE]})
+_BASE = ["Candidate", "LikelihoodRequest", "Point", "Problem", "Steps", "Strategy"]
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": _BASE})

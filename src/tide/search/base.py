@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -82,24 +82,6 @@ class LikelihoodRequest:
 
 
 SearchRequest = Sequence[Candidate] | LikelihoodRequest
-
-
-@runtime_checkable
-class SearchStrategy(Protocol):
-    """The interface of a strategy to the runtime."""
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def iterations(self) -> int: ...
-
-    @property
-    def best(self) -> int: ...
-
-    def ask(self) -> SearchRequest: ...
-
-    def tell(self, values: Sequence[float]) -> None: ...
 
 
 Returned = TypeVar("Returned")
