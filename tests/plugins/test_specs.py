@@ -136,11 +136,6 @@ def test_a_bad_spec_is_named(text: str) -> None:
         parse_spec(text, "--method")
 
 
-def test_a_setting_given_twice() -> None:
-    with pytest.raises(InputError, match="'beta' is given twice"):
-        parse_spec("rad:beta=1,beta=2")
-
-
 @pytest.mark.parametrize("text", ["", "rad,,tide", "beta=3,rad", "tide,beta=3", "rad:beta=3,"])
 def test_a_bad_list_is_named(text: str) -> None:
     with pytest.raises(InputError, match="--methods: "):

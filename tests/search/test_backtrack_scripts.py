@@ -67,7 +67,7 @@ def check(engine: ByteEngine, prompt: str, result: Result) -> int:
 @pytest.mark.parametrize("script", SENTENCES)
 def test_repairs_cut_no_character(script: str) -> None:
     engine, moved = ByteEngine(), 0
-    for seed in range(17):
+    for seed in range(9):
         prompt = SENTENCES[script][: 4 + seed]
         scorer = Blaming(seed, r"\S+" if seed % 3 == 0 else r"\X")
         engine.requests.clear()
@@ -75,7 +75,7 @@ def test_repairs_cut_no_character(script: str) -> None:
         assert HALF not in result.trace[0].text.rstrip(HALF)
         assert check(engine, prompt, result) == 0
         moved += len(result.trace) > 1
-    assert moved > 5
+    assert moved > 2
 
 
 class Careless(ByteEngine):
@@ -103,7 +103,7 @@ def test_a_repair_holds_no_half_character_of_the_model_s_own() -> None:
 def test_a_stream_keeps_what_it_gave_out_of_a_broken_text() -> None:
     """Half characters of the model's own stand in text that was given out before a repair."""
     repaired = 0
-    for seed in range(48):
+    for seed in range(24):
         prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]
         scorer = Blaming(seed, r"\X")
         scored: set[str] = set()

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.worlds import drive, toxicity
 from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.search import Problem, Strategy
-from tide.search.geometry import cosine
 from tide.search.tide import TideOptions, TideStrategy, estimate_gradient
 
 GOLDEN = Path(__file__).parent / "golden_tide.json"
@@ -44,22 +41,6 @@ HARD: dict[str, Any] = {"toxicity_threshold": 0.001, "max_iterations": 4}
 # The estimator
 
 
-@pytest.mark.parametrize("num_samples", [4, 16, 64])
-def test_direction_cosine_grows_as_predicted(num_samples: int) -> None:
-    """On a linear Phi the estimate is a projection on N random directions of a D-space: its
-    cosine to the gradient is sqrt(N / (N + D)) (up to its fluctuation).
-    """
-    generator = torch.Generator().manual_seed(0)
-    gradient = torch.randn(6, 16, generator=generator)
-    cosines = []
-    for _ in range(200):
-        u = torch.randn(num_samples, 6, 16, generator=generator)
-        differences = 0.1 * torch.einsum("ntd,td->n", u, gradient)
-        cosines.append(cosine(estimate_gradient(u, differences, 0.1), gradient))
-    predicted = math.sqrt(num_samples / (num_samples + gradient.numel()))
-    assert sum(cosines) / len(cosines) == pytest.approx(predicted, rel=0.08)
-
-
 def test_estimator_is_unbiased_on_a_quadratic() -> None:
     """Phi(x) = |A x|^2 has the smoothed gradient 2 A^T A x: the mean of estimates reaches it."""
     generator = torch.Generator().manual_seed(1)
@@ -74,25 +55,7 @@ def test_estimator_is_unbiased_on_a_quadratic() -> None:
     assert float((estimate - exact).norm() / exact.norm()) < 0.05
 
 
-@given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 8), st.floats(1e-6, 10))
-def test_zero_differences_give_zero_not_nan(n: int, tokens: int, dim: int, mu: float) -> None:
-    estimate = estimate_gradient(torch.randn(n, tokens, dim), torch.zeros(n), mu)
-    assert torch.equal(estimate, torch.zeros(tokens, dim))
-
-
 # The order of work and the accounting
-
-
-def test_a_clean_prompt_costs_one_evaluation() -> None:
-    strategy = TideStrategy(problem(), Settings())
-    (candidate,) = strategy.ask()
-    assert (candidate.role, candidate.iteration, candidate.displacement) == ("initial", 1, 0.0)
-    assert candidate.cosine == pytest.approx(1.0, abs=1e-12)
-    assert torch.equal(candidate.embeddings, strategy.problem.x0)
-    strategy.tell([0.1])
-    assert (strategy.done, strategy.best, strategy.iterations) == (True, 0, 1)
-    with pytest.raises(RuntimeError, match="done"):
-        strategy.ask()
 
 
 def test_each_point_is_tested_before_its_perturbations() -> None:
@@ -106,27 +69,6 @@ def test_each_point_is_tested_before_its_perturbations() -> None:
     assert (strategy.done, strategy.iterations, strategy.best) == (True, 2, 6)
 
 
-def test_unresolved_returns_the_lowest_of_all() -> None:
-    strategy = TideStrategy(problem(), Settings(num_samples=2, max_iterations=2))
-    for scores in ([0.9], [0.8, 0.6], [0.7]):
-        strategy.ask()
-        strategy.tell(scores)
-    assert (strategy.done, strategy.iterations, strategy.best) == (True, 2, 2)
-
-
-def test_equal_scores_keep_the_point_and_draw_again() -> None:
-    strategy = TideStrategy(problem(), Settings(num_samples=3, max_iterations=3))
-    strategy.ask()
-    strategy.tell([0.9])
-    first = [candidate.embeddings for candidate in strategy.ask()]
-    strategy.tell([0.9] * 3)
-    second = strategy.ask()
-    assert [candidate.role for candidate in second] == ["perturbation"] * 3
-    assert not torch.equal(first[0], second[0].embeddings)
-    strategy.tell([0.9] * 3)
-    assert (strategy.done, strategy.iterations) == (True, 3)
-
-
 @pytest.mark.parametrize("scores", [[0.1, 0.2], []])
 def test_tell_refuses_another_number_of_scores(scores: list[float]) -> None:
     strategy = TideStrategy(problem(), Settings())
@@ -135,54 +77,7 @@ def test_tell_refuses_another_number_of_scores(scores: list[float]) -> None:
         strategy.tell(scores)
 
 
-def test_descends_on_a_smooth_landscape() -> None:
-    strategy, rounds = run({"num_samples": 32}, tokens=4, dim=8)
-    assert toxicity(rounds[0][0]) > 0.5
-    assert toxicity(rounds[-1][0]) < 0.5
-    assert strategy.iterations <= 5
-
-
 # The constraint, the mask, the dtype
-
-
-@pytest.mark.parametrize("projection", ["rotate", "nearest"])
-@pytest.mark.parametrize("normalization", ["token", "matrix"])
-def test_points_stay_in_the_cone(projection: Any, normalization: Any) -> None:
-    strategy = make(
-        problem(),
-        cosine_threshold=0.8,
-        step_relative=3.0,
-        projection=projection,
-        normalization=normalization,
-        toxicity_threshold=1e-12,
-        max_iterations=4,
-    )
-    cosines = []
-    while not strategy.done:
-        asked = strategy.ask()
-        cosines += [c.cosine for c in asked if c.role == "iterate"]
-        strategy.tell([toxicity(c.embeddings) for c in asked])
-    assert len(cosines) == 3
-    assert min(cosines) >= 0.8 - 1e-5
-    assert cosines[0] == pytest.approx(0.8, abs=1e-5)  # the step was long enough to leave it
-
-
-def test_rows_outside_the_mask_never_move() -> None:
-    movable = torch.tensor([False, True, True, False])
-    settings = {"cosine_threshold": 0.9, **HARD}
-    strategy, rounds = run(settings, movable=movable)
-    x0 = strategy.problem.x0
-    for x in (x for points in rounds for x in points):
-        assert torch.equal(x[~movable], x0[~movable])
-    assert not torch.equal(rounds[1][0][movable], x0[movable])
-    with pytest.raises(ValueError, match="special"):
-        run(settings, movable=torch.zeros(4, dtype=torch.bool))
-
-
-def test_candidates_hold_values_of_the_engines_dtype() -> None:
-    _, rounds = run(HARD, dtype=torch.bfloat16)
-    for x in (x for points in rounds for x in points):
-        assert torch.equal(x, x.bfloat16().float())
 
 
 def test_the_estimate_uses_the_rounded_step() -> None:
@@ -219,6 +114,8 @@ def test_a_perturbation_that_rounding_takes_away_is_not_paid_for() -> None:
 
 def test_a_prompt_of_zeros_has_no_scale() -> None:
     zeros = Problem(torch.zeros(2, 4), torch.ones(2, dtype=torch.bool), 0)
+    with pytest.raises(ValueError, match="special"):
+        make(problem(movable=torch.zeros(4, dtype=torch.bool)))
     for settings in ({}, {"mu": 0.1}, {"step_size": 0.1}):
         with pytest.raises(InputError, match="all zero; set mu and step_size"):
             make(zeros, **settings)
@@ -243,14 +140,6 @@ def test_scales_are_relative_to_the_prompts_rows() -> None:
 
 
 # Seeds
-
-
-def test_equal_seeds_give_equal_trajectories() -> None:
-    (_, first), (_, again), (_, other) = run(HARD), run(HARD), run(HARD, seed=1)
-    assert len(first) == len(again)
-    for ours, theirs in zip(first, again, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert not torch.equal(first[1][0], other[1][0])
 
 
 def test_common_random_numbers_share_the_noise_of_a_point() -> None:
@@ -300,14 +189,6 @@ def test_what_is_returned_if_nothing_passed(unresolved: str) -> None:
         assert strategy.best == expected[unresolved]
 
 
-def test_what_passes_is_returned_whatever_is_returned_otherwise() -> None:
-    easy = {"toxicity_threshold": 0.5, "max_iterations": 20}
-    plain, _ = run(easy)
-    last, _ = run({**easy, "unresolved": "last"})
-    assert plain.done
-    assert plain.best == last.best
-
-
 def test_perturbations_are_compared_with_a_completion_of_their_own() -> None:
     strategy = make(problem(), **HARD, baseline="fresh", num_samples=3)
     (tested,) = strategy.ask()
@@ -324,18 +205,22 @@ def test_perturbations_are_compared_with_a_completion_of_their_own() -> None:
     assert strategy.iterations == 2
 
 
-@pytest.mark.parametrize("redraw", [False, True])
-def test_where_the_estimate_is_zero_the_point_is_tested_again_or_not(redraw: bool) -> None:
-    strategy = make(problem(), **HARD, redraw=redraw, num_samples=3)
+@pytest.mark.parametrize(
+    ("options", "count"), [({}, 1), ({"redraw": True}, 4), ({"test_prompt": False}, 6)]
+)
+def test_where_the_estimate_is_zero_the_point_is_tested_again_or_not(
+    options: dict[str, bool], count: int
+) -> None:
+    strategy = make(problem(), **HARD, **options, num_samples=3)
     asked = []
     while not strategy.done:
         asked.append(strategy.ask())
         strategy.tell([0.7] * len(asked[-1]))
     points = [one[0] for one in asked if one[0].role != "perturbation"]
-    assert len(points) == (4 if redraw else 1)
+    assert len(points) == count
     assert all(torch.equal(one.embeddings, points[0].embeddings) for one in points)
     assert len({one.sampling_seed for one in points}) == len(points)
-    assert strategy.iterations == 4
+    assert strategy.iterations == max(4, count - 1)
 
 
 # Algorithm 1 to the letter
@@ -368,20 +253,3 @@ def test_algorithm_1_does_not_test_the_prompt() -> None:
     strategy.tell([0.4])
     assert strategy.done
     assert (strategy.best, strategy.iterations) == (4, 1)
-
-
-def test_algorithm_1_steps_as_far_as_the_step_size_in_all() -> None:
-    """The whole matrix is normalised: the step has that length, and not each of its rows."""
-    rounds = run({**LITERAL, **HARD, "step_size": 0.3})[1]
-    first = rounds[2][0]
-    assert float((first - problem().x0).norm()) == pytest.approx(0.3, rel=1e-4)
-
-
-def test_algorithm_1_completes_the_same_point_again_where_the_estimate_is_zero() -> None:
-    strategy = make(problem(), **{**LITERAL, **HARD})
-    (start,) = strategy.ask()
-    strategy.tell([0.0])
-    strategy.tell([0.0] * len(strategy.ask()))
-    (again,) = strategy.ask()
-    assert torch.equal(again.embeddings, start.embeddings)
-    assert again.sampling_seed != start.sampling_seed
