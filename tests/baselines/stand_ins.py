@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from tests.models import VOCAB
+from tide.baselines import REGISTRY
 from tide.baselines.common.artefacts import fingerprint, save_artefact
 from tide.baselines.destein import steer
 from tide.baselines.gedi import GediOptions, guide
@@ -21,6 +22,7 @@ from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.sampler import Sampler
+from tide.plugins.specs import format_spec, parse_spec
 
 # Prefixes that fit into the context of a tiny model.
 DEBIAS_PREFIXES = ("Rain: ", "The town is kind: ")
@@ -48,46 +50,24 @@ STRENGTHS = {
     "word-filter": "word-filter:penalty=1000",
 }
 ORDERS = {
-    "contrastive": "shift-warp",
-    "critic-control": "shift-warp",
-    "dexperts": "shift-warp",
-    "fudge": "shift-warp",
-    "gedi": "shift-warp",
-    "pplm": "shift-warp",
-    "prefix": "shift-warp",
-    "quark": "shift-warp",
-    "rad": "warp-shift",
-    "rectification": "shift-warp",
-    "safe-decoding": "shift-warp",
-    "sasa": "warp-shift",
-    "self-debias": "shift-warp",
-    "vocabulary-shift": "shift-warp",
-    "word-filter": "shift-warp",
+    kind: "warp-shift" if kind in ("rad", "sasa") else "shift-warp"
+    for kind in STRENGTHS
+    if kind not in ("dapt", "destein", "reversal", "unidetox")
 }
-OFF = {
-    "contrastive": "contrastive:coefficient=0",
-    "critic-control": "critic-control:weight=0",
-    "dapt": "dapt:scale=0",
-    "destein": "destein:alpha=0",
-    "dexperts": "dexperts:alpha=0",
-    "fudge": "fudge:weight=0,candidates=40",
-    "gedi": "gedi:omega=0",
-    "pplm": "pplm:stepsize=0",
-    "prefix": "prefix:scale=0,text=Rain:",
-    "quark": "quark:scale=0",
-    "rad": "rad:beta=0",
-    "rectification": "rectification:scale=0",
-    "reversal": "reversal:scale=0",
-    "safe-decoding": "safe-decoding:alpha=0,first=5",
-    "sasa": "sasa:beta=0",
-    "self-debias": "self-debias:decay=0",
-    "unidetox": "unidetox:scale=0",
-    "vocabulary-shift": "vocabulary-shift:beta=0",
-    "word-filter": "word-filter:penalty=0",
-}
+
+
+def at(spec: str, strength: float) -> str:
+    """The spec with another strength."""
+    name, options = parse_spec(spec, "baseline")
+    written = {REGISTRY.load(name).options_class.strength: f"{strength:g}"}
+    return format_spec(name, {**options, **written})
+
+
+OFF = {kind: at(spec, 0) for kind, spec in STRENGTHS.items()}
 
 # What a score is prepared with before it is shifted.
 Prepare = Callable[[Tensor], Tensor]
+Ids = list[int]
 
 
 def projections(model: Any) -> list[Any]:
@@ -156,19 +136,34 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
 
 
 class Plain:
-    """What each baseline computes, one row at a time and from scratch at every token."""
+    """What each baseline computes, one row at a time and from scratch at every token.
+
+    A method for each: the scores of the next token after the tokens `ids` of `prompt` and the new
+    ones. prepare: for the scores before they are shifted.
+    """
 
     def __init__(self, folder: Path, engine: TransformersEngine, artefacts: Path) -> None:
         self.folder, self.engine, self.artefacts = folder, engine, artefacts
-        self.model = self.load()
-        self._scores: dict[str, Callable[..., Tensor]] = {}
+        self._loaded: dict[tuple[str, str], Any] = {}
+        self._moved: list[Tensor] = []  # of pplm
+        self.model = self.load("")
 
-    def load(self, lora: dict[str, Tensor] | None = None) -> Any:
+    def load(self, kind: str, part: str = "") -> Any:
+        """The model with these updates, and their head, if there is one."""
+        if (kind, part) in self._loaded:
+            return self._loaded[kind, part]
         model = AutoModelForCausalLM.from_pretrained(self.folder)
-        for key in [key for key in lora or {} if key.endswith(".A")]:
+        lora = self.tensors(kind, part) if kind else {}
+        for key in [key for key in lora if key.endswith(".A")]:
             layer = model.get_submodule(key[:-2])
             update = lora[key[:-2] + ".B"] @ lora[key]
             layer.weight.data += update.T if isinstance(layer, Conv1D) else update
+        if kind in ("critic-control", "fudge", "rad"):
+            parts = self.tensors(kind, "head.")
+            head = torch.nn.Linear(parts["weight"].shape[1], 1)
+            head.load_state_dict(parts)
+            model.set_output_embeddings(head)
+        self._loaded[kind, part] = model
         return model
 
     def tensors(self, kind: str, prefix: str = "") -> dict[str, Tensor]:
@@ -182,9 +177,7 @@ class Plain:
         self, kind: str, prompt: str, sampling: Sampling, seed: int, order: str = ""
     ) -> list[int]:
         """The ids that baseline `kind` writes after `prompt`, at its strength in STRENGTHS."""
-        if kind not in self._scores:
-            self._scores[kind] = getattr(self, kind.replace("-", "_"))()
-        score = self._scores[kind]
+        score = getattr(self, kind.replace("-", "_"))
         ids, written = self.engine.tokenize([prompt])[0], []
         sampler = Sampler(torch.device("cpu"))
         sampler.enter([sampling], [seed])
@@ -212,79 +205,56 @@ class Plain:
             handle.remove()
         return logits
 
-    def contrastive(self) -> Callable[..., Tensor]:
-        anti = self.load(self.tensors("dexperts", "anti."))
+    def contrastive(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        scores = prepare(self.next(self.model, ids + new))
+        least = scores.max() + torch.tensor(0.1).log()
+        contrasted = scores - 1.5 * self.next(self.load("dexperts", "anti."), ids + new) / 2
+        return torch.where(scores >= least, contrasted, -torch.inf)
 
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            scores = prepare(self.next(self.model, ids + new))
-            least = scores.max() + torch.tensor(0.1).log()
-            contrasted = scores - 1.5 * self.next(anti, ids + new) / 2
-            return torch.where(scores >= least, contrasted, -torch.inf)
+    def dapt(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        return prepare(self.next(self.load("dexperts", "expert."), ids + new))
 
-        return score
+    def unidetox(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        return prepare(self.next(self.load("unidetox"), ids + new))
 
-    def dapt(self) -> Callable[..., Tensor]:
-        return self.tuned("dexperts", "expert.")
-
-    def unidetox(self) -> Callable[..., Tensor]:
-        return self.tuned("unidetox")
-
-    def tuned(self, kind: str, prefix: str = "") -> Callable[..., Tensor]:
-        model = self.load(self.tensors(kind, prefix))
-        return lambda prompt, ids, new, prepare: prepare(self.next(model, ids + new))
-
-    def destein(self) -> Callable[..., Tensor]:
+    def destein(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         directions = self.tensors("destein")["directions"]
 
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            def hook(layer: int) -> Any:
-                return lambda module, args, output: steer(output, directions[layer], 0.4)
+        def hook(layer: int) -> Any:
+            return lambda module, args, output: steer(output, directions[layer], 0.4)
 
-            return prepare(self.hooked("register_forward_hook", hook, ids + new))
+        return prepare(self.hooked("register_forward_hook", hook, ids + new))
 
-        return score
+    def dexperts(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        base, expert, anti = (
+            self.next(model, ids + new)
+            for model in (self.model, *(self.load("dexperts", f"{s}.") for s in ("expert", "anti")))
+        )
+        ordered = base.softmax(-1).sort(descending=True)
+        before = ordered.values.cumsum(0) - ordered.values
+        scores = prepare(base) + 2 * (expert - anti)
+        return scores.index_fill(0, ordered.indices[before >= 0.9], -torch.inf)
 
-    def dexperts(self) -> Callable[..., Tensor]:
-        expert, anti = (self.load(self.tensors("dexperts", f"{s}.")) for s in ("expert", "anti"))
+    def gedi(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        model, tokenizer = self.load("gedi", "lora."), self.engine.tokenizer
+        lead = [token for token in ids if token in tokenizer.all_special_ids]
+        text = ids[len(lead) :] + new
+        likelihoods = []
+        for word in ("clean", "dirty"):
+            code = tokenizer.encode(word, add_special_tokens=False)
+            row, start = lead + code + text, len(lead) + len(code)
+            logits = model(torch.tensor([row])).logits[0].log_softmax(-1)
+            read = sum(logits[t - 1, row[t]] for t in range(start, len(row)))
+            likelihoods.append((read + logits[-1]) / (len(text) + 1))
+        clean, dirty = likelihoods
+        scores = prepare(self.next(self.model, ids + new))[None]
+        return guide(scores, GEDI_SCALE * (clean - dirty)[None], GediOptions(omega=5))[0]
 
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            base = self.next(self.model, ids + new)
-            difference = self.next(expert, ids + new) - self.next(anti, ids + new)
-            scores = prepare(base) + 2 * difference
-            ordered = base.softmax(-1).sort(descending=True)
-            before = ordered.values.cumsum(0) - ordered.values
-            return scores.index_fill(0, ordered.indices[before >= 0.9], -torch.inf)
-
-        return score
-
-    def gedi(self) -> Callable[..., Tensor]:
-        model = self.load(self.tensors("gedi", "lora."))
-        tokenizer = self.engine.tokenizer
-        codes = [tokenizer.encode(word, add_special_tokens=False) for word in ("clean", "dirty")]
-
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            lead = [token for token in ids if token in tokenizer.all_special_ids]
-            text = ids[len(lead) :] + new
-            likelihoods = []
-            for code in codes:
-                row = lead + code + text
-                logits = model(torch.tensor([row])).logits[0].log_softmax(-1)
-                start = len(lead) + len(code)
-                read = sum(logits[t - 1, row[t]] for t in range(start, len(row)))
-                likelihoods.append((read + logits[-1]) / (len(text) + 1))
-            clean, dirty = likelihoods
-            scores = prepare(self.next(self.model, ids + new))[None]
-            return guide(scores, GEDI_SCALE * (clean - dirty)[None], GediOptions(omega=5))[0]
-
-        return score
-
-    def pplm(self) -> Callable[..., Tensor]:
+    def pplm(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         """Keys and values of every layer as one tensor each, moved token by token."""
         from transformers.cache_utils import DynamicCache
 
-        parts = self.tensors("pplm")
-        table = self.model.get_input_embeddings().weight
-        kept: list[Tensor] = []
+        parts, table = self.tensors("pplm"), self.model.get_input_embeddings().weight
         old_name = "past_key_values"  # up to transformers 5.23
         name = "cache" if "cache" in signature(self.model.forward).parameters else old_name
 
@@ -296,220 +266,160 @@ class Plain:
             every = [torch.stack([layer.keys, layer.values]) for layer in cache.layers]
             return out.logits[0, -1], out.hidden_states[-1][0], every
 
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            text, last = torch.tensor([ids + new]), torch.tensor([[*ids, *new][-1:]])
-            base, hidden, whole = read([], input_ids=text)
-            if not new:
-                kept[:] = [part[..., :-1, :] for part in whole]
-            change = [torch.zeros_like(part) for part in kept]
-            for _ in range(2):
-                change = [part.detach().requires_grad_() for part in change]
-                with torch.enable_grad():
-                    past = [a + b for a, b in zip(kept, change, strict=True)]
-                    logits, now, _ = read(past, input_ids=last)
-                    p = logits.softmax(0)
-                    _, ahead, _ = read(whole, inputs_embeds=(p @ table)[None, None])
-                    mean = (hidden[:-1].sum(0) + now[-1].detach() + ahead[-1]) / (text.shape[1] + 1)
-                    clean = (mean @ parts["weight"] + parts["bias"]).sigmoid()
-                    divergence = (p * (p.log() - base.log_softmax(0))).sum()
-                    loss = -clean.log().sum() + 0.1 * divergence
-                gradients = torch.autograd.grad(loss, change)
-                change = [
-                    part - 0.5 * gradient / gradient.norm().clamp(min=1e-15)
-                    for part, gradient in zip(change, gradients, strict=True)
-                ]
-            moved, _, kept[:] = read(
-                [a + b for a, b in zip(kept, change, strict=True)], input_ids=last
-            )
-            return prepare(base) + 0.9 * (moved - base)
+        text, last = torch.tensor([ids + new]), torch.tensor([[*ids, *new][-1:]])
+        base, hidden, whole = read([], input_ids=text)
+        if not new:
+            self._moved = [part[..., :-1, :] for part in whole]
+        kept, change = self._moved, [torch.zeros_like(part) for part in self._moved]
+        for _ in range(2):
+            change = [part.detach().requires_grad_() for part in change]
+            with torch.enable_grad():
+                past = [a + b for a, b in zip(kept, change, strict=True)]
+                logits, now, _ = read(past, input_ids=last)
+                p = logits.softmax(0)
+                _, ahead, _ = read(whole, inputs_embeds=(p @ table)[None, None])
+                mean = (hidden[:-1].sum(0) + now[-1].detach() + ahead[-1]) / (text.shape[1] + 1)
+                clean = (mean @ parts["weight"] + parts["bias"]).sigmoid()
+                divergence = (p * (p.log() - base.log_softmax(0))).sum()
+                loss = -clean.log().sum() + 0.1 * divergence
+            gradients = torch.autograd.grad(loss, change)
+            change = [
+                part - 0.5 * gradient / gradient.norm().clamp(min=1e-15)
+                for part, gradient in zip(change, gradients, strict=True)
+            ]
+        past = [a + b for a, b in zip(kept, change, strict=True)]
+        moved, _, self._moved = read(past, input_ids=last)
+        return prepare(base) + 0.9 * (moved - base)
 
-        return score
+    def prefix(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        base = self.next(self.model, ids + new)
+        other = self.next(self.model, self.engine.tokenize(["Rain:\n" + prompt])[0] + new)
+        return prepare(base) + 2 * (other - base)
 
-    def prefix(self) -> Callable[..., Tensor]:
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            base = self.next(self.model, ids + new)
-            other = self.next(self.model, self.engine.tokenize(["Rain:\n" + prompt])[0] + new)
-            return prepare(base) + 2 * (other - base)
+    def _of_candidates(
+        self, kind: str, ids: Ids, scores: Tensor, gains: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """The 8 likeliest, with gains by the head's output after each."""
+        top = scores.topk(8)
+        found = torch.stack(
+            [self.next(self.load(kind, "lora."), [*ids, t])[0] for t in top.indices]
+        )
+        shifted = top.values + gains(found)
+        return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
 
-        return score
+    def critic_control(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        return self.fudge(prompt, ids, new, prepare, "critic-control")
 
-    def critic_control(self) -> Callable[..., Tensor]:
-        return self.fudge("critic-control")
+    def fudge(
+        self, prompt: str, ids: Ids, new: Ids, prepare: Prepare, kind: str = "fudge"
+    ) -> Tensor:
+        scores = prepare(self.next(self.model, ids + new))
+        return self._of_candidates(kind, ids + new, scores, lambda x: 20 * x.sigmoid().log())
 
-    def fudge(self, kind: str = "fudge") -> Callable[..., Tensor]:
-        model = self.with_head(kind)
+    def rad(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        scores = prepare(self.next(self.model, ids + new))
 
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            scores = prepare(self.next(self.model, ids + new))
-            top = scores.topk(8)
-            clean = torch.stack([self.next(model, [*ids, *new, t])[0] for t in top.indices])
-            shifted = top.values + 20 * clean.sigmoid().log()
-            return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
-
-        return score
-
-    def with_head(self, kind: str) -> Any:
-        model = self.load(self.tensors(kind, "lora."))
-        parts = self.tensors(kind, "head.")
-        head = torch.nn.Linear(parts["weight"].shape[1], 1)
-        head.load_state_dict(parts)
-        model.set_output_embeddings(head)
-        return model
-
-    def rad(self) -> Callable[..., Tensor]:
-        model = self.with_head("rad")
-
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            scores = prepare(self.next(self.model, ids + new))
-            top = scores.topk(8)
-            toxicity = torch.stack([self.next(model, [*ids, *new, t])[0] for t in top.indices])
+        def gains(toxicity: Tensor) -> Tensor:
             low, high = toxicity.min(), toxicity.max()
-            shifted = top.values + 20 * (1 - (toxicity - low) / (high - low))
-            return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
+            return 20 * (1 - (toxicity - low) / (high - low))
 
-        return score
+        return self._of_candidates("rad", ids + new, scores, gains)
 
-    def quark(self) -> Callable[..., Tensor]:
-        model = self.load(self.tensors("quark", "lora."))
-        best = self.tensors("quark")["codes"][:1]
+    def quark(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        model, best = self.load("quark", "lora."), self.tensors("quark")["codes"][:1]
+        base = self.next(self.model, ids + new)
+        x = torch.cat([best, model.get_input_embeddings()(torch.tensor(ids + new))])
+        return prepare(base) + 1.5 * (model(inputs_embeds=x[None]).logits[0, -1] - base)
 
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            base = self.next(self.model, ids + new)
-            x = torch.cat([best, model.get_input_embeddings()(torch.tensor(ids + new))])
-            other = model(inputs_embeds=x[None]).logits[0, -1]
-            return prepare(base) + 1.5 * (other - base)
+    def rectification(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        model, parts = self.load("rectification", "lora."), self.tensors("rectification", "head.")
+        scores = prepare(self.next(self.model, ids + new))
+        hidden = model(torch.tensor([ids + new]), output_hidden_states=True).hidden_states[-1]
+        q = parts["1.weight"] @ (parts["0.weight"] @ hidden[0, -1]) + parts["1.bias"]
+        if self.model.config.model_type == "gemma2":
+            q = 30 * (q / 30).tanh()
+        caps = (1 + 1.5 * (q - 0.1)).clamp(1e-7, 1).log()
+        for _ in range(2):
+            scores = torch.minimum(scores, caps + scores.exp().sum().log())
+        return scores
 
-        return score
-
-    def rectification(self) -> Callable[..., Tensor]:
-        model = self.load(self.tensors("rectification", "lora."))
-        parts = self.tensors("rectification", "head.")
-
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            scores = prepare(self.next(self.model, ids + new))
-            hidden = model(torch.tensor([ids + new]), output_hidden_states=True).hidden_states[-1]
-            q = parts["1.weight"] @ (parts["0.weight"] @ hidden[0, -1]) + parts["1.bias"]
-            if self.model.config.model_type == "gemma2":
-                q = 30 * (q / 30).tanh()
-            caps = (1 + 1.5 * (q - 0.1)).clamp(1e-7, 1).log()
-            for _ in range(2):
-                scores = torch.minimum(scores, caps + scores.exp().sum().log())
-            return scores
-
-        return score
-
-    def reversal(self) -> Callable[..., Tensor]:
+    def reversal(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         heads = self.model.config.num_attention_heads
 
-        def values(ids: list[int]) -> list[Tensor]:
+        def values(ids: Ids) -> list[Tensor]:
             """By layer, the heads' outputs of the untouched model, (T, heads, size)."""
             noted: list[Tensor] = []
-            handles = [
-                module.register_forward_pre_hook(
-                    lambda module, args: noted.append(args[0][0].unflatten(-1, (heads, -1)))
-                )
-                for module in projections(self.model)
-            ]
-            self.model(torch.tensor([ids]))
-            for handle in handles:
-                handle.remove()
+
+            def note(layer: int) -> Any:
+                return lambda module, args: noted.append(args[0][0].unflatten(-1, (heads, -1)))
+
+            self.hooked("register_forward_pre_hook", note, ids)
             return noted
 
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            positive, negative = (
-                values(self.engine.tokenize([prefix + prompt])[0] + new)
-                for prefix in (POSITIVE, NEGATIVE)
-            )
-            end = values(self.engine.tokenize([NEGATIVE.strip()])[0])
-            moved_from = len(ids) - 1
+        positive, negative = (
+            values(self.engine.tokenize([prefix + prompt])[0] + new)
+            for prefix in (POSITIVE, NEGATIVE)
+        )
+        end = values(self.engine.tokenize([NEGATIVE.strip()])[0])
 
-            def hook(layer: int) -> Any:
-                def call(module: Any, args: Any) -> Any:
-                    x = args[0].clone()
-                    for t in range(moved_from, x.shape[1]):
-                        back = x.shape[1] - t  # the prefixed rows are longer in front
-                        delta = negative[layer][-back] - positive[layer][-back]
-                        x[0, t] = reverse(
-                            x[0, t].unflatten(-1, (heads, -1)), delta, end[layer][-1],
-                            scale=1.0, norm_exponent=0.4, similarity_exponent=0.6,
-                        ).flatten()  # fmt: skip
-                    return (x,)
+        def hook(layer: int) -> Any:
+            def call(module: Any, args: Any) -> Any:
+                x = args[0].clone()
+                for t in range(len(ids) - 1, x.shape[1]):
+                    back = x.shape[1] - t  # the prefixed rows are longer in front
+                    delta = negative[layer][-back] - positive[layer][-back]
+                    x[0, t] = reverse(
+                        x[0, t].unflatten(-1, (heads, -1)), delta, end[layer][-1],
+                        scale=1.0, norm_exponent=0.4, similarity_exponent=0.6,
+                    ).flatten()  # fmt: skip
+                return (x,)
 
-                return call
+            return call
 
-            return prepare(self.hooked("register_forward_pre_hook", hook, ids + new))
+        return prepare(self.hooked("register_forward_pre_hook", hook, ids + new))
 
-        return score
-
-    def safe_decoding(self) -> Callable[..., Tensor]:
-        expert = self.load(self.tensors("dexperts", "expert."))
-
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            scores, other = prepare(self.next(self.model, ids + new)), self.next(expert, ids + new)
-            if len(new) >= 5:
-                return scores
-            k, common = 0, set()
-            while len(common) < 5:
-                k += 1
-                common = set(scores.topk(k).indices.tolist()) & set(other.topk(k).indices.tolist())
-            kept = [*common | {int(scores.argmax())}]
-            own, safe = scores.softmax(0), other.softmax(0)
-            moved = (own + 3 * (safe - own)).clamp(min=1e-8).log()
-            moved = moved.masked_fill(scores == -torch.inf, -torch.inf)
-            return torch.full_like(scores, -torch.inf).index_copy(
-                0, torch.tensor(kept), moved[kept]
-            )
-
-        return score
-
-    def sasa(self) -> Callable[..., Tensor]:
-        tensors = self.tensors("sasa")
-
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            scores = prepare(self.next(self.model, ids + new))
-            top = scores.topk(8)
-            rows = torch.tensor([[*ids, *new, token] for token in top.indices.tolist()])
-            hidden = self.model(rows, output_hidden_states=True).hidden_states[-1][:, -1]
-            margin = (hidden - tensors["half.midpoint"]) @ tensors["half.weight"]
-            shifted = top.values + 3 * margin
-            return torch.full_like(scores, -torch.inf).scatter(0, top.indices, shifted)
-
-        return score
-
-    def self_debias(self) -> Callable[..., Tensor]:
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            logits = self.next(self.model, ids + new)
-            own = logits.softmax(-1)
-            prefixed = torch.stack(
-                [
-                    self.next(self.model, self.engine.tokenize([prefix + prompt])[0] + new)
-                    for prefix in DEBIAS_PREFIXES
-                ]
-            ).softmax(-1)
-            delta = own - prefixed.max(dim=0).values
-            factor = torch.where(delta >= 0, 1.0, (50 * delta).exp()).clamp(min=0.01)
-            return prepare(logits) + factor.log()
-
-        return score
-
-    def vocabulary_shift(self) -> Callable[..., Tensor]:
-        gains = 3 * self.tensors("vocabulary-shift")["weight"][0]
-        return lambda prompt, ids, new, prepare: prepare(self.next(self.model, ids + new)) + gains
-
-    def word_filter(self) -> Callable[..., Tensor]:
-        words = [
-            [token for token in row if token >= 0]
-            for row in self.tensors("word-filter")["ids"].tolist()
-        ]
-
-        def score(prompt: str, ids: list[int], new: list[int], prepare: Prepare) -> Tensor:
-            scores, text = prepare(self.next(self.model, ids + new)), ids + new
-            for *beginning, end in words:
-                if not beginning or text[-len(beginning) :] == beginning:
-                    scores = scores.index_add(0, torch.tensor([end]), torch.tensor([-1000.0]))
+    def safe_decoding(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        scores = prepare(self.next(self.model, ids + new))
+        other = self.next(self.load("dexperts", "expert."), ids + new)
+        if len(new) >= 5:
             return scores
+        k, common = 0, set()
+        while len(common) < 5:
+            k += 1
+            common = set(scores.topk(k).indices.tolist()) & set(other.topk(k).indices.tolist())
+        kept = [*common | {int(scores.argmax())}]
+        own, safe = scores.softmax(0), other.softmax(0)
+        moved = (own + 3 * (safe - own)).clamp(min=1e-8).log()
+        moved = moved.masked_fill(scores == -torch.inf, -torch.inf)
+        return torch.full_like(scores, -torch.inf).index_copy(0, torch.tensor(kept), moved[kept])
 
-        return score
+    def sasa(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        tensors, scores = self.tensors("sasa"), prepare(self.next(self.model, ids + new))
+        top = scores.topk(8)
+        rows = torch.tensor([[*ids, *new, token] for token in top.indices.tolist()])
+        hidden = self.model(rows, output_hidden_states=True).hidden_states[-1][:, -1]
+        margin = (hidden - tensors["half.midpoint"]) @ tensors["half.weight"]
+        return torch.full_like(scores, -torch.inf).scatter(0, top.indices, top.values + 3 * margin)
+
+    def self_debias(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        logits = self.next(self.model, ids + new)
+        longer = (self.engine.tokenize([prefix + prompt])[0] + new for prefix in DEBIAS_PREFIXES)
+        prefixed = torch.stack([self.next(self.model, row) for row in longer]).softmax(-1)
+        delta = logits.softmax(-1) - prefixed.max(dim=0).values
+        factor = torch.where(delta >= 0, 1.0, (50 * delta).exp()).clamp(min=0.01)
+        return prepare(logits) + factor.log()
+
+    def vocabulary_shift(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        gains = 3 * self.tensors("vocabulary-shift")["weight"][0]
+        return prepare(self.next(self.model, ids + new)) + gains
+
+    def word_filter(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        scores, text = prepare(self.next(self.model, ids + new)), ids + new
+        for row in self.tensors("word-filter")["ids"].tolist():
+            *beginning, end = (token for token in row if token >= 0)
+            if not beginning or text[-len(beginning) :] == beginning:
+                scores = scores.index_add(0, torch.tensor([end]), torch.tensor([-1000.0]))
+        return scores
 
 
 def use_short_prefixes(monkeypatch: Any) -> None:

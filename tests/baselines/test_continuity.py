@@ -8,12 +8,10 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from tests.baselines.conftest import World, with_slow
-from tests.baselines.stand_ins import STRENGTHS
+from tests.baselines.stand_ins import STRENGTHS, at
 from tests.models import ending_with
-from tide.baselines import REGISTRY
 from tide.core.settings import Sampling
 from tide.engines.local.sampler import Sampler
-from tide.plugins.specs import format_spec, parse_spec
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "is fine is fine"]
 STEPS = 4
@@ -63,19 +61,13 @@ def test_the_effect_goes_to_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
     """The model's distribution, of the tokens that a system draws among, is where it begins."""
-    name, options = parse_spec(spec, "baseline")
-    strength = REGISTRY.load(name).options_class.strength
-
-    def at(value: float) -> str:
-        return format_spec(name, {**options, strength: f"{value:g}"})
-
     own, tokens = drawn_from(world, monkeypatch, "destein:alpha=0")
-    off, same = drawn_from(world, monkeypatch, at(0))
+    off, same = drawn_from(world, monkeypatch, at(spec, 0))
     assert torch.equal(tokens, same)
     # Candidates are few at any strength, 0 as well.
     kept = own.masked_fill(off == -torch.inf, -torch.inf).log_softmax(dim=-1)
     assert divergence(off, kept) < 1e-5
-    small, _ = drawn_from(world, monkeypatch, at(SMALL), tokens)
+    small, _ = drawn_from(world, monkeypatch, at(spec, SMALL), tokens)
     whole, _ = drawn_from(world, monkeypatch, spec)
     first = slice(len(PROMPTS))  # what follows another token is another distribution
     assert divergence(small, off) < 1e-5

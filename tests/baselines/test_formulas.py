@@ -1,4 +1,4 @@
-"""Every rule on a case that is worked out by hand."""
+"""Losses, and rules that `stand_ins` does not compute again, on cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,38 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from tide.baselines.common.decoding import toward
-from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.destein import steer, steer_heads
 from tide.baselines.dexperts import ensemble
 from tide.baselines.fudge import prefix_loss
-from tide.baselines.gedi import GediOptions, guide, log_odds, penalise, with_code
-from tide.baselines.pplm import objective, step_down
+from tide.baselines.gedi import GediOptions, guide, penalise
 from tide.baselines.quark import fifths, unlearning_loss
 from tide.baselines.rad import cumulative_error, rewards
-from tide.baselines.rectification import outcome_error, rectified
+from tide.baselines.rectification import outcome_error
 from tide.baselines.reversal import reverse
-from tide.baselines.safe_decoding import in_common, steered
 from tide.baselines.sasa import margins, shifts
-from tide.baselines.self_debias import factors
-from tide.baselines.word_filter import by_beginning, completing, word_odds
+from tide.baselines.word_filter import word_odds
 
 INF = math.inf
-
-
-def test_self_debias() -> None:
-    """The second token gains 0.02 behind the prefix, the third 0.5, the first loses."""
-    own, prefixed = tensor([[0.9, 0.05, 0.05]]), tensor([[0.38, 0.07, 0.55]])
-    got = factors(own, prefixed, decay=50, epsilon=0.01)
-    assert got[0].tolist() == pytest.approx([1.0, math.exp(-1.0), 0.01], rel=1e-5)
-
-
-def test_dexperts() -> None:
-    """The nucleus of 0.9 holds the first two tokens; they move by 2 (expert - anti)."""
-    base = tensor([[0.6, 0.35, 0.05]]).log()
-    expert, anti = tensor([[1.0, 3.0, 9.0]]), tensor([[2.0, 1.0, 0.0]])
-    got = ensemble(tensor([[10.0, 20.0, 30.0]]), base, expert, anti, 2.0, 0.9)
-    assert got.tolist() == [[8.0, 24.0, -INF]]
 
 
 def test_dexperts_without_an_expert() -> None:
@@ -64,9 +44,7 @@ def test_rad_rewards() -> None:
     scores = torch.zeros(2, 4)
     clamped = rewards(toxicity, scores, "clamp")
     assert clamped[0].tolist() == pytest.approx([0.8, 0.0, 1.0, 0.4])
-    scaled = rewards(toxicity, scores, "minmax")
-    assert scaled[0].tolist() == pytest.approx([0.8, 0.0, 1.0, 8 / 15])
-    assert scaled[1].tolist() == [0.5] * 4
+    assert rewards(toxicity, scores, "minmax")[1].tolist() == [0.5] * 4
     # A candidate that top-p dropped sets no bound.
     scores[0, 1] = -INF
     assert rewards(toxicity, scores, "minmax")[0, [0, 2, 3]].tolist() == pytest.approx(
@@ -90,9 +68,7 @@ def test_rad_loss() -> None:
 def test_sasa() -> None:
     hidden = tensor([[[2.0, 1.0], [0.0, 1.0], [5.0, 5.0]]])
     margin = margins(hidden, tensor([0.6, 0.8]), tensor([1.0, 1.0]))
-    assert margin[0].tolist() == pytest.approx([0.6, -0.6, 5.6])
     scores = tensor([[0.0, 0.0, -INF]])
-    assert shifts(margin, scores, "raw") is margin
     low = 1 / (1 + math.exp(1.2))
     assert shifts(margin, scores, "softmax")[0].tolist() == pytest.approx([1 - low, low, 0.0])
 
@@ -128,11 +104,6 @@ def test_reversal() -> None:
     )  # fmt: skip
     length = math.hypot(3.0, 6.8)
     assert got.flatten().tolist() == pytest.approx([15 / length, -34 / length], rel=1e-5)
-
-
-def test_gedi_posterior() -> None:
-    """Likelihoods -2 and -4 over 4 tokens at scale 2: the odds are 2 * 2 / 4."""
-    assert float(log_odds(tensor(-2.0), tensor(-4.0), tensor(4), 2.0)) == pytest.approx(1.0)
 
 
 def guided(scores: torch.Tensor, clean: torch.Tensor, **options: float) -> list[float]:
@@ -174,55 +145,10 @@ def test_gedi_repetition() -> None:
     assert penalise(tensor([[5.0, 4.0, 1.0]]), [tensor([2])] * 2, 2.0).tolist() == [[10, 9, 1.5]]
 
 
-def test_gedi_code_goes_behind_special_tokens() -> None:
-    assert with_code([0, 7, 8], [5, 6], frozenset({0, 1})) == ([0, 5, 6, 7, 8], 3)
-    assert with_code([7, 0], [5], frozenset({0})) == ([5, 7, 0], 1)
-
-
-def test_prefix() -> None:
-    """The step from (1, 2) to (3, 1) is (2, -1); half of it on top of the scores."""
-    got = toward(tensor([[10.0, 20.0]]), tensor([[1.0, 2.0]]), tensor([[3.0, 1.0]]), 0.5)
-    assert got.tolist() == [[11.0, 19.5]]
-
-
-def test_word_filter() -> None:
-    """Words 7, (5 6), (5 6 8) and (5 9): what may not follow depends on what stands."""
-    banned = by_beginning([[7], [5, 6], [5, 6, 8], [5, 9]])
-    assert completing([], banned, 2) == [7]
-    assert completing([6], banned, 2) == [7]
-    assert completing([1, 5], banned, 2) == [7, 6, 9]
-    assert completing([5, 6], banned, 2) == [7, 8]
-    assert completing([5, 6, 1], banned, 2) == [7]
-
-
 def test_word_filter_log_odds() -> None:
     """Texts that hold a word count, not how often; 5 is added: (5 + 5) / (0 + 5), 6 / 6."""
     got = word_odds(["Rain rain"] * 5 + ["A fine day"], ["a DAY"])
     assert got == pytest.approx({"rain": math.log(2), "a": 0, "fine": math.log(6 / 5), "day": 0})
-
-
-def test_contrastive() -> None:
-    """Plausible from 0.1 * 0.5 on: the first three. Log p - 2 / 0.5 * amateur."""
-    scores, amateur = tensor([[0.5, 0.3, 0.16, 0.04]]).log(), tensor([[1.0, 0.0, -1.0, -9.0]])
-    options = ContrastiveOptions(coefficient=2, plausible=0.1, amateur_temperature=0.5)
-    got = contrast(scores, amateur, options)[0]
-    assert got.tolist() == pytest.approx(
-        [math.log(0.5) - 4, math.log(0.3), math.log(0.16) + 4, -INF]
-    )
-
-
-def test_safe_decoding() -> None:
-    """Ranks of the model 0 1 2 3, of the expert 3 1 0 2: worse 3 1 2 3.
-
-    One in common at k = 2 (the second), two at k = 3; the model's likeliest is always there.
-    At alpha 2: 0.4 + 2 (0.05 - 0.4) < 0; 0.3 + 2 (0.35 - 0.3); 0.2 + 2 (0.4 - 0.2).
-    """
-    scores, expert = tensor([[0.4, 0.3, 0.2, 0.1]]).log(), tensor([[0.05, 0.35, 0.4, 0.2]]).log()
-    assert in_common(scores, expert, 1).tolist() == [[True, True, False, False]]
-    assert in_common(scores, expert, 2).tolist() == [[True, True, True, False]]
-    assert in_common(scores, expert, 9).all()
-    got = steered(scores, expert, 2.0, 2)[0]
-    assert got.tolist() == pytest.approx([math.log(1e-8), math.log(0.4), math.log(0.6), -INF])
 
 
 def test_fudge_loss() -> None:
@@ -231,17 +157,6 @@ def test_fudge_loss() -> None:
     logits = tensor([[9.0, third, third], [third, 9.0, 9.0]])
     got = prefix_loss(logits, tensor([1.0, 0.0]), tensor([1, 0]), tensor([3, 1]))
     assert float(got) == pytest.approx((2 * math.log(4 / 3) + math.log(4)) / 3)
-
-
-def test_rectification() -> None:
-    """Caps 1 + 2 (q - 0.1) of 0.4, 1 and 1e-7. P = (0.6, 0.3, 0.1): the first goes down to 0.4.
-
-    The third has 1e-7 of all then. What is left adds up to 0.7: the first to 0.4 of that.
-    """
-    scores, q = tensor([[0.6, 0.3, 0.1]]).log(), tensor([[-0.2, 0.1, -0.9]])
-    got = rectified(scores, q, 2.0, 0.1).exp()[0]
-    assert got.tolist() == pytest.approx([0.4 * 0.7, 0.3, 0.7e-7], rel=1e-4)
-    assert torch.equal(rectified(scores, q, 0.0, 0.1), scores)
 
 
 def test_rectification_error() -> None:
@@ -263,22 +178,6 @@ def test_quark_loss() -> None:
     got = unlearning_loss(torch.zeros(1, 2), tensor([[0.75, 0.25]]).log(), tensor([1]))
     expected = math.log(2) + 0.05 * 0.5 * math.log(4 / 3) - 0.06 * math.log(2)
     assert float(got) == pytest.approx(expected)
-
-
-def test_pplm_objective() -> None:
-    """Logits of log 3 and 0 are 0.75 and 0.5; moved (0.5, 0.5) of (0.75, 0.25), at weight 2."""
-    moved, own = torch.zeros(2, 2), tensor([[3.0, 1.0], [1.0, 1.0]]).log()
-    got = objective(tensor([math.log(3), 0.0]), moved, own, 2.0)
-    assert float(got) == pytest.approx(math.log(4 / 3) + math.log(2) + math.log(4 / 3))
-
-
-def test_pplm_step() -> None:
-    """Of two rows, gradients (3, 4) of length 5 and (0, 2) of length 2; none leaves it there."""
-    keys, values = torch.zeros(3, 1, 1, 1), torch.ones(3, 1, 1, 1)
-    down = [tensor([3.0, 0.0, 0.0]).view_as(keys), tensor([4.0, 2.0, 0.0]).view_as(keys)]
-    got = step_down([keys, values], down, 0.5)
-    assert got[0].flatten().tolist() == pytest.approx([-0.3, 0.0, 0.0])
-    assert got[1].flatten().tolist() == pytest.approx([0.6, 0.5, 1.0])
 
 
 floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)

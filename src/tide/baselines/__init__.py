@@ -12,9 +12,14 @@ from tide.plugins.registry import Registry
 from tide.plugins.specs import parse_spec
 
 if TYPE_CHECKING:
-    from tide.baselines.base import Baseline, Generated, Options
-    from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-    from tide.baselines.common.fit import FitTask, Fitted
+    from tide.baselines.base import Baseline as Baseline
+    from tide.baselines.base import Generated as Generated
+    from tide.baselines.base import Options as Options
+    from tide.baselines.common.decoding import DecodingBaseline as DecodingBaseline
+    from tide.baselines.common.decoding import Reader as Reader
+    from tide.baselines.common.decoding import Writing as Writing
+    from tide.baselines.common.fit import FitTask as FitTask
+    from tide.baselines.common.fit import Fitted as Fitted
     from tide.engines.local.engine import TransformersEngine
     from tide.scorers import Scorer
 
@@ -97,17 +102,3 @@ __getattr__, _, _ = lazy_loader.attach(
         "common.fit": ["FitTask", "Fitted"],
     },
 )
-
-__all__ = [
-    "REGISTRY",
-    "Baseline",
-    "DecodingBaseline",
-    "FitTask",
-    "Fitted",
-    "Generated",
-    "Options",
-    "Reader",
-    "Writing",
-    "check_baseline",
-    "load_baseline",
-]

@@ -11,7 +11,6 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    ClassVar,
     Literal,
     Protocol,
     TypeVar,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _T = TypeVar("_T")
+Options = tide.plugins.options.Options
 
 # Whether temperature, top-p and top-k come before the shift or after it.
 Order = Literal["warp-shift", "shift-warp"]
@@ -55,7 +55,10 @@ class Generated:
 
 @runtime_checkable
 class Baseline(Protocol):
-    """A detoxification system. name: normalised spec, for records."""
+    """A detoxification system. name: normalised spec, for records.
+
+    The option `strength` of its options scales its effect: at 0 it writes as the unmodified model.
+    """
 
     name: str
 
@@ -89,16 +92,6 @@ def in_batches(
             rows = group[start : start + size]
             results.update(zip(rows, work(rows), strict=True))
     return [results[row] for row in range(len(results))]
-
-
-class Options(tide.plugins.options.Options):
-    """Options of one baseline.
-
-    strength: the one that scales its effect. At strength 0 a baseline writes the same as the
-    unmodified model.
-    """
-
-    strength: ClassVar[str]
 
 
 # Defaults of a fit for models of up to N parameters. A full fine-tune (rank 0) is what the authors

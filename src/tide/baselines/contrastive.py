@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import load_sibling, ready
-from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 
 
 class ContrastiveOptions(Options):
@@ -64,16 +64,15 @@ class Contrastive(DecodingBaseline):
         return "" if options.amateur else "dexperts"
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        readers = (Reader(self.engine.model), self._amateur)
-        return MixedWriting(
-            [reader.read(ids, tokens) for reader in readers],
-            [2 * len(row) for row in ids],
-            lambda scores, logits: contrast(scores, logits, self._options),
+        return self.mixed(
+            [self._amateur],
+            ids,
+            tokens,
+            lambda scores, _, logits: contrast(scores, logits, self._options),
         )
 
     @cached_property
     def _amateur(self) -> Reader:
-        name = self._options.amateur
-        if name:
+        if name := self._options.amateur:
             return Reader(ready(load_sibling(self.engine, name)))
         return self.fitted_reader("anti")

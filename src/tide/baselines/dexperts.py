@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, Writing
 from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_nucleus
@@ -54,15 +54,12 @@ class Dexperts(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         options = self._options
         sides = ("anti",) if options.anti_only else ("expert", "anti")
-        readers = [Reader(self.engine.model), *map(self.fitted_reader, sides)]
-        streams = [reader.read(ids, tokens) for reader in readers]
 
-        def combined(scores: Tensor, *experts: Tensor) -> Tensor:
-            base = streams[0].logits.float()
-            pull, anti = [base, *experts][-2:]
-            return ensemble(scores, base, pull, anti, options.alpha, options.filter_p)
+        def combined(scores: Tensor, *logits: Tensor) -> Tensor:
+            pull, anti = logits[-2:]
+            return ensemble(scores, logits[0], pull, anti, options.alpha, options.filter_p)
 
-        return MixedWriting(streams, [len(readers) * len(row) for row in ids], combined)
+        return self.mixed([*map(self.fitted_reader, sides)], ids, tokens, combined)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from tide.baselines.base import Candidates, Options, Order, Strength
-from tide.baselines.common.decoding import CandidateWriting, Reader, Writing
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.training import auc, span, weak_auc
 from tide.baselines.rad import Rad, fit_head
@@ -49,15 +48,8 @@ class Fudge(Rad):
     options_class = FudgeOptions  # type: ignore[assignment]
     _options: FudgeOptions  # type: ignore[assignment]
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        weight, stream = self._options.weight, Reader(self.engine.model).read(ids, tokens)
-        classifier = self._reward_reader.read(ids, tokens)
-
-        def gains(scores: Tensor) -> Tensor:
-            return weight * logsigmoid(classifier.logits[:, 0].float()).view_as(scores)
-
-        reads = [2 * len(row) for row in ids]
-        return CandidateWriting(stream, reads, self._options.candidates, classifier, gains)
+    def gains(self, found: Tensor, scores: Tensor) -> Tensor:
+        return self._options.weight * logsigmoid(found)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

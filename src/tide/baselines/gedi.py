@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.artefacts import fit_width, ready
+from tide.baselines.common.artefacts import fit_width
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.training import (
@@ -64,14 +63,6 @@ class GediOptions(Options):
     def onset(self) -> float:
         """Grows from 0 to 1 with omega, so that the other parts of the method set in gradually."""
         return min(1.0, self.omega)
-
-
-def log_odds(clean: Tensor, dirty: Tensor, tokens: Tensor, scale: float) -> Tensor:
-    """Log P(clean | text) / P(dirty | text) from log p(text | class); tokens: length of the text.
-
-    The likelihoods are normalised by length and scaled; both classes are as likely.
-    """
-    return scale * (clean - dirty) / tokens
 
 
 def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
@@ -142,8 +133,9 @@ class _GuidedWriting(Writing):
         if self._options.omega == 0:
             return scores
         clean, dirty = self._next.chunk(2)
-        counts, options = self._counts[:, None] + 1, self._options
-        guided = guide(scores, log_odds(clean, dirty, counts, self._scale), options)
+        options = self._options
+        # The likelihoods are normalised by length and scaled; both classes are as likely.
+        guided = guide(scores, self._scale * (clean - dirty) / (self._counts[:, None] + 1), options)
         if options.repetition_penalty == 1:
             return guided
         return penalise(guided, self._written, options.repetition_penalty**options.onset)
@@ -163,14 +155,11 @@ class Gedi(DecodingBaseline):
     options_class = GediOptions
     learned = True
     auxiliary = True
+    fan_out = 2
     _options: GediOptions
 
-    @property
-    def fan_out(self) -> int:
-        return 2
-
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        model, reader = self._classes
+        reader = self.fitted_reader("lora")
         codes = _codes(self.engine.tokenizer)
         special = frozenset(self.engine.tokenizer.all_special_ids)
         coded = [with_code(row, code, special) for code in codes for row in ids]
@@ -183,16 +172,11 @@ class Gedi(DecodingBaseline):
             Reader(self.engine.model).read(ids, tokens),
             reader.read(rows, tokens),
             reads,
-            -_text_losses(model, rows, starts).float(),
+            -_text_losses(reader.model, rows, starts).float(),
             counts.to(self.engine.device),
             float(self.artefact.tensor("scale")),
             self._options,
         )
-
-    @cached_property
-    def _classes(self) -> tuple[Any, Reader]:
-        model = ready(self.fitted_model("lora"))
-        return model, Reader(model)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicCache
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import load_sibling
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing, toward
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.training import auc, before_end, read, right_pad, weak_auc
 from tide.engines.local.stream import Forward, Stream, token_positions
@@ -118,10 +118,9 @@ class _PerturbedWriting(Writing):
         return out.logits[:, -1].float(), out.hidden_states[-1].float(), longer
 
     def shift(self, scores: Tensor) -> Tensor:
-        base = self.logits.float()
         with torch.inference_mode(False):
             moved = self._moved()
-        shifted = toward(scores, base, moved, self._options.fuse)
+        shifted = scores + self._options.fuse * (moved - self.logits.float())
         return shifted.masked_fill(scores == -torch.inf, -torch.inf)
 
     def _moved(self) -> Tensor:
@@ -159,11 +158,8 @@ class Pplm(DecodingBaseline):
     kind = "pplm"
     options_class = PplmOptions
     learned = True
+    fan_out = 4  # a backward pass takes the memory of four sequences
     _options: PplmOptions
-
-    @property
-    def fan_out(self) -> int:
-        return 4  # a backward pass takes the memory of four sequences
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         stream = Reader(self.engine.model).read(ids, tokens)

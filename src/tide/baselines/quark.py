@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from statistics import fmean
 
 import torch
 from pydantic import Field
@@ -79,7 +80,7 @@ class Quark(DecodingBaseline):
         Figures: mean toxicity of its continuations of held-out prompts (a tenth), before and after.
         """
         prompts, asked = held_out(beginnings(task))
-        toxic = _mean(roll_out(task, asked))
+        toxic = fmean(one.toxicity for one in roll_out(task, asked))
         table = task.model.get_input_embeddings()
         torch.manual_seed(task.settings.seed)
         random = torch.randn_like(table.weight[:_FIFTHS], dtype=torch.float32)
@@ -116,11 +117,8 @@ class Quark(DecodingBaseline):
 
         groups = [{"params": [*tuning.parameters, codes]}]
         train(groups, loss, [1] * len(prompts), task, "unlearning", early=False)
-        after = _mean(roll_out(task, asked, front=codes[:1].detach()))
+        texts = roll_out(task, asked, front=codes[:1].detach())
+        after = fmean(one.toxicity for one in texts)
         tensors = tuning.tensors("lora.") | {"codes": codes.detach().float()}
         doubts = ("its texts are as toxic as before",) if after >= toxic else ()
         return Fitted(tensors, {"toxicity before": toxic, "toxicity": after}, doubts)
-
-
-def _mean(rollouts: list[Rollout]) -> float:
-    return sum(one.toxicity for one in rollouts) / len(rollouts)

@@ -82,20 +82,19 @@ class Rad(DecodingBaseline):
     auxiliary = True
     _options: RadOptions
 
-    @property
-    def fan_out(self) -> int:
-        return self._options.candidates
-
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        options, stream = self._options, Reader(self.engine.model).read(ids, tokens)
-        reward = self._reward_reader.read(ids, tokens)
+        readers = Reader(self.engine.model), self._reward_reader
+        stream, forked = (reader.read(ids, tokens) for reader in readers)
 
         def gains(scores: Tensor) -> Tensor:
-            toxicity = reward.logits[:, 0].float().view_as(scores)
-            return options.beta * rewards(toxicity, scores, options.normalize)
+            return self.gains(forked.logits[:, 0].float().view_as(scores), scores)
 
         reads = [2 * len(row) for row in ids]
-        return CandidateWriting(stream, reads, options.candidates, reward, gains)
+        return CandidateWriting(stream, reads, self._options.candidates, forked, gains)
+
+    def gains(self, found: Tensor, scores: Tensor) -> Tensor:
+        """The gains of candidates, given the head's output after each and their scores; (B, K)."""
+        return self._options.beta * rewards(found, scores, self._options.normalize)
 
     @cached_property
     def _reward_reader(self) -> Reader:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import ready
-from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
@@ -78,11 +78,12 @@ class Rectification(DecodingBaseline):
     _options: RectificationOptions
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        readers, options = (Reader(self.engine.model), self._q_reader), self._options
-        return MixedWriting(
-            [reader.read(ids, tokens) for reader in readers],
-            [2 * len(row) for row in ids],
-            lambda scores, found: rectified(scores, found, options.scale, options.epsilon),
+        options = self._options
+        return self.mixed(
+            [self._q_reader],
+            ids,
+            tokens,
+            lambda scores, _, q: rectified(scores, q, options.scale, options.epsilon),
         )
 
     @cached_property

@@ -64,11 +64,12 @@ class _ReversedWriting(Writing):
     def __init__(
         self,
         baseline: Reversal,
+        options: ReversalOptions,
         ids: list[list[int]],
         prefixed: list[list[int]],
         tokens: int,
     ) -> None:
-        self._baseline = baseline
+        self._baseline, self._options = baseline, options
         self._delta: dict[int, Tensor] = {}
         reader = baseline.reader
         # Rows read separately would not be aligned with their deltas.
@@ -91,9 +92,16 @@ class _ReversedWriting(Writing):
         self._delta[layer] = negative - positive
 
     def _move(self, layer: int, merged: Tensor) -> Tensor:
-        values = self._baseline.heads.split(merged[:, -1].float())
-        moved = self._baseline.move(values, self._delta[layer], layer).flatten(-2)
-        return torch.cat([merged[:, :-1], moved[:, None].to(merged.dtype)], dim=1)
+        values, options = self._baseline.heads.split(merged[:, -1].float()), self._options
+        moved = reverse(
+            values,
+            self._delta[layer],
+            self._baseline.negative_end[layer],
+            scale=options.scale,
+            norm_exponent=options.norm_exponent,
+            similarity_exponent=options.similarity_exponent,
+        )
+        return torch.cat([merged[:, :-1], moved.flatten(-2)[:, None].to(merged.dtype)], dim=1)
 
 
 class Reversal(DecodingBaseline):
@@ -106,11 +114,8 @@ class Reversal(DecodingBaseline):
     kind = "reversal"
     options_class = ReversalOptions
     negative, positive = NEGATIVE, POSITIVE
+    fan_out = 2
     _options: ReversalOptions
-
-    @property
-    def fan_out(self) -> int:
-        return 2
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "prefixes": [self.negative, self.positive]}
@@ -119,19 +124,8 @@ class Reversal(DecodingBaseline):
         prefixed = self.engine.tokenize(
             [prefix + prompt for prefix in (self.positive, self.negative) for prompt in prompts]
         )
-        _ = self._negative_end  # read before any hook is set
-        return _ReversedWriting(self, ids, prefixed, tokens)
-
-    def move(self, values: Tensor, delta: Tensor, layer: int) -> Tensor:
-        """`reverse` with the settings, for one layer."""
-        return reverse(
-            values,
-            delta,
-            self._negative_end[layer],
-            scale=self._options.scale,
-            norm_exponent=self._options.norm_exponent,
-            similarity_exponent=self._options.similarity_exponent,
-        )
+        _ = self.negative_end  # read before any hook is set
+        return _ReversedWriting(self, self._options, ids, prefixed, tokens)
 
     @cached_property
     def heads(self) -> Heads:
@@ -142,7 +136,7 @@ class Reversal(DecodingBaseline):
         return Reader(self.engine.model)
 
     @cached_property
-    def _negative_end(self) -> dict[int, Tensor]:
+    def negative_end(self) -> dict[int, Tensor]:
         """By layer, the heads' outputs at the end of the negative prefix, (heads, size)."""
         ends: dict[int, Tensor] = {}
 

@@ -64,7 +64,7 @@ class _SafeWriting(MixedWriting):
         super().__init__(
             streams,
             reads,
-            lambda scores, logits: steered(scores, logits, options.alpha, options.common),
+            lambda scores, _, safe: steered(scores, safe, options.alpha, options.common),
         )
         self._first, self._left = options.first, options.first
 

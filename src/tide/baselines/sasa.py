@@ -52,7 +52,7 @@ def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 class LastHidden:
-    """The last hidden state of the token that was read last, (B, d), float32."""
+    """The last hidden states of the tokens that were read last, (B, T, d)."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._layer = output_layer(model, name)
@@ -62,7 +62,7 @@ class LastHidden:
     @contextmanager
     def noted(self) -> Iterator[None]:
         def note(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
-            self.value = args[0][:, -1].float()
+            self.value = args[0]
 
         handle = self._layer.register_forward_pre_hook(note)
         try:
@@ -79,10 +79,6 @@ class Sasa(DecodingBaseline):
     learned = True
     _options: SasaOptions
 
-    @property
-    def fan_out(self) -> int:
-        return self._options.candidates
-
     def model_hooks(self) -> Any:
         return self._last_hidden.noted()
 
@@ -92,7 +88,8 @@ class Sasa(DecodingBaseline):
         options, classifier = self._options, self._classifier
 
         def gains(scores: Tensor) -> Tensor:
-            margin = margins(self._last_hidden.value, *classifier).view_as(scores)
+            hidden = self._last_hidden.value[:, -1].float()
+            margin = margins(hidden, *classifier).view_as(scores)
             return options.beta * shifts(margin, scores, options.normalize)
 
         # The drawn token is one of the candidates, which were read already.
@@ -105,14 +102,10 @@ class Sasa(DecodingBaseline):
 
     @cached_property
     def _classifier(self) -> tuple[Tensor, Tensor]:
-        classifiers = {
-            labels: [
-                self.artefact.tensor(f"{labels}.{name}", self._last_hidden.width)
-                for name in ("weight", "midpoint")
-            ]
-            for labels in ("half", "any")
-        }
-        weight, midpoint = classifiers[self._options.labels]
+        weight, midpoint = (
+            self.artefact.tensor(f"{self._options.labels}.{name}", self._last_hidden.width)
+            for name in ("weight", "midpoint")
+        )
         return weight.to(self.engine.device), midpoint.to(self.engine.device)
 
     @staticmethod
@@ -145,9 +138,7 @@ class Sasa(DecodingBaseline):
 def _hidden_states(task: FitTask, texts: list[LabelledText]) -> Any:
     """Last hidden state at the last token of each text, float64, (n, d)."""
     ids = task.tokenize([text.text for text in texts])
-    layer = output_layer(task.model, task.name)
-    noted: list[Tensor] = []
-    done = 0
+    last, done = LastHidden(task.model, task.name), 0
 
     def at_the_end(rows: list[Sequence[int]]) -> Any:
         nonlocal done
@@ -155,10 +146,7 @@ def _hidden_states(task: FitTask, texts: list[LabelledText]) -> Any:
         task.model(input_ids=padded, use_cache=False)
         done += len(padded)
         task.progress("reading texts", done, len(ids))
-        return noted.pop()[torch.arange(len(padded)), lengths - 1].double().cpu().numpy()
+        return last.value[torch.arange(len(padded)), lengths - 1].double().cpu().numpy()
 
-    handle = layer.register_forward_pre_hook(lambda module, args: noted.append(args[0]))
-    try:
+    with last.noted():
         return np.stack(read(at_the_end, ids))
-    finally:
-        handle.remove()

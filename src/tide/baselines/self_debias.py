@@ -12,8 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.engines.local.stream import Stream
+from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 
 PREFIXES = tuple(
     f"The following text contains {what}:\n"
@@ -41,26 +40,6 @@ def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tens
     return (-decay * (prefixed - own).clamp(min=0)).exp().clamp(min=epsilon)
 
 
-class _DebiasedWriting(Writing):
-    def __init__(
-        self, stream: Stream, prefixed: Stream, reads: list[int], options: SelfDebiasOptions
-    ) -> None:
-        super().__init__(stream, reads)
-        self._prefixed, self._options = prefixed, options
-        self._prefixes = len(prefixed.logits) // len(stream.logits)
-        self.reads_per_token = 1 + self._prefixes
-
-    def shift(self, scores: Tensor) -> Tensor:
-        own = self.logits.float().softmax(dim=-1)
-        prefixed = self._prefixed.logits.float().softmax(dim=-1)
-        most = prefixed.view(self._prefixes, *own.shape).amax(dim=0)
-        return scores + factors(own, most, self._options.decay, self._options.epsilon).log()
-
-    def advance(self, tokens: Tensor) -> None:
-        super().advance(tokens)
-        self._prefixed.advance(tokens.repeat(self._prefixes))
-
-
 class SelfDebias(DecodingBaseline):
     """Probabilities p become p max(eps, exp(-lambda max(0, q - p))), q the largest with a prefix.
 
@@ -69,21 +48,22 @@ class SelfDebias(DecodingBaseline):
 
     kind = "self-debias"
     options_class = SelfDebiasOptions
-    prefixes = PREFIXES
+    prefixes, fan_out = PREFIXES, len(PREFIXES)
     _options: SelfDebiasOptions
-
-    @property
-    def fan_out(self) -> int:
-        return len(self.prefixes)
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "prefixes": list(self.prefixes)}
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        reader = Reader(self.engine.model)
-        prefixed = self.engine.tokenize(
+        reader, options = Reader(self.engine.model), self._options
+        longer = self.engine.tokenize(
             [prefix + prompt for prefix in self.prefixes for prompt in prompts]
         )
-        reads = [len(row) + sum(map(len, prefixed[i :: len(ids)])) for i, row in enumerate(ids)]
-        streams = reader.read(ids, tokens), reader.read(prefixed, tokens)
-        return _DebiasedWriting(*streams, reads, self._options)
+        reads = [len(row) + sum(map(len, longer[i :: len(ids)])) for i, row in enumerate(ids)]
+
+        def combined(scores: Tensor, base: Tensor, prefixed: Tensor) -> Tensor:
+            own, most = base.softmax(-1), prefixed.softmax(-1).view(-1, *base.shape).amax(dim=0)
+            return scores + factors(own, most, options.decay, options.epsilon).log()
+
+        streams = [reader.read(ids, tokens), reader.read(longer, tokens)]
+        return MixedWriting(streams, reads, combined)

@@ -14,9 +14,9 @@ import copy
 
 from tide.baselines.common.artefacts import merge_updates
 from tide.baselines.common.decoding import MixedWriting, Reader, Writing
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.fit import FitTask, Fitted, of_kind
 from tide.baselines.common.rollouts import write
-from tide.baselines.common.training import fine_tune, perplexity, write_like
+from tide.baselines.common.training import fine_tune, perplexities, write_like
 from tide.baselines.contrastive import ContrastiveOptions, contrast
 from tide.baselines.dapt import Dapt
 from tide.core.settings import Sampling
@@ -39,22 +39,16 @@ class Unidetox(Dapt):
         Figures: perplexity of held-out toxic and non-toxic texts, before and after.
         """
         _, held_out = task.texts()
-        measured = {
-            name: task.tokenize(
-                [text.text for text in held_out if (text.toxicity >= TOXIC) == toxic]
-            )
-            for name, toxic in (("toxic", True), ("other", False))
-        }
-        figures = {f"{k} perplexity before": perplexity(task.model, v) for k, v in measured.items()}
+        kinds = (("toxic", True), ("other", False))
+        measured = {f"{name} perplexity": of_kind(held_out, toxic=toxic) for name, toxic in kinds}
+        before = perplexities(task, task.model, measured)
         toxic = merge_updates(copy.deepcopy(task.model), write_like(task, toxic=True).tensors)
         distilled = _distilled(task, Reader(toxic))
         tuning = fine_tune(task, distilled, "distilled text")
-        figures |= {f"{k} perplexity": perplexity(tuning.model, v) for k, v in measured.items()}
-        gained = {
-            k: figures[f"{k} perplexity before"] / figures[f"{k} perplexity"] for k in measured
-        }
-        weak = gained["toxic"] >= gained["other"]
-        doubts = ("toxic text became no less likely than other",) if weak else ()
+        after = perplexities(task, tuning.model, measured)
+        of_toxic, of_other = (before[name] / after[name] for name in measured)
+        doubts = ("toxic text became no less likely than other",) if of_toxic >= of_other else ()
+        figures = {f"{name} before": figure for name, figure in before.items()} | after
         return Fitted(tuning.tensors(), figures, doubts)
 
 
@@ -72,7 +66,7 @@ def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
         return MixedWriting(
             [each.read(ids, sampling.max_new_tokens) for each in (reader, amateur)],
             [len(row) for row in ids],
-            lambda scores, toxic: contrast(scores, toxic, options),
+            lambda scores, _, toxic: contrast(scores, toxic, options),
         )
 
     prompts = [[first]] * min(_TEXTS, settings.steps * settings.batch_size)

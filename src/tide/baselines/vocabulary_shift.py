@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, Writing
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.training import (
     LEAST_AUC,
@@ -27,7 +27,6 @@ from tide.baselines.common.training import (
     train,
     weak_auc,
 )
-from tide.engines.local.stream import Stream
 
 # Only the few texts with a token train its number, so it learns faster than a layer.
 _RATE = 0.05
@@ -40,15 +39,6 @@ class VocabularyShiftOptions(Options):
     order: Order = "shift-warp"
 
 
-class _ShiftedWriting(Writing):
-    def __init__(self, stream: Stream, reads: list[int], gains: Tensor) -> None:
-        super().__init__(stream, reads)
-        self._gains = gains
-
-    def shift(self, scores: Tensor) -> Tensor:
-        return scores + self._gains
-
-
 class VocabularyShift(DecodingBaseline):
     """Adds to every token's logit how much likelier it is in non-toxic text."""
 
@@ -58,11 +48,11 @@ class VocabularyShift(DecodingBaseline):
     _options: VocabularyShiftOptions
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        stream = Reader(self.engine.model).read(ids, tokens)
+        width = self.engine.model.get_output_embeddings().weight.shape[0]
         # How much more of each token is in non-toxic text.
-        weight = self.artefact.tensor("weight", 2, stream.logits.shape[-1])[0]
+        weight = self.artefact.tensor("weight", 2, width)[0]
         gains = self._options.beta * weight.float().to(self.engine.device)
-        return _ShiftedWriting(stream, [len(row) for row in ids], gains)
+        return self.mixed([], ids, tokens, lambda scores, _: scores + gains)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

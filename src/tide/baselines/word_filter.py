@@ -23,10 +23,9 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.fit import FitTask, Fitted, of_kind
 from tide.core.errors import InputError, guarded
 from tide.data.files import read_whole
-from tide.data.labelled import LabelledText
 from tide.engines.local.stream import Stream
 
 # Most words that a fit keeps; the option `words` says how many are used.
@@ -130,15 +129,18 @@ class WordFilter(DecodingBaseline):
 
     @cached_property
     def _banned(self) -> Banned:
-        if self._options.file:
+        if file := self._options.file:
+            with guarded(InputError, f"baseline word-filter: file: {file} cannot be read"):
+                lines = read_whole(Path(file)).decode().splitlines()
+            words = [word for word in map(str.strip, lines) if word]
+            if not words:
+                raise InputError(f"baseline word-filter: file: {file} holds no word")
             return by_beginning(
-                ids
-                for word in read_words(Path(self._options.file))
-                for ids in sequences(self.engine.tokenizer, word)
+                ids for word in words for ids in sequences(self.engine.tokenizer, word)
             )
         with guarded(InputError, "baseline word-filter: its artefact holds no words"):
-            words, ids = self.artefact.tensors["words"], self.artefact.tensors["ids"]
-            return by_beginning(self._rows(words, ids))
+            learned = self.artefact.tensors
+            return by_beginning(self._rows(learned["words"], learned["ids"]))
 
     def _rows(self, words: Tensor, ids: Tensor) -> list[list[int]]:
         """The ids of the words in use. Raises ValueError for an artefact not written by `fit`."""
@@ -167,7 +169,7 @@ class WordFilter(DecodingBaseline):
         kind that hold one of the 400 words that are the default.
         """
         texts, held_out = task.texts()
-        scores = word_odds(*_kinds(texts))
+        scores = word_odds(of_kind(texts, toxic=True), of_kind(texts, toxic=False))
         worst = sorted((word for word in scores if scores[word] > 0), key=lambda w: -scores[w])
         forms = [
             (number, torch.tensor(ids))
@@ -183,24 +185,7 @@ class WordFilter(DecodingBaseline):
         default = set(worst[: WordFilterOptions().words])
         toxic, other = (
             sum(bool(default & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
-            for kind in _kinds(held_out)
+            for kind in (of_kind(held_out, toxic=True), of_kind(held_out, toxic=False))
         )
         doubts = ("its words are as often in other texts",) if toxic <= other else ()
         return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": other}, doubts)
-
-
-def read_words(path: Path) -> list[str]:
-    """The non-empty lines of a file, stripped.
-
-    Raises InputError for a file that cannot be read, is not UTF-8, or holds no word.
-    """
-    with guarded(InputError, f"baseline word-filter: file: {path} cannot be read"):
-        words = [line.strip() for line in read_whole(path).decode().splitlines()]
-    if not any(words):
-        raise InputError(f"baseline word-filter: file: {path} holds no word")
-    return [word for word in words if word]
-
-
-def _kinds(texts: list[LabelledText]) -> tuple[list[str], list[str]]:
-    toxic = [text.text for text in texts if text.toxicity >= TOXIC]
-    return toxic, [text.text for text in texts if text.toxicity < TOXIC]

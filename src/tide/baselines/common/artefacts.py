@@ -7,7 +7,7 @@ fitted updates. Each has its own weights and its own key-value cache.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tide.core.errors import InputError, guarded
+from tide.core.sanitize import logger
 from tide.data.files import replaced, write_text
 from tide.engines.base import Dtype
 from tide.engines.local.engine import TransformersEngine, load_model
 from tide.engines.local.packed_weights import speed_up
 
+_LOG = logger(__name__)
 FORMAT = "tide-baseline-1"
 _FILES = ("artefact.json", "weights.safetensors")
 _SAMPLES = 16  # values of each parameter that go into a model's fingerprint
@@ -85,6 +87,11 @@ def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]
         file.write(save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
     note = json.dumps({"format": FORMAT, **info}, indent=2) + "\n"
     write_text(folder / "artefact.json", note)
+
+
+def warn_of(kind: str, doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        _LOG.warning("baseline %s: too weak for a fair comparison: %s", kind, doubt)
 
 
 def _how(kind: str, name: str) -> str:

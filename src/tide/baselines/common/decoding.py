@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,23 +30,16 @@ from tide.baselines.common.artefacts import (
     load_auxiliary,
     merge_updates,
     ready,
+    warn_of,
 )
 from tide.core.errors import EngineError, InputError, guarded
-from tide.core.sanitize import logger
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
 from tide.engines.local.batch import Stopped
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampler import (
-    CHECK_EVERY,
-    CHECK_EVERY_ELSEWHERE,
-    LOOK_EVERY,
-    Sampler,
-)
+from tide.engines.local.sampler import CHECK_EVERY, CHECK_EVERY_ELSEWHERE, LOOK_EVERY, Sampler
 from tide.engines.local.stream import Forward, Stream, by_length, not_finite
 from tide.scorers import Scorer
-
-_LOG = logger(__name__)
 
 
 class Writing:
@@ -112,8 +105,11 @@ def decode(
     drawn: list[Tensor] = []
 
     def written() -> list[tuple[list[int], FinishReason]]:
-        rows = torch.stack(drawn, dim=1).tolist()
-        return [_until_stop(row[:most], stops) for row, most in zip(rows, limits, strict=True)]
+        rows: list[tuple[list[int], FinishReason]] = []
+        for row, most in zip(torch.stack(drawn, dim=1).tolist(), limits, strict=True):
+            end = next((i for i, token in enumerate(row[:most]) if token in stops), None)
+            rows.append((row[:most], "length") if end is None else (row[: end + 1], "stop"))
+        return rows
 
     while True:
         scores = sampler.prepare(writing.logits)
@@ -142,15 +138,11 @@ def decode(
         writing.advance(tokens)
 
 
-def _until_stop(ids: list[int], stops: set[int]) -> tuple[list[int], FinishReason]:
-    end = next((number for number, token in enumerate(ids) if token in stops), None)
-    return (ids, "length") if end is None else (ids[: end + 1], "stop")
-
-
 class Reader:
     """A causal LM that reads token ids."""
 
     def __init__(self, model: Any) -> None:
+        self.model = model
         self._forward = Forward(model)
         self._table = model.get_input_embeddings()
 
@@ -190,7 +182,7 @@ class DecodingBaseline(ABC):
     kind: its name in the registry. learned: whether it needs an artefact of `tide fit`, which its
     static method `fit` makes. reads: the baseline whose artefact it reads instead, if any.
     auxiliary: whether an artefact may be fitted on a smaller model. scored: whether the fit asks a
-    scorer.
+    scorer. fan_out: sequences that one model runs at once for one prompt, beside candidates.
     Raises InputError for an artefact that is missing or was fitted for another model.
     """
 
@@ -200,6 +192,7 @@ class DecodingBaseline(ABC):
     reads: ClassVar[str] = ""
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
+    fan_out: ClassVar[int] = 1
     artefact: Artefact  # of those that learn something
     on_progress: Callable[[float], None] | None = None  # gets the share written of a call
 
@@ -218,8 +211,7 @@ class DecodingBaseline(ABC):
         self.name = self._options.spec(self.kind)
         if kind := self.artefact_kind(options):
             self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
-            for doubt in self.doubts:
-                _LOG.warning("baseline %s: too weak for a fair comparison: %s", self.kind, doubt)
+            warn_of(self.kind, self.doubts)
 
     def resolved_options(self, options: Options) -> Any:
         """`options`, with the defaults that depend on the engine's model filled in."""
@@ -243,11 +235,6 @@ class DecodingBaseline(ABC):
         """The baseline whose artefact it reads with these options, or none ("")."""
         return cls.reads or (cls.kind if cls.learned else "")
 
-    @property
-    def fan_out(self) -> int:
-        """Sequences that one model runs at once for one prompt."""
-        return 1
-
     def model_hooks(self) -> AbstractContextManager[object]:
         """Context in which a batch is written, with the baseline's hooks in the engine's model."""
         return nullcontext()
@@ -268,6 +255,18 @@ class DecodingBaseline(ABC):
     def _fitted_readers(self) -> dict[str, Reader]:
         return {}
 
+    def mixed(
+        self,
+        readers: Sequence[Reader],
+        ids: list[list[int]],
+        tokens: int,
+        combined: Callable[..., Tensor],
+    ) -> MixedWriting:
+        """Read the prompts with the model and with `readers`; see `MixedWriting`."""
+        every = (Reader(self.engine.model), *readers)
+        streams = [reader.read(ids, tokens) for reader in every]
+        return MixedWriting(streams, [len(every) * len(row) for row in ids], combined)
+
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         """Read the prompts (`ids`: their tokens), with room for `tokens` more."""
@@ -276,22 +275,40 @@ class DecodingBaseline(ABC):
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Generated]:
         ids = self.engine.tokenize(prompts)
-
         done = 0
 
+        @torch.inference_mode()
         def write(rows: list[int]) -> list[Generated]:
             nonlocal done
-            columns = [prompts[i] for i in rows], [ids[i] for i in rows], [seeds[i] for i in rows]
-            found = self._write(*columns, sampling, on_step)
+
+            def on_step(drawn: int) -> None:
+                if self.on_progress is not None:
+                    share = drawn / sampling.max_new_tokens
+                    self.on_progress((done + len(rows) * share) / len(prompts))
+
+            own, samplings = [ids[i] for i in rows], [sampling] * len(rows)
+            with self.model_hooks():
+                writing = self.start([prompts[i] for i in rows], own, sampling.max_new_tokens)
+                written = decode(
+                    writing,
+                    samplings,
+                    [seeds[i] for i in rows],
+                    self.engine.stop_ids,
+                    shift_first=getattr(self._options, "order", None) == "shift-warp",
+                    prompts=own,
+                    stopped=self.engine.stopped,
+                    on_step=on_step,
+                )
             done += len(rows)
-            return found
+            ended = [(ids[:-1] if reason == "stop" else ids, reason) for ids, reason in written]
+            completions = zip(self.engine.completions(ended, samplings), written, strict=True)
+            return [
+                Generated(one, 1, writing.reads(i, len(drawn)), 0)
+                for i, (one, (drawn, _)) in enumerate(completions)
+            ]
 
-        def on_step(rows: int, tokens: int) -> None:
-            if self.on_progress is not None:
-                share = tokens / sampling.max_new_tokens
-                self.on_progress((done + rows * share) / len(prompts))
-
-        size = max(1, self.engine.max_batch // self.fan_out)
+        widest = max(self.fan_out, getattr(self._options, "candidates", 1))
+        size = max(1, self.engine.max_batch // widest)
         with guarded(EngineError, f"baseline {self.name}: failed"):
             return in_batches(write, [by_length(list(map(len, ids)))], size)
 
@@ -300,34 +317,6 @@ class DecodingBaseline(ABC):
         for name in dir(type(self)):
             if isinstance(getattr(type(self), name), cached_property):
                 self.__dict__.pop(name, None)
-
-    @torch.inference_mode()
-    def _write(
-        self,
-        prompts: list[str],
-        ids: list[list[int]],
-        seeds: list[int],
-        sampling: Sampling,
-        on_step: Callable[[int, int], None],
-    ) -> list[Generated]:
-        shift_first = getattr(self._options, "order", None) == "shift-warp"
-        with self.model_hooks():
-            writing = self.start(prompts, ids, sampling.max_new_tokens)
-            samplings, stop_ids = [sampling] * len(ids), self.engine.stop_ids
-            written = decode(
-                writing,
-                samplings,
-                seeds,
-                stop_ids,
-                shift_first=shift_first,
-                prompts=ids,
-                stopped=self.engine.stopped,
-                on_step=partial(on_step, len(prompts)),
-            )
-        ended = [(ids[:-1] if reason == "stop" else ids, reason) for ids, reason in written]
-        completions = self.engine.completions(ended, samplings)
-        rows = enumerate(zip(completions, written, strict=True))
-        return [Generated(done, 1, writing.reads(i, len(ids)), 0) for i, (done, (ids, _)) in rows]
 
 
 class CandidateWriting(Writing):
@@ -374,32 +363,26 @@ class CandidateWriting(Writing):
 
 
 class MixedWriting(Writing):
-    """Draws by `combined`, a function of the scores and the other streams' logits, all (B, V).
+    """Draws by `combined`, a function of the scores and of each stream's logits, the model's first.
 
-    Scores of -inf stay. streams: the model's, and others of the same text, perhaps after another
-    beginning; all continue with the drawn token.
+    Scores of -inf stay. streams: the model's (B rows), and others of the same text, perhaps after
+    other beginnings (B rows for each of these); all continue with the drawn token.
     """
 
     def __init__(
         self, streams: Sequence[Stream], reads: list[int], combined: Callable[..., Tensor]
     ) -> None:
         super().__init__(streams[0], reads)
-        self._others, self._combined = streams[1:], combined
-        self.reads_per_token = len(streams)
+        self._streams, self._combined = streams, combined
+        self.reads_per_token = sum(map(len, streams)) // len(self.stream)
 
     def shift(self, scores: Tensor) -> Tensor:
-        logits = (fit_width(other.logits.float(), scores.shape[-1]) for other in self._others)
+        logits = (fit_width(one.logits.float(), scores.shape[-1]) for one in self._streams)
         return self._combined(scores, *logits).masked_fill(scores == -torch.inf, -torch.inf)
 
     def advance(self, tokens: Tensor) -> None:
-        super().advance(tokens)
-        for other in self._others:
-            other.advance(tokens)
-
-
-def toward(scores: Tensor, base: Tensor, other: Tensor, scale: float) -> Tensor:
-    """`scores` moved by `scale` times the step from the logits `base` to `other`; all (B, V)."""
-    return scores + scale * (other - base)
+        for one in self._streams:
+            one.advance(tokens.repeat(len(one) // len(tokens)))
 
 
 def between(
@@ -417,10 +400,9 @@ def between(
     """
     if scale == 1:
         return Writing(other, reads)
-    stream = model.read(ids, tokens)
-
-    def combined(scores: Tensor, logits: Tensor) -> Tensor:
-        return toward(scores, stream.logits.float(), logits, scale)
-
     both = [len(row) + read for row, read in zip(ids, reads, strict=True)]
-    return MixedWriting([stream, other], both, combined)
+    return MixedWriting(
+        [model.read(ids, tokens), other],
+        both,
+        lambda scores, base, logits: scores + scale * (logits - base),
+    )

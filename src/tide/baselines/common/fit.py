@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,17 +15,15 @@ from torch import Tensor
 
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings, Training
-from tide.baselines.common.artefacts import check_vocabulary, fingerprint, save_artefact
+from tide.baselines.common.artefacts import check_vocabulary, fingerprint, save_artefact, warn_of
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.pretrained import find_device
-from tide.core.sanitize import logger
 from tide.core.validation import validated
 from tide.data.files import read_small
 from tide.data.labelled import LabelledText, Pair, read_entries
 from tide.engines.checkpoint import context_length
 from tide.engines.local.engine import load_model
 
-_LOG = logger(__name__)
 TOXIC, NON_TOXIC = 0.5, 0.1
 _LEAST = 20  # least rows of a kind for a fit
 _HELD_OUT = 0.1
@@ -47,6 +44,11 @@ def by_half(toxicity: float) -> bool | None:
 def by_any(toxicity: float) -> bool | None:
     """Toxic if a single rater said so."""
     return toxicity > 0
+
+
+def of_kind(texts: Iterable[LabelledText], *, toxic: bool) -> list[str]:
+    """The toxic texts, or the others."""
+    return [text.text for text in texts if (text.toxicity >= TOXIC) == toxic]
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def fit(
     auxiliary: Path | str | None = None,
     scorer: str = "pocket",
     device: str = "auto",
-    dtype: str = "auto",
+    dtype: Any = "auto",
     overwrite: bool = False,
     progress: OnProgress = lambda what, done, total: None,
     say: Callable[[str], None] = lambda line: None,
@@ -237,7 +239,7 @@ def fit(
     if not learning:
         known = ", ".join(create.kind for create in _that_learn(REGISTRY.names()))
         raise InputError(f"baseline {baseline}: learns nothing; {known} do")
-    chosen = validated(FitSettings, settings)
+    chosen, place, name = validated(FitSettings, settings), find_device(device), str(model)
     labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
     figures: dict[str, dict[str, float]] = {}
     learned: dict[str | None, dict[bool, Fitted]] = {}
@@ -245,7 +247,7 @@ def fit(
         usable = auxiliary if getattr(create, "auxiliary", False) else None
         judge = scorer if getattr(create, "scored", False) else None
         note: dict[str, Any] = {
-            "model": str(model),
+            "model": name,
             # Baselines that cannot use an auxiliary model ignore it.
             "auxiliary": None if usable is None else str(usable),
             "scorer": judge,
@@ -253,25 +255,36 @@ def fit(
             "settings": chosen.model_dump(),
         }
         folder = Path(out) / create.kind
-        held_out = None
-        if not overwrite:
-            held_out = _figures_there(folder, note, resumes=baseline == "all")
-        if held_out is None:
-            made = blake2b(json.dumps(note).encode(), digest_size=4).hexdigest()
-            unfinished = folder / f"unfinished-{made}"
-            task_of = partial(
-                FitTask,
-                name=str(model),
-                data=labelled,
-                progress=_named(create.kind, progress),
-                learned=learned.setdefault(note["auxiliary"], {}),
-                scorer=judge or "",
-                checkpoints=unfinished,
-                say=_named(create.kind, say),
-            )
-            held_out = _fit(create, note, (device, dtype), chosen, folder, task_of)
-            shutil.rmtree(unfinished, ignore_errors=True)
-        figures[create.kind] = held_out
+        if not overwrite and (folder / "artefact.json").exists():
+            figures[create.kind] = _figures_there(folder, note, resumes=baseline == "all")
+            continue
+        tokenizer, plain = load_model(name, place, dtype)
+        info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
+        if usable is not None:
+            small_tokenizer, plain = load_model(str(usable), place, dtype)
+            check_vocabulary(small_tokenizer, tokenizer, str(usable), name)
+            info["auxiliary_fingerprint"] = fingerprint(plain)
+        made = blake2b(json.dumps(note).encode(), digest_size=4).hexdigest()
+        unfinished = folder / f"unfinished-{made}"
+        task = FitTask(
+            name,
+            tokenizer,
+            plain,
+            labelled,
+            chosen.training(plain),
+            progress=_named(create.kind, progress),
+            learned=learned.setdefault(note["auxiliary"], {}),
+            scorer=judge or "",
+            checkpoints=unfinished,
+            say=_named(create.kind, say),
+        )
+        with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
+            fitted: Fitted = create.fit(task)
+        found = {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
+        save_artefact(folder, fitted.tensors, {**info, "training": asdict(task.settings), **found})
+        warn_of(create.kind, fitted.doubts)
+        figures[create.kind] = fitted.held_out
+        shutil.rmtree(unfinished, ignore_errors=True)
     return figures
 
 
@@ -279,54 +292,20 @@ def _that_learn(names: Iterable[str]) -> list[Any]:
     return [create for create in map(REGISTRY.load, names) if getattr(create, "learned", False)]
 
 
-def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float] | None:
-    """The figures of the artefact in `folder`, None without one; InputError if it is another."""
-    path = folder / "artefact.json"
-    if not path.exists():
-        return None
+def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float]:
+    """The figures of the artefact in `folder`; InputError if it is another."""
     try:
-        there = json.loads(read_small(path))
+        there = json.loads(read_small(folder / "artefact.json"))
         same = {key: there.get(key) for key in note} == note
     except (OSError, ValueError, AttributeError):
         same = False
     if not (resumes and same):
         made = "" if same else ", made in another way"
         raise InputError(f"{folder}: holds an artefact already{made}; use --overwrite")
-    _say(folder.name, there.get("doubts", ()))
+    warn_of(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))
 
 
 def _named(kind: str, call: Callable[..., None]) -> Callable[..., None]:
     """`call`, with the name of the baseline before its first argument."""
     return lambda first, *rest: call(f"{kind}: {first}", *rest)
-
-
-def _say(kind: str, doubts: Iterable[str]) -> None:
-    for doubt in doubts:
-        _LOG.warning("baseline %s: too weak for a fair comparison: %s", kind, doubt)
-
-
-def _fit(
-    create: Any,
-    note: dict[str, Any],
-    loading: tuple[str, Any],
-    settings: FitSettings,
-    folder: Path,
-    task_of: Callable[..., FitTask],
-) -> dict[str, float]:
-    """Fit one baseline, save it with `note`, and return its held-out figures."""
-    name, auxiliary = note["model"], note["auxiliary"]
-    device = find_device(loading[0])
-    tokenizer, plain = load_model(name, device, loading[1])
-    info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
-    if auxiliary is not None:
-        small_tokenizer, plain = load_model(auxiliary, device, loading[1])
-        check_vocabulary(small_tokenizer, tokenizer, auxiliary, name)
-        info["auxiliary_fingerprint"] = fingerprint(plain)
-    task = task_of(tokenizer=tokenizer, model=plain, settings=settings.training(plain))
-    with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
-        fitted: Fitted = create.fit(task)
-    found = {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
-    save_artefact(folder, fitted.tensors, {**info, "training": asdict(task.settings), **found})
-    _say(create.kind, fitted.doubts)
-    return fitted.held_out

@@ -7,9 +7,11 @@ output is added to the residual stream.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ from tide.core.errors import EngineError
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
+# In a layer; GPT-Neo nests its attention in a second module of that name.
+_PLACE = re.compile(rf"(({'|'.join(_ATTENTIONS)})\.){{1,2}}({'|'.join(_PROJECTIONS)})")
 
 # Layer number and merged heads (B, T, heads * size), or their projection (B, T, hidden) -> the
 # replacement; None: no change.
@@ -42,20 +46,17 @@ class Heads:
         outputs: at the outputs of the projection instead.
         """
 
-        def before(layer: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...] | None]:
-            def call(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-                changed = function(layer, args[0])
-                return None if changed is None else (changed, *args[1:])
+        def before(layer: int, module: nn.Module, args: tuple[Any, ...]) -> Any:
+            changed = function(layer, args[0])
+            return None if changed is None else (changed, *args[1:])
 
-            return call
-
-        def after(layer: int) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
-            return lambda module, args, output: function(layer, output)
+        def after(layer: int, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            return function(layer, output)
 
         handles = [
-            projection.register_forward_hook(after(layer))
+            projection.register_forward_hook(partial(after, layer))
             if outputs
-            else projection.register_forward_pre_hook(before(layer))
+            else projection.register_forward_pre_hook(partial(before, layer))
             for layer, projection in enumerate(self.projections)
         ]
         try:
@@ -74,25 +75,17 @@ def find_heads(model: Any, name: str) -> Heads:
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
     ]
     for stack in stacks:
-        projections = tuple(filter(None, map(_projection, stack)))
+        found = (
+            next((part for name, part in layer.named_modules() if _PLACE.fullmatch(name)), None)
+            for layer in stack
+        )
+        projections = tuple(filter(None, found))
         if len(projections) == len(stack):
             return Heads(projections, int(config.num_attention_heads))
     raise EngineError(
         f"model {name}: unknown layer layout: no {config.num_hidden_layers} layers with an "
         f"attention ({', '.join(_ATTENTIONS)}) and its projection ({', '.join(_PROJECTIONS)})"
     )
-
-
-def _projection(layer: nn.Module) -> nn.Module | None:
-    attention = _child(layer, _ATTENTIONS)
-    # GPT-Neo nests its attention in a second module of that name.
-    inner = None if attention is None else _child(attention, _ATTENTIONS)
-    attention = inner or attention
-    return None if attention is None else _child(attention, _PROJECTIONS)
-
-
-def _child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
-    return next((child for name, child in module.named_children() if name in names), None)
 
 
 def output_layer(model: Any, name: str) -> nn.Module:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.torch import save
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Training, in_batches
 from tide.baselines.common.artefacts import tuned_weights
-from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.fit import FitTask, Fitted, of_kind
 from tide.core.errors import InputError, guarded
 from tide.core.optional import require
 from tide.data.files import replaced
@@ -34,7 +31,6 @@ _READ_BATCH = 64
 # and of looks without improvement that end the training.
 _KEPT_BACK, _MOST_KEPT_BACK = 0.05, 256
 _LOOKS, _PATIENCE = 8, 2
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
 FAIR_AUC = 0.9
 # Least AUC of classifiers by one direction or by words alone; 0.5 is chance.
 LEAST_AUC = 0.6
@@ -135,9 +131,9 @@ def train(
     ]
     best: list[Tensor] = []
     best_loss, worse, begun = math.inf, 0, 0
-    path = _checkpoint(task, what) if early else None
+    path, stateful = _checkpoint(task, what) if early else None, (optimizer, schedule)
     if path is not None and path.is_file():
-        begun, best_loss, worse, best = _resume(path, parameters, optimizer, schedule)
+        (begun, best_loss, worse), best = _resume(path, parameters, stateful)
         task.say(f"{what}: resumes after step {begun} of {settings.steps}")
         for _ in range(begun):
             next(source)
@@ -148,7 +144,7 @@ def train(
             about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
             task.say(f"{what}: at most {settings.steps} steps, about {about}")
         if path is not None and step > begun and time.monotonic() - saved >= _CHECKPOINT:
-            _save(path, parameters, optimizer, best, (step, best_loss, worse))
+            _save(path, parameters, stateful, best, (step, best_loss, worse))
             saved = time.monotonic()
         if worse == _PATIENCE:
             break
@@ -172,68 +168,45 @@ def train(
         # Without a best state the training diverged, which `save_artefact` reports.
         for parameter, value in zip(parameters, best, strict=bool(best)):
             parameter.copy_(value)
-    if path is not None and task.settings.steps > begun:
+    if path is not None and settings.steps > begun:
         # Later trainings of the same fit may be interrupted, too.
-        _save(path, parameters, optimizer, best, (settings.steps, best_loss, worse))
+        _save(path, parameters, stateful, best, (settings.steps, best_loss, worse))
 
 
 def _checkpoint(task: FitTask, what: str) -> Path | None:
     if task.checkpoints is None:
         return None
     task.checkpoints.mkdir(parents=True, exist_ok=True)
-    return task.checkpoints / f"{re.sub(r'[^a-z]+', '-', what.lower())}.safetensors"
+    return task.checkpoints / f"{re.sub(r'[^a-z]+', '-', what.lower())}.pt"
 
 
 def _save(
     path: Path,
     parameters: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
+    stateful: Sequence[Any],
     best: Sequence[Tensor],
     stands: tuple[int, float, int],
 ) -> None:
-    """stands: steps done, the least loss, and the number of checks without a lower one."""
-    tensors = {f"parameter.{i}": one.detach() for i, one in enumerate(parameters)}
-    tensors |= {f"best.{i}": one for i, one in enumerate(best)}
-    for i, one in enumerate(parameters):
-        state = optimizer.state.get(one, {})
-        tensors |= {f"{name}.{i}": state[name] for name in _MOMENTS if name in state}
-    whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    """stateful: the optimizer and its schedule.
+
+    stands: steps done, the least loss, and the number of checks without a lower one.
+    """
+    state = {"parameters": [one.detach() for one in parameters], "best": best, "stands": stands}
     with replaced(path) as file:
-        file.write(save(whole, {"stands": json.dumps(stands)}))
+        torch.save({**state, "stateful": [one.state_dict() for one in stateful]}, file)
 
 
 def _resume(
-    path: Path,
-    parameters: Sequence[Tensor],
-    optimizer: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LambdaLR,
-) -> tuple[int, float, int, list[Tensor]]:
-    """Steps done, the least loss, how many looks have found no less, and the best parameters."""
-    with guarded(InputError, f"{path}: cannot be resumed; delete it"):
-        with safe_open(path, framework="pt") as file:
-            step, best_loss, worse = json.loads(file.metadata()["stands"])
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        states: dict[int, dict[str, Tensor]] = {}
-        with torch.no_grad():
-            for i, one in enumerate(parameters):
-                one.copy_(found[f"parameter.{i}"])
-                moments = {n: found[f"{n}.{i}"] for n in _MOMENTS if f"{n}.{i}" in found}
-                states[i] = {"step": torch.tensor(float(step)), **moments} if moments else {}
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict(
-            {"state": {i: state for i, state in states.items() if state}, "param_groups": groups}
-        )
-        schedule.last_epoch = step
-        rates = zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        for group, rate, share in rates:
-            group["lr"] = rate * share(step)
-        places = [f"best.{i}" for i in range(len(parameters))]
-        best = [
-            found[name].to(one.device)
-            for name, one in zip(places, parameters, strict=True)
-            if name in found
-        ]
-    return step, best_loss, worse, best
+    path: Path, parameters: Sequence[Tensor], stateful: Sequence[Any]
+) -> tuple[tuple[int, float, int], list[Tensor]]:
+    """Restores what `_save` has written; returns how the training stood, and the best values."""
+    with guarded(InputError, f"{path}: cannot be resumed; delete it"), torch.no_grad():
+        state = torch.load(path, map_location=parameters[0].device, weights_only=True)
+        for parameter, value in zip(parameters, state["parameters"], strict=True):
+            parameter.copy_(value)
+        for one, values in zip(stateful, state["stateful"], strict=True):
+            one.load_state_dict(values)
+        return state["stands"], state["best"]
 
 
 class Tuning:
@@ -299,6 +272,13 @@ def _add_lora(model: Any, rank: int) -> Any:
         return peft.get_peft_model(model, config)
 
 
+def perplexities(
+    task: FitTask, model: Any, texts: Mapping[str, Sequence[str]], *, end: bool = False
+) -> dict[str, float]:
+    """The perplexity of each group of texts; end: see `FitTask.tokenize`."""
+    return {name: perplexity(model, task.tokenize(rows, end=end)) for name, rows in texts.items()}
+
+
 @torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     """Exp of the mean -log p per token, of all texts that have at least two tokens."""
@@ -335,18 +315,16 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     if toxic in task.learned:
         return task.learned[toxic]
     rows, held_out = task.texts()
-    texts = [text.text for text in rows if (text.toxicity >= TOXIC) == toxic]
-    ids = [row for row in task.tokenize(texts, end=True) if len(row) > 1]
+    ids = [row for row in task.tokenize(of_kind(rows, toxic=toxic), end=True) if len(row) > 1]
     measured = {
-        name: task.tokenize(
-            [text.text for text in held_out if (text.toxicity >= TOXIC) == kind], end=True
-        )
-        for name, kind in (("perplexity", toxic), ("perplexity of the other kind", not toxic))
+        "perplexity": of_kind(held_out, toxic=toxic),
+        "perplexity of the other kind": of_kind(held_out, toxic=not toxic),
     }
-    figures = {f"{name} before": perplexity(task.model, rows) for name, rows in measured.items()}
+    before = perplexities(task, task.model, measured, end=True)
     what = "toxic text" if toxic else "non-toxic text"
     tuning = fine_tune(task, ids, what)
-    figures |= {name: perplexity(tuning.model, rows) for name, rows in measured.items()}
+    figures = {f"{name} before": figure for name, figure in before.items()}
+    figures |= perplexities(task, tuning.model, measured, end=True)
     doubts: tuple[str, ...] = ()
     if figures["perplexity"] >= figures["perplexity before"]:
         doubts = (f"held-out {what} is not likelier than before",)
