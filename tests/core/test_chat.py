@@ -507,16 +507,16 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
         evaluate(file, "base", out=tmp_path / "runs", **options)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"messages": 3}', "line 1: messages: expected a list"),
+def test_lines_of_chats(tmp_path: Path) -> None:
+    """A text is what a user says; a bad line is named."""
+    path = tmp_path / "one.txt"
+    path.write_text("Rain fell\n")
+    assert [row.chat for row in read_rows(path, chats=True)] == [Chat.said("Rain fell")]
+    path = tmp_path / "chats.jsonl"
+    for line, message in (
         ('{"messages": [{"role": "user"}]}', r"line 1: messages\.0\.content: Field required"),
         ('{"text": "a"}', "line 1: no text field 'prompt'"),
-    ],
-)
-def test_a_bad_line_of_chats_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "chats.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(InputError, match=message):
-        read_rows(path, chats=True)
+    ):
+        path.write_text(line + "\n")
+        with pytest.raises(InputError, match=message):
+            read_rows(path, chats=True)

@@ -131,7 +131,8 @@ class Client(httpx.AsyncClient):
         # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
         content = None if body is None else json.dumps(body).encode()
         with self._asking(), anyio.fail_after(self._seconds):
-            return await self._read(method, url, content, limit)
+            async with self._opened(method, url, content) as response:
+                return await _whole(response, limit)
 
     async def events(
         self, url: str, body: Any, *, limit: int = MIB
@@ -171,8 +172,7 @@ class Client(httpx.AsyncClient):
         async with self._opened("POST", url, content) as response:
             kind = response.headers.get("content-type", "")
             if response.status_code != 200 or not kind.startswith("text/event-stream"):
-                body = await _bounded(response, limit)
-                yield Reply(response.status_code, response.headers, body)
+                yield await _whole(response, limit)
                 return
             read, rest = 0, bytearray()
             async for chunk in response.aiter_raw():
@@ -189,11 +189,6 @@ class Client(httpx.AsyncClient):
             if rest.startswith(b"data:"):  # some servers end without a newline
                 yield bytes(rest[5:].strip())
 
-    async def _read(self, method: str, url: str, content: bytes | None, limit: int) -> Reply:
-        async with self._opened(method, url, content) as response:
-            body = await _bounded(response, limit)
-            return Reply(response.status_code, response.headers, body)
-
     @asynccontextmanager
     async def _opened(
         self, method: str, url: str, content: bytes | None
@@ -207,13 +202,13 @@ class Client(httpx.AsyncClient):
             yield response
 
 
-async def _bounded(response: httpx.Response, limit: int) -> bytes:
+async def _whole(response: httpx.Response, limit: int) -> Reply:
     read = bytearray()
     async for chunk in response.aiter_raw():
         read += chunk
         if len(read) > limit:
             raise ServerFailed(f"an answer of more than {limit:,} bytes")
-    return bytes(read)
+    return Reply(response.status_code, response.headers, bytes(read))
 
 
 class _NoCookies(CookieJar):

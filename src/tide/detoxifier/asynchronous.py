@@ -33,20 +33,10 @@ class AsyncDetoxifier(DetoxifierBase):
     """
 
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
-        """Complete one prompt, or answer a chat.
+        """Complete one prompt, or answer a chat, as `Detoxifier` does.
 
         Cancelling the call frees its place in the batch at the next step; nothing of it is scored
         afterwards.
-
-        Args:
-            prompt: A text, or a `Chat`.
-            **overrides: Settings for this call alone.
-
-        Returns:
-            The completion with its score, and everything that was tried.
-
-        Raises:
-            TideError: As `Detoxifier.map` raises.
         """
         future = self._start(prompt, *self._resolve(overrides))
         done = asyncio.wrap_future(future)

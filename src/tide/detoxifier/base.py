@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -183,9 +182,17 @@ class DetoxifierBase:
         trials: by number; all of the settings' without.
         """
         numbers = range(settings.num_trials) if trials is None else trials
-        return self._begin(
-            partial(self._answer, prompt, settings, strategy, next(NUMBERS), numbers, on_text)
-        )
+        priority = next(NUMBERS)
+
+        async def work() -> Result:
+            # EngineError, SCORER_DOWN and ScorerBrokenError are of all prompts, others of this one.
+            async with self._capacity:
+                tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
+                await self._check_prompt(prompt, tasks[0].settings)
+                made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
+            return Result(prompt=str(tasks[0].prompt.text), trials=tuple(made))
+
+        return self._begin(work)
 
     def _begin(self, work: Callable[[], Awaitable[_T]]) -> Future[_T]:
         """Begin work in the engine's loop; `close` ends it."""
@@ -195,25 +202,6 @@ class DetoxifierBase:
         if self._closed:  # in the meantime
             future.cancel()
         return future
-
-    async def _answer(
-        self,
-        prompt: str | Chat,
-        settings: Settings,
-        strategy: LoadedStrategy,
-        priority: int,
-        trials: Sequence[int],
-        on_text: Callable[[str], None] | None,
-    ) -> Result:
-        """In the engine's loop. Its errors are this prompt's, except EngineError and SCORER_DOWN.
-
-        ScorerBrokenError is that of all prompts, too.
-        """
-        async with self._capacity:
-            tasks = await self._tasks(prompt, settings, strategy, priority, trials, on_text)
-            await self._check_prompt(prompt, tasks[0].settings)
-            made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
-        return Result(prompt=str(tasks[0].prompt.text), trials=tuple(made))
 
     async def _tasks(
         self,

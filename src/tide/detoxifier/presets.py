@@ -26,17 +26,15 @@ from tide.search import REGISTRY, resolve_settings
 _GEMMA_SCALE = 48.0
 
 
-def _published(mu: float, num_samples: int, step_size: float) -> dict[str, Any]:
-    """Settings of "Test-Time Detoxification without Training or Learning Anything"."""
-    scales = {"mu": mu, "num_samples": num_samples, "step_size": step_size}
-    return {**scales, "empty_policy": "zero"}
-
-
+# Settings of "Test-Time Detoxification without Training or Learning Anything".
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "gpt2-large": _published(0.1, 8, 1.5),
-    "gemma-2-2b": _published(0.05 * _GEMMA_SCALE, 8, 1.0 * _GEMMA_SCALE),
-    "qwen3-4b": _published(0.01, 8, 0.65),
-    "llama-3.1-8b": _published(0.03, 16, 0.3),
+    name: {"mu": mu, "num_samples": samples, "step_size": step, "empty_policy": "zero"}
+    for name, mu, samples, step in (
+        ("gpt2-large", 0.1, 8, 1.5),
+        ("gemma-2-2b", 0.05 * _GEMMA_SCALE, 8, 1.0 * _GEMMA_SCALE),
+        ("qwen3-4b", 0.01, 8, 0.65),
+        ("llama-3.1-8b", 0.03, 16, 0.3),
+    )
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,

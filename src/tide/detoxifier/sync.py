@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
+from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -226,19 +227,21 @@ class Detoxifier(DetoxifierBase):
         under_way: dict[Future[Result], int] = {}
         ended: SimpleQueue[Future[Result]] = SimpleQueue()
         try:
-            more = True
-            while more or under_way:
-                while more and len(under_way) < most:
-                    entry = next(entering, None)
-                    more = entry is not None
-                    if entry is not None:
-                        number, prompt = entry
-                        future = self._start(prompt, settings, strategy, trials)
-                        under_way[future] = number
-                        future.add_done_callback(ended.put)
-                if under_way:
-                    future = ended.get()
-                    yield under_way.pop(future), _outcome(future)
+            while True:
+                for number, prompt in islice(entering, most - len(under_way)):
+                    future = self._start(prompt, settings, strategy, trials)
+                    under_way[future] = number
+                    future.add_done_callback(ended.put)
+                if not under_way:
+                    return
+                future = ended.get()
+                try:
+                    outcome: _Outcome = result_of(future)
+                except _ABORT:
+                    raise
+                except TideError as error:  # of this prompt alone
+                    outcome = error
+                yield under_way.pop(future), outcome
         finally:
             for future in under_way:
                 future.cancel()
@@ -300,16 +303,6 @@ class TextStream:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _outcome(future: Future[Result]) -> _Outcome:
-    """The result, or the error of this prompt alone. Raises any other."""
-    try:
-        return result_of(future)
-    except _ABORT:
-        raise
-    except TideError as error:
-        return error
 
 
 def _in_order(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[tuple[int, _Outcome]]:
