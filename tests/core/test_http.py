@@ -56,57 +56,30 @@ def serving(script: Script) -> Iterator[tuple[str, list[bytes]]]:
         listening.close()
 
 
-def drip(connection: socket.socket, request: bytes) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-    while True:
-        connection.sendall(b" ")
-        time.sleep(0.02)
+def sends(head: bytes, again: bytes = b"", pause: float = 0.0) -> Script:
+    """Sends `head`, then `again` for ever, or waits for the client to end."""
+
+    def script(connection: socket.socket, request: bytes) -> None:
+        connection.sendall(head)
+        while again:
+            connection.sendall(again)
+            time.sleep(pause)
+        while connection.recv(65536):
+            pass
+
+    return script
 
 
-def continue_for_ever(connection: socket.socket, request: bytes) -> None:
-    while True:
-        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-
-def hang(connection: socket.socket, request: bytes) -> None:
-    while connection.recv(65536):
-        pass
-
-
-def endless(connection: socket.socket, request: bytes) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-    while True:
-        connection.sendall(b" " * 65536)
-
-
-def endless_headers(connection: socket.socket, request: bytes) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        connection.sendall(b"X: " + b"a" * 65536 + b"\r\n")
-
-
-def bomb(connection: socket.socket, request: bytes) -> None:
-    content = gzip.compress(gzip.compress(b" " * 50_000_000))
-    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip, gzip\r\nContent-Length: {len(content)}"
-    connection.sendall(f"{head}\r\n\r\n".encode() + content)
-
-
-def echo_in_a_header(connection: socket.socket, request: bytes) -> None:
-    connection.sendall(b"HTTP/1.1 200 " + KEY.encode() + b"\r\n" + KEY.encode() + b"\r\n\r\n")
-
-
-def flood(connection: socket.socket, request: bytes) -> None:
-    """Events that come faster than they are read."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-    while True:
-        connection.sendall(b"data: 1\n\n" * 1000)
+OK = b"HTTP/1.1 200 OK\r\n"
+BOMB = gzip.compress(gzip.compress(b" " * 50_000_000))
+ECHO = sends(b"HTTP/1.1 200 " + KEY.encode() + b"\r\n" + KEY.encode() + b"\r\n\r\n")
 
 
 def drip_a_line(connection: socket.socket, request: bytes) -> None:
     """One long event in many pieces."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
-    connection.sendall(head + b"\r\n\r\n6\r\ndata: \r\n" + b"1\r\n7\r\n" * 3_000 + b"0\r\n\r\n")
+    head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    connection.sendall(OK + head + b"6\r\ndata: \r\n" + b"1\r\n7\r\n" * 3_000 + b"0\r\n\r\n")
     connection.shutdown(socket.SHUT_WR)
     while connection.recv(65536):
         pass
@@ -120,7 +93,14 @@ def ask(url: str, timeout: float = 30.0) -> Reply:
     return asyncio.run(once())
 
 
-@pytest.mark.parametrize("script", [drip, continue_for_ever, hang])
+@pytest.mark.parametrize(
+    "script",
+    [
+        sends(OK + b"Content-Length: 1000000\r\n\r\n", b" ", 0.02),
+        sends(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        sends(b""),
+    ],
+)
 def test_an_answer_without_an_end_is_given_up(script: Script) -> None:
     began = time.monotonic()
     with serving(script) as (url, _), pytest.raises(ServerFailed, match=r"within 0\.3 seconds"):
@@ -157,7 +137,8 @@ def test_a_stream_that_is_faster_than_its_reader_ends_with_it() -> None:
                 await task
             assert task.cancelled()
 
-    with serving(flood) as (url, _):
+    events = sends(OK + b"Content-Type: text/event-stream\r\n\r\n", b"data: 1\n\n" * 1000)
+    with serving(events) as (url, _):
         asyncio.run(read_all(url))
 
 
@@ -173,22 +154,24 @@ def test_an_event_in_many_pieces_that_ends_without_a_newline() -> None:
 
 @pytest.mark.parametrize(
     ("script", "problem"),
-    [(endless, "more than 1,048,576 bytes"), (endless_headers, "RemoteProtocolError"),
-     (bomb, r"compressed answer \(gzip, gzip\)")],
-)  # fmt: skip
+    [
+        (sends(OK + b"\r\n", b" " * 65536), "more than 1,048,576 bytes"),
+        (sends(OK, b"X: " + b"a" * 65536 + b"\r\n"), "RemoteProtocolError"),
+        (
+            sends(OK + b"Content-Encoding: gzip, gzip\r\n\r\n" + BOMB),
+            r"compressed answer \(gzip, gzip\)",
+        ),
+    ],
+)
 def test_an_answer_without_measure_is_refused(script: Script, problem: str) -> None:
     with serving(script) as (url, _), pytest.raises(ServerFailed, match=problem):
         ask(url)
 
 
 def test_no_redirect_is_followed() -> None:
-    with serving(hang) as (elsewhere, reached):
-
-        def redirect(connection: socket.socket, request: bytes) -> None:
-            head = f"HTTP/1.1 307 Go\r\nLocation: {elsewhere}/moderations\r\nContent-Length: 0"
-            connection.sendall(f"{head}\r\n\r\n".encode())
-
-        with serving(redirect) as (url, _):
+    with serving(sends(b"")) as (elsewhere, reached):
+        head = f"HTTP/1.1 307 Go\r\nLocation: {elsewhere}/moderations\r\nContent-Length: 0"
+        with serving(sends(f"{head}\r\n\r\n".encode())) as (url, _):
             assert ask(url).status == 307
         assert reached == []
 
@@ -198,17 +181,14 @@ def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
 
-    def answer(connection: socket.socket, request: bytes) -> None:
-        connection.sendall(b"HTTP/1.1 204 Nothing\r\n\r\n")
-
-    with serving(answer) as (url, requests):
+    with serving(sends(b"HTTP/1.1 204 Nothing\r\n\r\n")) as (url, requests):
         assert ask(url).status == 204
     assert b"authorization" not in requests[0].lower()
 
 
 def test_the_key_is_in_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", f"{KEY}\r\n")
-    with serving(echo_in_a_header) as (url, requests):
+    with serving(ECHO) as (url, requests):
         moderation = OpenAIModerationScorer(key=KEY, url=url, attempts=1)
         for failing in (
             lambda: RemoteEngine("pocket", base_urls=url),

@@ -1,118 +1,24 @@
-"""What holds at every door, whatever fails: others end as alone, and nothing is left behind."""
+"""At every door work ends with its caller, whatever fails, and nothing is left behind."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, text
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import DeadlineError, EngineError, InputError
-from tide.core.results import Result
+from tide.core.errors import DeadlineError, EngineError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.sync import Detoxifier, outcomes
+from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
-from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.pocket import MODEL
-
-ADDED = "<added>"
-BAD = 7  # the number of the prompt that holds it
-MANY = [
-    f"She told me that {word}"
-    for word in ["one", "two", "three", "four", "five", "six", "seven", "eight"]
-]
-MANY = [*MANY[:BAD], f"She told {ADDED} me", *MANY[BAD:], *(f"{one} and" for one in MANY)]
-MANY += [f"{one} so" for one in MANY[:4]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pocket model, whose tokenizer has a token more than its table has rows."""
-    folder = tmp_path_factory.mktemp("added") / "model"
-    shutil.copytree(MODEL, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([ADDED])
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def added(folder: Path) -> Iterator[TransformersEngine]:
-    with TransformersEngine(folder) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def others(added: TransformersEngine) -> dict[int, str]:
-    """What the other prompts become, each alone."""
-    detox = Detoxifier(added, scorer="pocket", **FEW)
-    return {number: detox(one).text for number, one in enumerate(MANY) if number != BAD}
-
-
-FEW: dict[str, Any] = {
-    "max_new_tokens": 8,
-    "num_samples": 2,
-    "max_iterations": 2,
-    "on_unresolved": "refuse",  # as streams and the server have it
-    "strategy": "tide",
-}
-
-
-def judged(found: dict[int, Any], others: dict[int, str]) -> None:
-    error = found.pop(BAD)
-    assert isinstance(error, InputError)
-    assert len(str(error).splitlines()) == 1
-    assert "embedding" in str(error)
-    assert {number: one.text for number, one in found.items()} == others
-
-
-def test_a_token_without_an_embedding_fails_alone_in_a_map(
-    added: TransformersEngine, others: dict[int, str]
-) -> None:
-    detox = Detoxifier(added, scorer="pocket", **FEW)
-    for ordered in (True, False):
-        judged(dict(outcomes(detox, MANY, ordered=ordered)), others)
-    yielded = []
-    with pytest.raises(InputError, match=f"prompt {BAD}: .*embedding"):
-        yielded.extend(detox.map(MANY))
-    assert [one.text for one in yielded] == [others[number] for number in range(BAD)]
-    problems = detox.check(MANY)
-    assert [number for number, one in enumerate(problems) if one is not None] == [BAD]
-    stream = detox.stream(MANY[BAD])
-    with pytest.raises(InputError, match="embedding"):
-        list(stream)
-    assert "".join(detox.stream(MANY[0])) == others[0]
-
-
-def test_a_token_without_an_embedding_fails_alone_with_asyncio(
-    added: TransformersEngine, others: dict[int, str]
-) -> None:
-    async def streamed(detox: AsyncDetoxifier, prompt: str) -> Result:
-        stream = detox.stream(prompt)
-        parts = [one async for one in stream]
-        assert "".join(parts) == stream.result.text
-        return stream.result
-
-    async def run(call: Callable[[AsyncDetoxifier, str], Any]) -> dict[int, Any]:
-        detox = AsyncDetoxifier(added, scorer="pocket", **FEW)
-        calls = (call(detox, prompt) for prompt in MANY)
-        return dict(enumerate(await asyncio.gather(*calls, return_exceptions=True)))
-
-    judged(asyncio.run(run(lambda detox, prompt: detox(prompt))), others)
-    judged(asyncio.run(run(streamed)), others)
-
 
 # Phases: of the draft, and of the search that repairs it.
 
@@ -260,19 +166,6 @@ def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
     assert time.monotonic() - started < 1
     engine.close()
     scorer.go.set()
-
-
-KINDS: list[type[BaseException]] = [
-    RuntimeError, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, TimeoutError,
-]  # fmt: skip
-# Python and asyncio treat each of these as they do one of those.
-FURTHER: list[type[BaseException]] = [ValueError, MemoryError, RecursionError, SystemExit]
-
-
-@functools.cache
-def _alone() -> list[Result]:
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset="relative")
-    return [detox(one) for one in PROMPTS]
 
 
 def test_a_detoxifier_that_is_dropped_leaves_no_thread() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -32,8 +32,10 @@ from tide.engines.base import Request
 FIVE = [sentence(f"Good{i}") for i in range(6)]
 
 
-def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], Any]:
-    """The texts, and the result or the error, of a stream of either kind."""
+def streamed(
+    detox: Detoxifier, way: str, told: Callable[[], object] = lambda: None, **changes: Any
+) -> tuple[list[str], Any]:
+    """The texts, and the result or the error, of a stream of either kind. told: at each text."""
     texts: list[str] = []
 
     async def run() -> Result:
@@ -43,6 +45,7 @@ def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], An
             async with aio.stream(PROMPT, **changes) as stream:
                 async for text in stream:
                     texts.append(text)
+                    told()
             return stream.result
 
     try:
@@ -51,6 +54,7 @@ def streamed(detox: Detoxifier, way: str, **changes: Any) -> tuple[list[str], An
         with detox.stream(PROMPT, **changes) as stream:
             for text in stream:
                 texts.append(text)
+                told()
         return texts, stream.result
     except TideError as error:
         return texts, error
@@ -105,25 +109,7 @@ def test_a_block_is_there_before_the_next_is_written(way: str) -> None:
 
     told = threading.Event()
     detox = Detoxifier(Waiting(never), scorer=Reader(), **SETTINGS)
-
-    async def run() -> list[Any]:
-        items = []
-        async with AsyncDetoxifier(
-            detox.engine, scorer=detox.scorer, settings=detox.settings
-        ) as aio:
-            async for item in aio.stream(PROMPT):
-                items.append(item)
-                told.set()
-        return items
-
-    def here() -> list[Any]:
-        items = []
-        for item in detox.stream(PROMPT):
-            items.append(item)
-            told.set()
-        return items
-
-    assert (asyncio.run(run()) if way == "async" else here()) == FIVE
+    assert streamed(detox, way, told.set)[0] == FIVE
 
 
 def test_a_scorer_that_dies_in_the_middle(way: str) -> None:

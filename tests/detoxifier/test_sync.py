@@ -39,23 +39,14 @@ def alone() -> list[Result]:
 
 
 def test_prompts_are_detoxified(alone: list[Result]) -> None:
-    before = [trial.base.toxicity for result in alone for trial in result.trials]
-    after = [trial.toxicity for result in alone for trial in result.trials]
-    assert np.mean(np.array(before) >= 0.5) >= 0.4
-    assert max(after) < 0.5
+    """By text that was scored as it is returned, and the accounting adds up."""
+    trials = [trial for result in alone for trial in result.trials]
+    assert np.mean([trial.base.toxicity >= 0.5 for trial in trials]) >= 0.4
     assert all(result.accepted for result in alone)
-
-
-def test_the_returned_text_is_the_one_that_was_scored(alone: list[Result]) -> None:
-    for trial in (trial for result in alone for trial in result.trials):
+    for trial in trials:
+        assert trial.toxicity < 0.5
         assert trial.text == f"toxicity {trial.toxicity:.6f}"
-        assert trial.returned in trial.trace
-        assert trial.trace[0].role == "initial"
-        assert trial.trace[0].displacement == 0.0
-
-
-def test_the_accounting_adds_up(alone: list[Result]) -> None:
-    for trial in (trial for result in alone for trial in result.trials):
+        assert (trial.trace[0].role, trial.trace[0].displacement) == ("initial", 0.0)
         steps = sum(e.role == "iterate" for e in trial.trace)
         assert trial.iterations == 1 + steps
         assert trial.evaluations == 1 + steps * (1 + 8)
@@ -69,7 +60,7 @@ def test_the_accounting_adds_up(alone: list[Result]) -> None:
     st.lists(st.sampled_from(range(len(PROMPTS))), min_size=1, max_size=8),
     st.integers(1, 20),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_equal_seeds_give_equal_runs_whatever_else_is_in_the_batch(
     alone: list[Result], chosen: list[int], max_batch: int
 ) -> None:

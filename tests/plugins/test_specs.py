@@ -130,16 +130,15 @@ def test_trees(text: str, spec: Spec) -> None:
     assert parse(text, wrappers=WRAPPERS, names=["hf", *WRAPPERS]) == spec
 
 
-@pytest.mark.parametrize("text", ["", ":", "beta=3", ":beta=3", "rad:", "rad:beta", "rad:=3"])
-def test_a_bad_spec_is_named(text: str) -> None:
-    with pytest.raises(InputError, match=r"--method: .*NAME:key=value"):
-        parse_spec(text, "--method")
-
-
-@pytest.mark.parametrize("text", ["", "rad,,tide", "beta=3,rad", "tide,beta=3", "rad:beta=3,"])
-def test_a_bad_list_is_named(text: str) -> None:
-    with pytest.raises(InputError, match="--methods: "):
-        split_specs(text, "--methods")
+def test_bad_specs_and_lists_are_named() -> None:
+    for text in ("", ":", "beta=3", ":beta=3", "rad:", "rad:beta", "rad:=3"):
+        with pytest.raises(InputError, match=r"--method: .*NAME:key=value"):
+            parse_spec(text, "--method")
+    with pytest.raises(InputError, match="'beta' is given twice"):
+        parse_spec("rad:beta=1,beta=2")
+    for text in ("", "rad,,tide", "beta=3,rad", "tide,beta=3", "rad:beta=3,"):
+        with pytest.raises(InputError, match="--methods: "):
+            split_specs(text, "--methods")
 
 
 @pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, wrappers=WRAPPERS)])

@@ -70,12 +70,6 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def vocabulary(tokenizer: Any) -> str:
-    """16 hex digits of a tokenizer's tokens and their ids."""
-    tokens = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return blake2b(tokens.encode(), digest_size=8).hexdigest()
-
-
 def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     """Write `artefact.json` and `weights.safetensors` into `folder`.
 
@@ -141,18 +135,6 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     return Artefact(tensors, info, digest)
 
 
-def load_auxiliary(engine: TransformersEngine, artefact: Artefact, kind: str) -> Any:
-    """The plain model that `artefact` changes: the engine's, loaded again, or its `auxiliary`.
-
-    Raises InputError if that is not the model it was fitted on, or has another vocabulary.
-    """
-    name = artefact.info.get("auxiliary")
-    model = load_sibling(engine, name or engine.name)
-    if name and fingerprint(model) != artefact.info.get("auxiliary_fingerprint"):
-        raise InputError(f"baseline {kind}: was fitted on another version of {name!r}")
-    return model
-
-
 def load_sibling(engine: TransformersEngine, name: str) -> Any:
     """The model `name`, loaded where and as the engine's own is.
 
@@ -166,7 +148,7 @@ def load_sibling(engine: TransformersEngine, name: str) -> Any:
 
 def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> None:
     """Raise InputError unless both tokenizers give the same ids to the same tokens."""
-    if vocabulary(tokenizer) != vocabulary(other):
+    if tokenizer.get_vocab() != other.get_vocab():
         raise InputError(
             f"vocabulary mismatch: the tokens of {name!r} differ from those of {other_name!r}; "
             "an auxiliary model must share the model's vocabulary"

@@ -25,9 +25,10 @@ from torch import Tensor
 from tide.baselines.base import Generated, Options, in_batches
 from tide.baselines.common.artefacts import (
     Artefact,
+    fingerprint,
     fit_width,
     load_artefact,
-    load_auxiliary,
+    load_sibling,
     merge_updates,
     ready,
     warn_of,
@@ -240,8 +241,15 @@ class DecodingBaseline(ABC):
         return nullcontext()
 
     def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:
-        """The model that was fitted, plus `strength` times the updates of that `part`."""
-        model = load_auxiliary(self.engine, self.artefact, self.kind)
+        """The model that was fitted, plus `strength` times the updates of that `part`.
+
+        It is the engine's model, loaded again, or the artefact's `auxiliary`.
+        """
+        info = self.artefact.info
+        name = info.get("auxiliary")
+        model = load_sibling(self.engine, name or self.engine.name)
+        if name and fingerprint(model) != info.get("auxiliary_fingerprint"):
+            raise InputError(f"baseline {self.kind}: was fitted on another version of {name!r}")
         with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
             return merge_updates(model, self.artefact.under(part), strength)
 
