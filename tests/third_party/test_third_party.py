@@ -1,9 +1,10 @@
-"""A package that pip installed adds one of each kind, and the shell can use them all."""
+"""A package that is installed adds one of each kind, and the shell can use them all."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,27 @@ from pathlib import Path
 import pytest
 
 NAMES = ("elsewhere-engine", "elsewhere-scorer", "elsewhere-jumps", "elsewhere-bias")
+FILES = {
+    "METADATA": "Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n",
+    "entry_points.txt": (
+        "[tide.engines]\nelsewhere-engine = elsewhere:Scribbler\n"
+        "[tide.scorers]\nelsewhere-scorer = elsewhere:LengthScorer\n"
+        "[tide.strategies]\nelsewhere-jumps = elsewhere:Jumps\n"
+        "[tide.baselines]\nelsewhere-bias = elsewhere:Bias\n"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages that holds the package."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(Path(__file__).parent / "elsewhere.py", folder)
+    info = folder / "elsewhere-1.0.dist-info"
+    info.mkdir()
+    for name, text in FILES.items():
+        (info / name).write_text(text)
+    return folder
 
 
 @pytest.fixture
