@@ -405,37 +405,6 @@ def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_c
     assert f"{chatml.name} has a chat template: --chat answers" in " ".join(told.err.split())
 
 
-def test_only_what_users_said_moves_in_a_search(chatml: TransformersEngine) -> None:
-    """Seen at the engine: all other rows of every candidate are the chat's own, bit for bit."""
-    seen: list[Request] = []
-
-    class Watched(TransformersEngine):
-        def write(self, request: Request) -> Any:
-            seen.append(request)
-            return super().write(request)
-
-    engine = Watched(chatml.name)
-    prompt = chatml.encode(chatml.render(Chat.of(SYSTEM + LONG)))
-    x, (fixed, user) = chatml.embed_tokens(prompt.token_ids), masks(prompt)
-    assert user is not None
-    frozen_by = {"content": fixed, "user": ~user, "all": torch.zeros_like(fixed)}
-    for perturb, frozen in frozen_by.items():
-        seen.clear()
-        options = {
-            "perturb": perturb,
-            "max_iterations": 2,
-            "max_new_tokens": 4,
-            "min_new_tokens": 4,
-            "strategy": "tide",
-        }
-        Detoxifier(engine, scorer=lambda texts: [0.9] * len(texts), **options).chat(SYSTEM + LONG)
-        first, *others = [request.prompt for request in seen]
-        assert first == prompt.token_ids  # the prompt as it is goes as its tokens
-        rows = torch.stack(others)  # type: ignore[arg-type]
-        assert torch.equal(rows[:, frozen], x[frozen].expand(len(rows), -1, -1))
-        assert (rows[0] != x).any(dim=-1)[~frozen].all()
-
-
 def test_what_shares_all_its_tokens_with_the_template_cannot_be_moved(tmp_path: Path) -> None:
     template = "The {{ messages[0].content }}eather today"
     engine = TransformersEngine(save_chat_model(tmp_path, template))
