@@ -3,7 +3,7 @@
 The right side is written out here in plain torch: from the paper's equations (estimate, step,
 projection; arXiv:2602.02498), and from reading `backward`, `normalize_grad` and `project_cosine`
 in the authors' repository (github.com/baturaysaglam/instant-detox, `utils/tide.py`). None of their
-code is here.
+code is here. `TIDE_INSTANT_DETOX=CHECKOUT` runs their own functions in its place as well.
 
 `normalization=token` and `projection=rotate`, our defaults, are the code's; `matrix` and `nearest`
 are the paper's text. One difference stays: at a negative cosine the code's projection ends at
@@ -12,6 +12,12 @@ are the paper's text. One difference stays: at a negative cosine the code's proj
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +72,69 @@ class Written:
         return (kappa * along + sine * across) * ray
 
 
+class Theirs:
+    """The functions of a checkout. Their model writes a number, which their scorer looks up."""
+
+    def __init__(self, code: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.code, self.monkeypatch = code, monkeypatch
+
+    def gradient(self, x: Tensor, noise: Tensor) -> Tensor:
+        seen: list[float] = []
+
+        def generate(asked: Any, **_: Any) -> list[Any]:
+            several = asked if isinstance(asked, list) else [asked]
+            seen.extend(toxicity(one["prompt_embeds"].float()) for one in several)
+            texts = [str(len(seen) - len(several) + i) for i in range(len(several))]
+            return [SimpleNamespace(outputs=[SimpleNamespace(text=text)]) for text in texts]
+
+        def predict(texts: str | list[str]) -> tuple[None, list[float]]:
+            return None, [seen[int(t)] for t in ([texts] if isinstance(texts, str) else texts)]
+
+        with self.monkeypatch.context() as patch:
+            draw = torch.randn
+            patch.setattr(
+                torch, "randn", lambda *a, **k: noise if a == noise.shape else draw(*a, **k)
+            )
+            model, scorer = SimpleNamespace(generate=generate), SimpleNamespace(predict=predict)
+            found: Tensor = self.code.backward(model, x, None, scorer, mu=MU, N=len(noise))
+        return found
+
+    def by_row(self, g: Tensor) -> Tensor:
+        found: Tensor = self.code.normalize_grad(g)
+        return found
+
+    def turned(self, x: Tensor, x0: Tensor, kappa: float) -> Tensor:
+        found: Tensor = self.code.project_cosine(x, x0, kappa)
+        return found
+
+
+@pytest.fixture(params=["written", "theirs"])
+def authors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    if request.param == "written":
+        yield Written()
+        return
+    checkout = os.environ.get("TIDE_INSTANT_DETOX")
+    if not checkout:
+        pytest.skip("TIDE_INSTANT_DETOX names no checkout of the authors' repository")
+    # What their module imports and these three functions do not need.
+    stubs: dict[str, dict[str, Any]] = {
+        "vllm": {"LLM": object, "SamplingParams": object},
+        "utils": {},
+        "utils.model": {"get_vllm_text_output": lambda got: [one.outputs[0].text for one in got]},
+        "utils.toxicity": {"Toxicity": object},
+    }
+    for name, members in stubs.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    spec = importlib.util.spec_from_file_location("theirs", Path(checkout, "utils", "tide.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(code)
+    yield Theirs(code, monkeypatch)
+
+
 class GivenNoise(TideStrategy):
     """`tide` with perturbations from a list."""
 
@@ -99,8 +168,8 @@ def our_points(x0: Tensor, noise: list[Tensor], **options: Any) -> list[Tensor]:
 
 # Without a constraint, and with one that every step meets.
 @pytest.mark.parametrize("kappa", [0.0, 0.99])
-def test_five_iterations_as_in_the_authors_code(kappa: float) -> None:
-    authors, (x0, noise) = Written(), start()
+def test_five_iterations_as_in_the_authors_code(authors: Any, kappa: float) -> None:
+    x0, noise = start()
     ours = our_points(x0, noise, cosine_threshold=kappa)
     assert len(ours) == STEPS
     x = x0.double()
@@ -131,14 +200,14 @@ def test_five_iterations_as_in_the_papers_text(kappa: float) -> None:
 
 @pytest.mark.parametrize(("share", "kappa"), [(0.1, 0.2), (0.3, 0.8), (-0.1, 0.2), (-0.5, 0.35)])
 def test_a_negative_cosine_ends_outside_the_cone_there_and_inside_here(
-    share: float, kappa: float
+    authors: Any, share: float, kappa: float
 ) -> None:
     """`share`: the cosine before the projection."""
     x0 = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(4)).double()
     other = torch.randn(TOKENS, DIM, generator=torch.Generator().manual_seed(5)).double()
     across = other - (other * x0).sum() / (x0 * x0).sum() * x0
     x = share * x0 / x0.norm() + (1 - share**2) ** 0.5 * across / across.norm()
-    theirs, ours = Written().turned(x, x0, kappa), geometry.project(x, x0, kappa, "rotate")
+    theirs, ours = authors.turned(x, x0, kappa), geometry.project(x, x0, kappa, "rotate")
     assert geometry.cosine(ours, x0) == pytest.approx(kappa, abs=1e-5)
     assert geometry.cosine(theirs, x0) == pytest.approx(kappa if share > 0 else -kappa, abs=1e-5)
     if share > 0:
