@@ -7,6 +7,7 @@ import math
 import re
 import sys
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -111,6 +112,13 @@ def screen_of(scorer: Scorer) -> Scorer | None:
     return screen
 
 
+class Said(NamedTuple):
+    """The score of one text, and its attributes, in [0, 1]."""
+
+    value: float
+    attributes: Mapping[str, float] = {}
+
+
 class Attributed(NamedTuple):
     """Scores and attributes of n texts, each of shape (n,), in [0, 1].
 
@@ -119,6 +127,15 @@ class Attributed(NamedTuple):
 
     values: Floats
     attributes: Mapping[str, Floats]
+
+    @classmethod
+    def of(cls, rows: Sequence[Said], names: Sequence[str]) -> Attributed:
+        """The rows as columns, with these attributes."""
+        columns = {name: [row.attributes.get(name, math.nan) for row in rows] for name in names}
+        return cls(
+            np.array([row.value for row in rows], dtype=np.float64),
+            {name: np.array(column, dtype=np.float64) for name, column in columns.items()},
+        )
 
 
 @runtime_checkable
@@ -146,6 +163,16 @@ class PlainScorer:
         """Cancel running calls; there is nothing else to free."""
         if (portal := vars(self).get("_portal")) is not None:
             portal.close()
+
+
+class AttributedScorer(PlainScorer, ABC):
+    """Base of scorers whose score and attributes come from one pass."""
+
+    @abstractmethod
+    def score_attributes(self, texts: Sequence[str]) -> Attributed: ...
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        return self.score_attributes(texts).values
 
 
 class CallableScorer(PlainScorer):
@@ -272,20 +299,16 @@ def score_groups(
     except SCORER_DOWN:
         raise
     except ScorerError as error:
-        _refuse_broken(scorer, error)
+        try:
+            _ask(scorer, [HEALTH_TEXT])
+        except SCORER_DOWN:
+            raise
+        except ScorerError:
+            raise ScorerBrokenError(str(error)) from error
         if len(groups) == 1:
             return [error]
         return [one for some in groups for one in score_groups(scorer, [some], empty_policy)]
     return [*together.split([len(some) for some in groups])]
-
-
-def _refuse_broken(scorer: Scorer, error: ScorerError) -> None:
-    try:
-        _ask(scorer, [HEALTH_TEXT])
-    except SCORER_DOWN:
-        raise
-    except ScorerError:
-        raise ScorerBrokenError(str(error)) from error
 
 
 def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:

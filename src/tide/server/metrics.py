@@ -106,11 +106,11 @@ class MeasuredScorer(ScorerWrapper):
         if (screen := screen_of(scorer)) is not None:
             self.screen = MeasuredScorer(screen, metrics)
 
-    def _asked(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
         with self._turn:
             started = time.monotonic()
             try:
-                answer = super()._asked(texts)
+                answer = super().score_attributes(texts)
             except ScorerError as error:
                 self.up = False
                 self.metrics.failed.labels(type(error).__name__).inc()

@@ -73,7 +73,7 @@ def test_another_attribute(service: Service) -> None:
     [
         ("too long", ScorerError, "COMMENT_TOO_LONG"),
         ("language", ScorerError, "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE"),
-        ("empty", ScorerError, r"COMMENT_EMPTY \(6 characters\)$"),
+        ("empty", ScorerError, r"COMMENT_EMPTY to a request of 1 texts, 6 characters$"),
         ("bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
         ("forbidden", ScorerRefusedError, "PERMISSION_DENIED; check"),
         ("missing", ScorerRefusedError, "HTTP 404"),
@@ -126,7 +126,9 @@ def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service)
     """No policy makes a 0 of it: the service did not score it."""
     service.answer = lambda number: "empty if dots"
     for policy in ("zero", "one", "score"):
-        with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(5 characters\)$"):
+        with pytest.raises(
+            ScorerError, match=r"COMMENT_EMPTY to a request of 1 texts, 5 characters$"
+        ):
             score_texts(quick(), ["first", "....."], policy)  # type: ignore[arg-type]
     scores = score_texts(quick(), ["first", ".."], "one")
     assert scores.values == pytest.approx([toxicity("first"), 1.0])

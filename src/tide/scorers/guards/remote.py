@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from tide.core.http import Client, Rows, ServerFailed
+from tide.scorers.base import Said
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place
-from tide.scorers.services.base import Said, place_of
+from tide.scorers.services.base import place_of
 from tide.scorers.services.self_hosted import SelfHostedScorer
 
 # The most that OpenAI's API gives.
@@ -94,7 +95,7 @@ class RemoteGuard(SelfHostedScorer):
         }
         if self._format.arguments:
             body["chat_template_kwargs"] = self._format.arguments
-        answer = await self._post(client, "/chat/completions", body, 1, _Chat)
+        answer = await self._request(client, "/chat/completions", _Chat, body, [text])
         if len(answer.choices) != 1:
             raise ServerFailed(f"{len(answer.choices)} answers to one text")
         said = answer.choices[0].logprobs
@@ -113,7 +114,7 @@ class RemoteGuard(SelfHostedScorer):
             "temperature": 0.0,
             "logprobs": _LIKELIEST,
         }
-        answer = await self._post(client, "/completions", body, len(texts), _Completions)
+        answer = await self._request(client, "/completions", _Completions, body, texts)
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != [*range(len(texts))]:
             raise ServerFailed(f"{len(choices)} answers to {len(texts)} texts")

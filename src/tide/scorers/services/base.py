@@ -7,14 +7,12 @@ import math
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import numpy as np
 import tenacity
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from tide.core.concurrency import Portal, gather, portal_of
@@ -22,11 +20,12 @@ from tide.core.errors import (
     EnvironmentVariableError,
     InputError,
     ScorerError,
+    ScorerRefusedError,
     ScorerUnavailableError,
 )
-from tide.core.http import Client, Reply, Seconds, ServerFailed, base_url
+from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Floats, PlainScorer
+from tide.scorers.base import Attributed, AttributedScorer, Floats, Said, is_empty
 
 
 class Pace:
@@ -58,36 +57,37 @@ _MOST_AT_ONCE = 100  # unless asked for
 # One pace for each service in this process, since its scorers share its quota.
 _PACES: dict[str, Pace] = {}
 
+# Codes of a service that would refuse any text.
+_FINAL = {"API_KEY_INVALID", "insufficient_quota"}
+
 _T = TypeVar("_T")
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 Rate = Annotated[float, Field(ge=1e-4, le=10_000, allow_inf_nan=False)]
 Concurrency = Annotated[int, Field(ge=1, le=1000)]
 Attempts = Annotated[int, Field(ge=1, le=1000)]
 
 
-@dataclass(frozen=True)
-class Said:
-    """A service's answer for one text, in [0, 1]: its score, and its attributes."""
-
-    value: float
-    attributes: dict[str, float] = field(default_factory=dict)
-
-
-class RemoteScorer(PlainScorer, ABC):
+class RemoteScorer(AttributedScorer):
     """Base of scorers that ask a service; subclasses say how one request is made.
 
-    Requests start evenly spaced at `queries_per_second`, at most `concurrency` at a time (by
-    default as many as start in a second, and at most 100). A request that fails for a temporary
+    Requests start evenly spaced at `queries_per_second` (by default as `rate_variable` of the
+    environment says, else `usual_rate`), at most `concurrency` at a time (by default as many as
+    start in a second, and at most 100). A request that fails for a temporary
     reason is repeated, up to `attempts` times in all, after a pause that doubles from `backoff`
     seconds, with jitter. timeout: seconds for one request with its whole answer. If a call of
     `score` fails, the scores it had by then are kept, so that the next call asks only for the rest.
 
-    attributes: names of the service's further scores; see `tide.scorers.base`.
+    attributes: names of the service's further scores; see `tide.scorers.base`. check: what a user
+    should check if the service refuses to answer.
     """
 
     pace = "sentence"
-
     batch_size = 1
+    rate_variable = ""
+    usual_rate = 1.0
+    check = "the key and the address"
+    _key: SecretStr | None = None
     attributes: tuple[str, ...] = ()
 
     @checked
@@ -96,7 +96,7 @@ class RemoteScorer(PlainScorer, ABC):
         name: str,
         url: str,
         *,
-        queries_per_second: Rate,
+        queries_per_second: Rate | None = None,
         concurrency: Concurrency | None = None,
         timeout: Seconds = 30.0,
         attempts: Attempts = 6,
@@ -105,9 +105,10 @@ class RemoteScorer(PlainScorer, ABC):
         self.name = name
         self._url = url
         self._timeout = timeout
-        self._pace = _PACES.setdefault(place_of(url), Pace(queries_per_second))
-        self._pace.per_second = queries_per_second
-        at_once = concurrency or math.ceil(min(queries_per_second, _MOST_AT_ONCE))
+        rate = self._rate() if queries_per_second is None else queries_per_second
+        self._pace = _PACES.setdefault(place_of(url), Pace(rate))
+        self._pace.per_second = rate
+        at_once = concurrency or math.ceil(min(rate, _MOST_AT_ONCE))
         self._gate = asyncio.Semaphore(at_once)
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
@@ -120,9 +121,21 @@ class RemoteScorer(PlainScorer, ABC):
         """The event loop that all requests are made in."""
         return portal_of(self, "scorer", ScorerError)
 
-    @abstractmethod
+    def _rate(self) -> float:
+        """Queries a second, from the environment, else the usual ones."""
+        if not (text := os.environ.get(self.rate_variable, "").strip()):
+            return self.usual_rate
+        try:
+            return TypeAdapter(Rate).validate_python(text)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise EnvironmentVariableError(
+                f"{self.rate_variable}: {problem} (got {text!r})"
+            ) from None
+
     def _client(self) -> Client:
-        """A new client, with which all requests are made."""
+        """A new client, with which all requests are made; it sends the key as a bearer token."""
+        return Client(self._timeout, key=self._key)
 
     @abstractmethod
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
@@ -137,18 +150,11 @@ class RemoteScorer(PlainScorer, ABC):
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
         gone or refuses the key, and ScorerError for texts that it does not take.
         """
-        return np.array([said.value for said in self._said(texts)], dtype=np.float64)
+        return super().score(texts)
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         """One score a text and each attribute. Raises as `score`."""
-        said = self._said(texts)
-        return Attributed(
-            np.array([one.value for one in said], dtype=np.float64),
-            {
-                name: np.array([one.attributes[name] for one in said], dtype=np.float64)
-                for name in self.attributes
-            },
-        )
+        return Attributed.of(self._said(texts), self.attributes)
 
     def _said(self, texts: Sequence[str]) -> list[Said]:
         found = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
@@ -158,6 +164,43 @@ class RemoteScorer(PlainScorer, ABC):
         """The answer to another request, paced and retried like those for scores."""
         answer: _T = self.portal.run(self._persistently, ask)
         return answer
+
+    async def _request(
+        self,
+        client: Client,
+        path: str,
+        kind: type[_Parsed],
+        body: Any = None,
+        texts: Sequence[str] = (),
+    ) -> _Parsed:
+        """The service's answer to `body`, which holds `texts`, or to a GET. Raises as `_ask`."""
+        method = "GET" if body is None else "POST"
+        reply = await client.ask(method, self._url + path, body, limit=(1 + len(texts)) * MIB)
+        if reply.status == 200:
+            return reply.parse(kind)
+        codes = codes_of(reply)
+        what = " ".join([f"HTTP {reply.status}", *codes])
+        final = not _FINAL.isdisjoint(codes)
+        if reply.passing and not final:
+            raise ServerFailed(what, reply.pause(0.0))
+        raise self._refusal(reply.status, f"scorer {self.name}: {what}", texts, final=final)
+
+    def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
+        """The error for a status other than 200. final: the service would refuse any text."""
+        if 300 <= status < 400:
+            return ScorerRefusedError(
+                f"{what}: it sends on to another address, which is not followed; give the address "
+                "where it ends"
+            )
+        if status == 413:
+            return ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
+        if final or (400 < status < 500 and status != 422):
+            return ScorerRefusedError(f"{what}; check {self.check}")
+        size = f"{len(texts)} texts, {sum(map(len, texts))} characters"
+        hint = (
+            "; empty_policy 'zero' or 'one' scores such texts" if any(map(is_empty, texts)) else ""
+        )
+        return ScorerError(f"{what} to a request of {size}{hint}")
 
     async def _score_all(self, texts: list[str]) -> dict[str, Said]:
         found = {text: self._kept.pop(text) for text in texts if text in self._kept}
@@ -226,18 +269,6 @@ async def _hold(client: Client) -> None:
         await client.aclose()
 
 
-def rate_from(variable: str, given: float | None, default: float) -> float:
-    """Queries a second: as given, else from the environment, else the default."""
-    text = os.environ.get(variable, "").strip()
-    if given is not None or not text:
-        return default if given is None else given
-    try:
-        return TypeAdapter(Rate).validate_python(text)
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"]
-        raise EnvironmentVariableError(f"{variable}: {problem} (got {text!r})") from None
-
-
 def url_from(variable: str, given: str | None, default: str) -> str:
     """A base URL: as given, else from the environment, else the default."""
     if given:
@@ -248,13 +279,17 @@ def url_from(variable: str, given: str | None, default: str) -> str:
         raise EnvironmentVariableError(str(error)) from None
 
 
-def code_of(reply: Reply) -> str:
-    """The code of an error, if it is a word. Messages are not quoted: they may hold the key."""
+def codes_of(reply: Reply) -> list[str]:
+    """The code words of an error and its details. Messages may hold the text or the key."""
     try:
-        code = str(from_json(reply.body)["error"]["code"])
-    except (ValueError, KeyError, TypeError, IndexError):
-        return ""
-    return code if code.replace("_", "").isalpha() else ""
+        error = from_json(reply.body)["error"]
+        details = [one for one in error.get("details", ()) if isinstance(one, dict)]
+        found = [error.get("code"), error.get("status")]
+        found += [one.get(key) for one in details for key in ("errorType", "reason")]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return []
+    words = dict.fromkeys(one for one in found if isinstance(one, str))
+    return [word for word in words if word.replace("_", "").isalpha()]
 
 
 def place_of(url: str) -> str:

@@ -11,21 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 
-from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import Client, Reply, Rows, ServerFailed, need_key
+from tide.core.errors import InputError, ScorerError
+from tide.core.http import Client, Rows, ServerFailed, need_key
 from tide.core.results import Score
 from tide.plugins.options import checked
-from tide.scorers.services.base import (
-    Rate,
-    RemoteScorer,
-    Said,
-    code_of,
-    place_of,
-    rate_from,
-    url_from,
-)
+from tide.scorers.base import Said
+from tide.scorers.services.base import RemoteScorer, place_of, url_from
 
 URL = "https://api.openai.com/v1"
 # Categories nearest to "rude or disrespectful"; the others are about other harms.
@@ -51,6 +44,8 @@ class OpenAIModerationScorer(RemoteScorer):
     """
 
     batch_size = 32
+    rate_variable, usual_rate = "OPENAI_MODERATION_QPS", 5.0
+    check = "OPENAI_API_KEY, its credit, and the model's name"
 
     @checked
     def __init__(
@@ -60,7 +55,6 @@ class OpenAIModerationScorer(RemoteScorer):
         categories: tuple[str, ...] = CATEGORIES,
         key: str | None = None,
         url: str | None = None,
-        queries_per_second: Rate | None = None,
         **options: Any,
     ) -> None:
         self._key = need_key("OPENAI_API_KEY", key)
@@ -69,23 +63,12 @@ class OpenAIModerationScorer(RemoteScorer):
         self.attributes = categories = tuple(named.split(",")) if named else categories
         chosen = "" if categories == CATEGORIES else f"#{','.join(categories)}"
         where = "" if url == URL else f"@{place_of(url)}"
-        super().__init__(
-            f"openai-moderation:{self._model}{chosen}{where}",
-            url,
-            queries_per_second=rate_from("OPENAI_MODERATION_QPS", queries_per_second, 5.0),
-            **options,
-        )
-
-    def _client(self) -> Client:
-        return Client(self._timeout, key=self._key)
+        super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url, **options)
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
-        reply = await client.ask(
-            "POST", f"{self._url}/moderations", {"model": self._model, "input": texts}
-        )
-        if reply.status != 200:
-            raise self._meaning(reply, len(texts))
-        rows = [result.category_scores for result in reply.parse(_ModerationReply).results]
+        body = {"model": self._model, "input": texts}
+        reply = await self._request(client, "/moderations", _ModerationReply, body, texts)
+        rows = [result.category_scores for result in reply.results]
         if len(rows) != len(texts):
             raise ServerFailed(f"{len(rows)} scores for {len(texts)} texts")
         return [self._read(row) for row in rows]
@@ -98,18 +81,6 @@ class OpenAIModerationScorer(RemoteScorer):
                 raise ScorerError(f"scorer {self.name}: no category {name!r}; it has {has}")
             scores[name] = score
         return Said(max(scores.values()), scores)
-
-    def _meaning(self, reply: Reply, texts: int) -> Exception:
-        """The error for a status other than 200."""
-        code = code_of(reply)
-        what = f"HTTP {reply.status}{f' {code}' if code else ''}"
-        if reply.passing and code != "insufficient_quota":
-            return ServerFailed(what, reply.pause(0.0))
-        if reply.status == 400:
-            return ScorerError(f"scorer {self.name}: {what} (a request of {texts} texts)")
-        return ScorerRefusedError(
-            f"scorer {self.name}: {what}; check OPENAI_API_KEY, its credit, and the model's name"
-        )
 
 
 AZURE_CATEGORIES = ("Hate", "SelfHarm", "Sexual", "Violence")
@@ -139,6 +110,10 @@ class AzureContentSafetyScorer(RemoteScorer):
     Raises InputError without a key or an address.
     """
 
+    rate_variable, usual_rate = "AZURE_CONTENT_SAFETY_QPS", 5.0
+    check = "AZURE_CONTENT_SAFETY_KEY and AZURE_CONTENT_SAFETY_ENDPOINT"
+    _key: SecretStr
+
     @checked
     def __init__(
         self,
@@ -146,7 +121,6 @@ class AzureContentSafetyScorer(RemoteScorer):
         *,
         key: str | None = None,
         url: str | None = None,
-        queries_per_second: Rate | None = None,
         **options: Any,
     ) -> None:
         self._key = need_key("AZURE_CONTENT_SAFETY_KEY", key)
@@ -160,7 +134,6 @@ class AzureContentSafetyScorer(RemoteScorer):
         super().__init__(
             f"azure-content-safety:{','.join(self.attributes)}@{AZURE_VERSION}@{place_of(url)}",
             url,
-            queries_per_second=rate_from("AZURE_CONTENT_SAFETY_QPS", queries_per_second, 5.0),
             **options,
         )
 
@@ -177,32 +150,15 @@ class AzureContentSafetyScorer(RemoteScorer):
         return Client(self._timeout, headers=headers)
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
-        reply = await client.ask(
-            "POST",
-            f"{self._url}/contentsafety/text:analyze?api-version={AZURE_VERSION}",
-            {
-                "text": texts[0],
-                "categories": list(self.attributes),
-                "outputType": "EightSeverityLevels",
-            },
-        )
-        if reply.passing:
-            raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
-        if reply.status != 200:
-            raise self._meaning(reply, texts[0])
-        said = reply.parse(_AzureReply).categories
+        body = {
+            "text": texts[0],
+            "categories": list(self.attributes),
+            "outputType": "EightSeverityLevels",
+        }
+        path = f"/contentsafety/text:analyze?api-version={AZURE_VERSION}"
+        said = (await self._request(client, path, _AzureReply, body, texts)).categories
         found = {one.category: one.severity / _WORST for one in said}
         if len(found) != len(said) or any(name not in found for name in self.attributes):
             raise ServerFailed("an answer without each category that was asked for, once")
         scores = {name: found[name] for name in self.attributes}
         return [Said(max(scores.values()), scores)]
-
-    def _meaning(self, reply: Reply, text: str) -> ScorerError:
-        """The error for a status other than 200."""
-        code = code_of(reply)
-        what = f"scorer {self.name}: HTTP {reply.status}{f' {code}' if code else ''}"
-        if reply.status == 400:
-            return ScorerError(f"{what} ({len(text)} characters)")
-        return ScorerRefusedError(
-            f"{what}; check AZURE_CONTENT_SAFETY_KEY and AZURE_CONTENT_SAFETY_ENDPOINT"
-        )

@@ -14,23 +14,15 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
-from pydantic_core import from_json
+from pydantic import BaseModel, Field, SecretStr
 
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import Client, Reply, ServerFailed, need_key
+from tide.core.http import Client, ServerFailed, need_key
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
-from tide.scorers.base import is_empty
-from tide.scorers.services.base import (
-    Rate,
-    RemoteScorer,
-    Said,
-    place_of,
-    rate_from,
-    url_from,
-)
+from tide.scorers.base import Said
+from tide.scorers.services.base import RemoteScorer, place_of, url_from
 from tide.scorers.wrappers.base import split_bytes
 
 _LOG = logger(__name__)
@@ -67,6 +59,9 @@ class PerspectiveScorer(RemoteScorer):
     """
 
     languages = ("en",)
+    rate_variable = "PERSPECTIVE_QPS"
+    _key: SecretStr
+    check = "PERSPECTIVE_API_KEY, its access to the API, and the URL"
 
     @checked
     def __init__(
@@ -75,7 +70,6 @@ class PerspectiveScorer(RemoteScorer):
         *,
         key: str | None = None,
         url: str | None = None,
-        queries_per_second: Rate | None = None,
         long_text: str | None = None,
         max_bytes: Annotated[int, Field(ge=8)] = MAX_BYTES,
         **options: Any,
@@ -94,7 +88,6 @@ class PerspectiveScorer(RemoteScorer):
         super().__init__(
             f"perspective:{','.join(self.attributes)}@{where}",
             url,
-            queries_per_second=rate_from("PERSPECTIVE_QPS", queries_per_second, 1.0),
             **options,
         )
         if url == URL:
@@ -121,53 +114,24 @@ class PerspectiveScorer(RemoteScorer):
         return Client(self._timeout, params={"key": self._key.get_secret_value()})
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
-        reply = await client.ask(
-            "POST",
-            f"{self._url}/v1alpha1/comments:analyze",
-            {
-                "comment": {"text": texts[0]},
-                "languages": list(self.languages),
-                "requestedAttributes": {name: {} for name in self.attributes},
-                "doNotStore": True,
-            },
+        body = {
+            "comment": {"text": texts[0]},
+            "languages": list(self.languages),
+            "requestedAttributes": {name: {} for name in self.attributes},
+            "doNotStore": True,
+        }
+        reply = await self._request(
+            client, "/v1alpha1/comments:analyze", _PerspectiveReply, body, texts
         )
-        if reply.passing:
-            raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
-        if reply.status != 200:
-            raise self._meaning(reply, texts[0])
-        answer = reply.parse(_PerspectiveReply).attributes
+        answer = reply.attributes
         if any(name not in answer for name in self.attributes):
             raise ServerFailed("an answer without a score")
         found = {name: answer[name].summary.value for name in self.attributes}
         return [Said(max(found.values()), found)]
 
-    def _meaning(self, reply: Reply, text: str) -> ScorerError:
-        """The error for a status other than 200, with only the code words of the body."""
-        status = reply.status
-        what = f"scorer {self.name}: HTTP {status}"
+    def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
         if status == 410 or (status in (403, 404) and date.today() > END_OF_SERVICE):
             return ScorerRefusedError(
                 f"{what}: retired; the Perspective API ended on {END_OF_SERVICE}; {_INSTEAD}"
             )
-        words = _code_words(reply)
-        if status != 400 or "API_KEY_INVALID" in words:
-            reason = ", ".join(words) or "refused"
-            return ScorerRefusedError(
-                f"{what}: {reason}; check PERSPECTIVE_API_KEY, its access to the API, and the URL"
-            )
-        hint = "; empty_policy 'zero' or 'one' scores such texts" if is_empty(text) else ""
-        problem = ", ".join(words) or "refused"
-        return ScorerError(f"{what}: {problem} ({len(text)} characters){hint}")
-
-
-def _code_words(reply: Reply) -> list[str]:
-    """`errorType` and `reason` of an error's details, else its `status`."""
-    try:
-        error = from_json(reply.body)["error"]
-        details = [d for d in error.get("details", ()) if isinstance(d, dict)]
-        found = [d.get(key) for d in details for key in ("errorType", "reason")]
-        words = [word for word in found if word] or [error.get("status")]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return []
-    # Code words only: a server may quote the text or the key in its messages.
-    return [w for w in words if isinstance(w, str) and w.replace("_", "").isalpha() and w.isupper()]
+        return super()._refusal(status, what, texts, final=final)

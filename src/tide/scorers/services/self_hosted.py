@@ -7,19 +7,19 @@ VLLM_API_KEY hold the keys, TEI_QPS and VLLM_QPS the requests a second (100).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasPath, BaseModel, Field, RootModel
 
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.core.http import MIB, Client, Reply, Rows, ServerFailed, base_url, read_key
+from tide.core.http import Client, Rows, ServerFailed, base_url, read_key
 from tide.core.results import Score
 from tide.plugins.options import checked
+from tide.scorers.base import Said
 from tide.scorers.control_tokens import break_up
 from tide.scorers.labels import how_joined, is_toxic, toxic_columns
-from tide.scorers.services.base import Rate, RemoteScorer, Said, place_of, rate_from
+from tide.scorers.services.base import RemoteScorer, place_of
 
-_Parsed = TypeVar("_Parsed", bound=BaseModel)
 _USUAL = {"concurrency": 8, "timeout": 60.0}
 
 
@@ -35,63 +35,18 @@ class SelfHostedScorer(RemoteScorer):
 
     family: ClassVar[str]
     batch_size = 32
+    usual_rate = 100.0
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        *,
-        key: str | None = None,
-        queries_per_second: Rate | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, name: str, url: str, *, key: str | None = None, **options: Any) -> None:
         if not url:
             raise InputError(f"scorer {name}: give the server's address, as in {name}:http://HOST")
+        self.rate_variable = f"{self.family}_QPS"
+        self.check = f"{self.family}_API_KEY, the address and the served model"
         self._key = read_key(f"{self.family}_API_KEY", key)
-        super().__init__(
-            name,
-            base_url(url, f"scorer {name}"),
-            queries_per_second=rate_from(f"{self.family}_QPS", queries_per_second, 100.0),
-            **{**_USUAL, **options},
-        )
+        super().__init__(name, base_url(url, f"scorer {name}"), **{**_USUAL, **options})
 
     def _said(self, texts: Sequence[str]) -> list[Said]:
         return super()._said([break_up(text) for text in texts])
-
-    def _client(self) -> Client:
-        return Client(self._timeout, key=self._key)
-
-    async def _get(self, client: Client, path: str, kind: type[_Parsed]) -> _Parsed:
-        return self._read(await client.ask("GET", self._url + path), path, 0, kind)
-
-    async def _post(
-        self, client: Client, path: str, body: Any, texts: int, kind: type[_Parsed]
-    ) -> _Parsed:
-        """The server's answer to `body`, which holds `count` texts. Raises as `_ask`."""
-        reply = await client.ask("POST", self._url + path, body, limit=(1 + texts) * MIB)
-        return self._read(reply, path, texts, kind)
-
-    def _read(self, reply: Reply, path: str, texts: int, kind: type[_Parsed]) -> _Parsed:
-        if reply.status == 200:
-            return reply.parse(kind)
-        # A server's message is not quoted, since it may contain the text or the key.
-        what = f"scorer {self.name}: HTTP {reply.status}"
-        if reply.passing:
-            raise ServerFailed(f"HTTP {reply.status}", reply.pause(0.0))
-        if 300 <= reply.status < 400:
-            raise ScorerRefusedError(
-                f"{what}: it sends on to another address, which is not followed; give the address "
-                "where it ends"
-            )
-        if reply.status in (401, 403):
-            raise ScorerRefusedError(f"{what}: check {self.family}_API_KEY")
-        if reply.status in (404, 405):
-            raise ScorerRefusedError(
-                f"{what}: there is no {path}; check the address and the served model"
-            )
-        if reply.status == 413:
-            raise ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
-        raise ScorerError(f"{what} to a request of {texts} texts")
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -134,7 +89,7 @@ class TeiScorer(SelfHostedScorer):
     def __init__(self, url: str, **options: Any) -> None:
         address, _, wanted = url.partition("#")
         super().__init__("tei", address, **options)
-        info = self._once(lambda client: self._get(client, "/info", _Info))
+        info = self._once(lambda client: self._request(client, "/info", _Info))
         if info.labels is None:
             raise ScorerRefusedError(f"scorer tei: {info.model_id} is not a classifier")
         names = list(dict.fromkeys(info.labels.values()))
@@ -152,7 +107,7 @@ class TeiScorer(SelfHostedScorer):
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         # A list of two strings would be read as one pair: each text is in a list of its own.
         body = {"inputs": [[text] for text in texts], "truncate": False}
-        answer = await self._post(client, "/predict", body, len(texts), _Predictions)
+        answer = await self._request(client, "/predict", _Predictions, body, texts)
         if len(answer.root) != len(texts):
             raise ServerFailed(f"{len(answer.root)} scores for {len(texts)} texts")
         return [self._said_of(row) for row in answer.root]
@@ -205,7 +160,7 @@ class _VllmScorer(SelfHostedScorer):
         super().__init__(self.kind, address, **options)
         # Other clients need an address that ends in /v1; these paths lie beside it.
         self._url = self._url.removesuffix("/v1")
-        served = self._once(lambda client: self._get(client, "/v1/models", _Served))
+        served = self._once(lambda client: self._request(client, "/v1/models", _Served))
         self._model = served.model
 
     def _in_order(self, rows: list[Any], texts: int) -> list[Any]:
@@ -244,7 +199,7 @@ class VllmClassifyScorer(_VllmScorer):
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         body = {"model": self._model, "input": texts}
-        answer = await self._post(client, "/classify", body, len(texts), _Classes)
+        answer = await self._request(client, "/classify", _Classes, body, texts)
         return [self._said_of(row) for row in self._in_order(answer.data, len(texts))]
 
     def _said_of(self, row: _Class) -> Said:
@@ -298,6 +253,6 @@ class VllmScoreScorer(_VllmScorer):
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         body = {"model": self._model, "text_1": self._wanted, "text_2": texts}
-        answer = await self._post(client, "/score", body, len(texts), _Pairs)
+        answer = await self._request(client, "/score", _Pairs, body, texts)
         rows = self._in_order(answer.data, len(texts))
         return [Said(row.score) for row in rows]

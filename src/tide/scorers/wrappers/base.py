@@ -19,6 +19,7 @@ from tide.core.text import UNSPACED
 from tide.plugins.options import checked
 from tide.scorers.base import (
     Attributed,
+    AttributedScorer,
     Floats,
     Scorer,
     ask_attributes,
@@ -31,11 +32,11 @@ from tide.scorers.base import (
 from tide.scorers.language import languages_of
 
 
-class ScorerWrapper:
+class ScorerWrapper(AttributedScorer):
     """A scorer around one or several others.
 
     Name and threshold are those of the first scorer, unless the subclass sets its own. Attributes
-    are those of any scorer, languages those that all read. A subclass overrides `_asked`.
+    are those of any scorer, languages those that all read. A subclass overrides `score_attributes`.
     """
 
     screen: Scorer | None = None  # see `tide.scorers.base.screen_of`
@@ -49,18 +50,12 @@ class ScorerWrapper:
         known = [set(found) for one in scorers if (found := languages_of(one)) is not None]
         self.languages = tuple(sorted(set.intersection(*known))) if known else None
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return self._asked(texts).values
-
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        return self._asked(texts)
+        return ask_attributes(self._scorer, texts)
 
     def close(self) -> None:
         for scorer in self._scorers:
             scorer.close()
-
-    def _asked(self, texts: Sequence[str]) -> Attributed:
-        return ask_attributes(self._scorer, texts)
 
 
 class _Ensemble(ScorerWrapper):
@@ -85,7 +80,7 @@ class _Ensemble(ScorerWrapper):
         if any(screen_of(scorer) is not None for scorer in scorers):
             self.screen = type(self)([screen_of(scorer) or scorer for scorer in scorers])
 
-    def _asked(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
         members = [ask_attributes(scorer, texts) for scorer in self._scorers]
         found = {
             name: [member.attributes[name] for member in members if name in member.attributes]
@@ -136,7 +131,7 @@ class ConfirmScorer(ScorerWrapper):
         self.name = f"confirm:{first.name},{self._second.name}"
         self.pace, self.attributes, self.screen = pace_of(first), attributes_of(first), first
 
-    def _asked(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
         found = ask_attributes(self._scorer, texts)
         values = found.values.copy()
         doubted = np.flatnonzero(values >= _DOUBT)
@@ -173,10 +168,10 @@ class WindowedScorer(ScorerWrapper):
         self._words = words
         self.name = f"windows:{self._words}:{scorer.name}"
 
-    def _asked(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
         windows = [split_words(text, self._words) for text in texts]
         short = [i for i, parts in enumerate(windows) if len(parts) == 1]
-        whole = super()._asked([texts[i] for i in short])
+        whole = super().score_attributes([texts[i] for i in short])
         parts = [(i, part) for i, some in enumerate(windows) if len(some) > 1 for part in some]
         # A window of marks alone may count as empty, and then as 0: the others decide.
         scores = score_texts(self._scorer, [part for _, part in parts], "zero")

@@ -10,9 +10,8 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from tide.core.errors import InputError, ScorerError, first_line
@@ -20,7 +19,7 @@ from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.data.files import user_cache
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Scorer
+from tide.scorers.base import Attributed, Said, Scorer
 from tide.scorers.wrappers.base import ScorerWrapper
 
 _T = TypeVar("_T")
@@ -36,13 +35,6 @@ CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) ST
 CREATE TABLE IF NOT EXISTS attributes (key BLOB PRIMARY KEY, attributes TEXT NOT NULL) STRICT;
 """
 _ATTRIBUTES = TypeAdapter(dict[str, Score])
-
-
-class _Entry(NamedTuple):
-    """The cached score and attributes of a text."""
-
-    score: float
-    attributes: dict[str, float]
 
 
 class CachedScorer(ScorerWrapper):
@@ -67,14 +59,15 @@ class CachedScorer(ScorerWrapper):
                 "make it a Scorer whose name holds one"
             )
         super().__init__(scorer)
-        self.path = str(default_path() if path is None else path)
+        usual = os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3"
+        self.path = str(usual if path is None else path)
         self._lock = threading.Lock()
         self._warned = False
         self._database = self._guarded(self._open)
 
-    def _asked(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
         keys = {self._key(text): text for text in dict.fromkeys(texts)}
-        known: dict[str, _Entry] = {}
+        known: dict[str, Said] = {}
         with self._lock:
             for key, score, attributes in self._guarded(lambda: self._read(list(keys))):
                 entry = self._entry(score, attributes)
@@ -83,30 +76,19 @@ class CachedScorer(ScorerWrapper):
                     known[keys[key]] = entry
                 elif not self._warned:
                     self._warned = True
-                    _LOG.warning(
-                        "cache %s: an entry is not a score; it is scored again",
-                        self.path,
-                    )
+                    _LOG.warning("cache %s: an entry is not a score; it is scored again", self.path)
         new = [text for text in keys.values() if text not in known]
         for start in range(0, len(new), _CHUNK):
             chunk = new[start : start + _CHUNK]
-            found = super()._asked(chunk)
-            columns = {name: column.tolist() for name, column in found.attributes.items()}
+            found = super().score_attributes(chunk)
             made = {
-                text: _Entry(float(found.values[i]), {name: columns[name][i] for name in columns})
-                for i, text in enumerate(chunk)
+                text: Said(float(score), {n: float(c[i]) for n, c in found.attributes.items()})
+                for i, (text, score) in enumerate(zip(chunk, found.values, strict=True))
             }
             with self._lock:
                 self._guarded(lambda made=made: self._write(made))  # type: ignore[misc]
             known |= made
-        rows = [known[text] for text in texts]
-        return Attributed(
-            np.array([one.score for one in rows], dtype=np.float64),
-            {
-                name: np.array([one.attributes.get(name, np.nan) for one in rows], dtype=np.float64)
-                for name in self.attributes
-            },
-        )
+        return Attributed.of([known[text] for text in texts], self.attributes)
 
     def close(self) -> None:
         self._database.close()
@@ -131,21 +113,20 @@ class CachedScorer(ScorerWrapper):
 
     def _key(self, text: str) -> bytes:
         # A text may hold a lone surrogate, which has no UTF-8.
-        return hashlib.sha256(
-            f"{self._scorer.name}\0{text}".encode("utf-8", "surrogatepass")
-        ).digest()
+        named = f"{self._scorer.name}\0{text}"
+        return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
-    def _entry(self, score: object, attributes: object) -> _Entry | None:
+    def _entry(self, score: object, attributes: object) -> Said | None:
         """An entry, if it is one: a score, and the scorer's attributes or none."""
         if type(score) is not float or not 0 <= score <= 1:
             return None
         if attributes is None or not self.attributes:
-            return _Entry(score, {})
+            return Said(score)
         try:
             found = _ATTRIBUTES.validate_json(str(attributes), strict=True)
         except ValidationError:
             return None
-        return _Entry(score, found) if found.keys() == set(self.attributes) else None
+        return Said(score, found) if found.keys() == set(self.attributes) else None
 
     def _read(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
         found: list[tuple[bytes, object, object]] = []
@@ -159,12 +140,12 @@ class CachedScorer(ScorerWrapper):
             )
         return found
 
-    def _write(self, made: dict[str, _Entry]) -> None:
-        rows = [(self._key(text), entry.score) for text, entry in made.items()]
+    def _write(self, made: dict[str, Said]) -> None:
+        rows = [(self._key(text), said.value) for text, said in made.items()]
         attributes = [
-            (self._key(text), json.dumps(entry.attributes))
-            for text, entry in made.items()
-            if entry.attributes and not any(map(math.isnan, entry.attributes.values()))
+            (self._key(text), json.dumps(said.attributes))
+            for text, said in made.items()
+            if said.attributes and not any(map(math.isnan, said.attributes.values()))
         ]
         self._database.execute("BEGIN IMMEDIATE")
         try:
@@ -183,9 +164,3 @@ class CachedScorer(ScorerWrapper):
                 f"cache {self.path}: cannot be used: {first_line(error)}; delete it, or choose "
                 "another file with TIDE_CACHE"
             ) from error
-
-
-def default_path() -> Path:
-    if path := os.environ.get("TIDE_CACHE"):
-        return Path(path)
-    return user_cache() / "scores.sqlite3"

@@ -103,6 +103,6 @@ class CalibratedScorer(ScorerWrapper):
         digest = hashlib.sha256(self._calibration.model_dump_json().encode()).hexdigest()[:8]
         self.name = f"calibrated@{digest}:{self._scorer.name}"
 
-    def _asked(self, texts: Sequence[str]) -> Attributed:
-        found = super()._asked(texts)
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        found = super().score_attributes(texts)
         return found._replace(values=self._calibration(found.values))

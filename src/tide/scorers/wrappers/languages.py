@@ -52,7 +52,7 @@ class LanguageScorer(ScorerWrapper):
         if self._other is not None:
             self.languages = None
 
-    def _asked(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
         """Raises ScorerError for a text in another language if no scorer reads those."""
         where = [other_language(text) for text in texts]
         if self._other is None and any(where):
