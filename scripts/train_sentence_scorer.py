@@ -79,7 +79,6 @@ from tide.scorers.sentence import (
     Shape,
     TokenReader,
     WordPieces,
-    metadata_of,
 )
 from train_pocket_scorer import (
     CALIBRATION_SOURCE,
@@ -514,7 +513,7 @@ def write(network: TorchNetwork, shape: Shape, pieces: list[str], out: Path) -> 
     tensors = packed(network)
     tensors[VOCABULARY] = np.frombuffer("\n".join(pieces).encode(), dtype=np.uint8)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(save(tensors, metadata=metadata_of(shape)))
+    out.write_bytes(save(tensors, metadata=shape.metadata()))
     return SentenceScorer(out)
 
 

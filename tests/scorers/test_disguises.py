@@ -6,14 +6,14 @@ import gzip
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripts.probes import TRICKS
 
 from tide.scorers import load_scorer
-from tide.scorers.disguises import readings, score_readings
+from tide.scorers.disguises import readings
+from tide.scorers.words import NeverScorer
 
 INSULT = "you are a stupid idiot"
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
@@ -97,12 +97,8 @@ def test_every_bundled_scorer_reads_tricks(name: str) -> None:
 
 
 def test_the_worse_reading_counts() -> None:
-    def score(texts: list[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.array([float("bad" in text) for text in texts])
-
     texts = ["good", "ba\bd", "bx\bad", "\u202edab", "\u202ebad", "x"]
-    assert score_readings(score, texts).tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
-    assert score_readings(score, []).shape == (0,)
+    assert NeverScorer(["bad"]).score(texts).tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 def test_much_hidden_in_one_text_takes_no_long_time() -> None:

@@ -17,7 +17,7 @@ from sklearn.metrics import roc_auc_score
 
 from scripts import train_pocket_scorer
 from tide import pocket
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import ScorerError
 from tide.evaluation.masking import PEOPLE
 from tide.scorers.pocket import _WORD, Features, PocketScorer, calibrated, normalize
 
@@ -186,21 +186,10 @@ def test_equal_weights_make_equal_files() -> None:
     assert len(files) == 1
 
 
-def test_features_survive_metadata() -> None:
-    features = Features(n_features=1000, char_min=2, char_max=4, word_max=3)
-    assert Features.from_metadata(features.metadata()) == features
-
-
-@pytest.mark.parametrize("values", [{"n_features": 0}, {"char_min": 6}, {"word_max": 0}])
-def test_features_that_cannot_be_counted(values: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="cannot be counted"):
-        Features(**values)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "another"}, "format is 'another'"),
+        ({"format": "another"}, "bad metadata: format"),
         ({"char_max": "many"}, "bad metadata"),
         ({"char_max": None}, "bad metadata"),
         ({"char_max": 0}, "bad metadata"),

@@ -23,13 +23,11 @@ from tide import pocket
 from tide.core.errors import ScorerError
 from tide.scorers.pocket import normalize
 from tide.scorers.sentence import (
-    METADATA,
     VOCABULARY,
     SentenceScorer,
     Shape,
     TokenReader,
     WordPieces,
-    metadata_of,
     network_outputs,
 )
 
@@ -49,7 +47,7 @@ def small(path: Path, seed: int = 0, **changes: Any) -> tuple[torch.nn.Module, P
     network = TRAINING.TorchNetwork(SMALL).eval()
     tensors = TRAINING.packed(network)
     tensors[VOCABULARY] = np.frombuffer("\n".join(PIECES).encode(), dtype=np.uint8)
-    save_file(tensors, path, metadata=metadata_of(SMALL.model_copy(update=changes)))
+    save_file(tensors, path, metadata=SMALL.model_copy(update=changes).metadata())
     return network, path
 
 
@@ -128,7 +126,7 @@ def test_reads_the_wordpieces_that_tokenizers_finds(scorer: SentenceScorer, text
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "another"}, "format is 'another'"),
+        ({"format": "another"}, "bad metadata: format"),
         ({"width": 0}, "bad metadata: width"),
         ({"heads": 3}, "cannot use"),
         ({"scale": 1e9}, "bad metadata: scale"),
@@ -141,8 +139,8 @@ def test_refuses_files_of_another_kind(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     _, path = small(tmp_path / "sentence.safetensors")
-    values = json.loads(metadata_of(SMALL)[METADATA]) | changes
-    save_file(load_file(path), path, metadata={METADATA: json.dumps(values)})
+    values = json.loads(SMALL.metadata()["sentence"]) | changes
+    save_file(load_file(path), path, metadata={"sentence": json.dumps(values)})
     with pytest.raises(ScorerError, match=message) as error:
         SentenceScorer(path)
     assert "\n" not in str(error.value)
@@ -162,7 +160,7 @@ def test_refuses_broken_tensors(
     tmp_path: Path, tensors: dict[str, np.ndarray], message: str
 ) -> None:
     _, path = small(tmp_path / "sentence.safetensors")
-    save_file(load_file(path) | tensors, path, metadata=metadata_of(SMALL))
+    save_file(load_file(path) | tensors, path, metadata=SMALL.metadata())
     with pytest.raises(ScorerError, match=message) as error:
         SentenceScorer(path)
     assert "\n" not in str(error.value)

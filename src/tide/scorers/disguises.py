@@ -12,12 +12,8 @@ import hashlib
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
-
-import numpy as np
-
-from tide.scorers.base import Floats
 
 # Part of the names of scorers that have no other revision: raise it when a reading changes.
 REVISION = "r1"
@@ -47,21 +43,6 @@ def readings(text: str) -> tuple[str, ...]:
     if not _REORDERED.search(text):
         return (stored,)
     return tuple(dict.fromkeys((_settled(_read, _reversed(_erased(text))), stored)))
-
-
-def score_readings(score: Callable[[list[str]], Floats], texts: Sequence[str]) -> Floats:
-    """The scores of `texts`, shape (n,): of two readings of a text, the worse one counts."""
-    if not texts:
-        return np.zeros(0)
-    found = [readings(text) for text in texts]
-    values = score([reading for some in found for reading in some])
-    starts = np.cumsum([0, *map(len, found[:-1])])
-    return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)
-
-
-def score_finds(finds: Callable[[str], object], texts: Sequence[str]) -> Floats:
-    """1.0 for each text with a hit in any reading, else 0.0, shape (n,)."""
-    return score_readings(lambda read: np.array([float(bool(finds(one))) for one in read]), texts)
 
 
 def digest_of(listed: Iterable[str]) -> str:

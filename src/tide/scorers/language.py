@@ -1,12 +1,15 @@
-"""Finds texts in a language that a scorer does not read."""
+"""The base of scorers of what a person reads, and the texts in a language that they do not read."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
+
 from tide.core.sanitize import logger
-from tide.scorers.base import Scorer
+from tide.scorers.base import Floats, PlainScorer, Scorer
 from tide.scorers.disguises import is_latin, readings
 
 _LOG = logger(__name__)
@@ -99,3 +102,29 @@ def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
         "scorer %s: reads English, and a text is mostly %s: its score means nothing; take a scorer "
         "that knows the language (%s)", name, where, MULTILINGUAL,
     )  # fmt: skip
+
+
+class ReadingScorer(PlainScorer, ABC):
+    """Base of scorers of the readings of a text (`tide.scorers.disguises`); the worse one counts.
+
+    One that reads English alone warns of texts in other languages.
+    """
+
+    pace = "word"
+    languages: tuple[str, ...] | None = None
+    name: str
+
+    @abstractmethod
+    def _read(self, texts: list[str]) -> Sequence[float] | Floats:
+        """The scores of readings, of which there is at least one."""
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        """A score a text, shape (len(texts),), in [0, 1]; a text's score is its own."""
+        if len(texts) == 0:
+            return np.zeros(0)
+        if self.languages == ("en",):
+            warn_of_other_languages(self.name.partition("@")[0], texts)
+        found = [readings(text) for text in texts]
+        values = self._read([reading for some in found for reading in some])
+        starts = np.cumsum([0, *map(len, found[:-1])])
+        return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)

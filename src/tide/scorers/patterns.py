@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import regex
 from pydantic import Field
 
@@ -16,21 +14,19 @@ from tide.core.errors import InputError, ScorerError
 from tide.core.optional import require
 from tide.data.files import as_text, read_small
 from tide.plugins.options import Options
-from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.disguises import REVISION, digest_of, score_finds, score_readings
+from tide.scorers.disguises import REVISION, digest_of
+from tide.scorers.language import ReadingScorer
 
 _SECONDS = 2.0  # limit of a pattern for a text
 
 
-class PatternScorer(PlainScorer):
+class PatternScorer(ReadingScorer):
     """path: a UTF-8 file, a regular expression a line, in any case; `#` begins a comment line.
 
     It searches the readings of the text (`tide.scorers.disguises`). A pattern that takes more than
     two seconds for a text is an error. Raises InputError for a file without patterns, or with one
     that cannot be read.
     """
-
-    pace = "word"
 
     def __init__(self, path: str) -> None:
         found: dict[int, regex.Pattern[str]] = {}
@@ -45,8 +41,8 @@ class PatternScorer(PlainScorer):
         self._patterns, self._path = found, path
         self.name = f"regex@{digest_of(one.pattern for one in found.values())}"
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return score_finds(self._matches, texts)
+    def _read(self, texts: list[str]) -> list[float]:
+        return [float(self._matches(text)) for text in texts]
 
     def _matches(self, text: str) -> bool:
         for number, pattern in self._patterns.items():
@@ -87,7 +83,7 @@ class PresidioOptions(Options):
     )
 
 
-class PresidioScorer(PlainScorer):
+class PresidioScorer(ReadingScorer):
     """The highest confidence of anything found; 0.0 where nothing is.
 
     Confidences are Presidio's constants: 1.0 with a check sum or an existing domain (mail
@@ -97,7 +93,6 @@ class PresidioScorer(PlainScorer):
     """
 
     options_class = PresidioOptions
-    pace = "word"
     threshold = 0.4  # of phone numbers
 
     def __init__(self, options: PresidioOptions) -> None:
@@ -126,8 +121,8 @@ class PresidioScorer(PlainScorer):
         self._language = language
         self.name = f"{options.spec('presidio')}@{version('presidio-analyzer')}-{REVISION}"
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return score_readings(lambda read: np.array(list(map(self._confidence, read))), texts)
+    def _read(self, texts: list[str]) -> list[float]:
+        return [self._confidence(text) for text in texts]
 
     def _confidence(self, text: str) -> float:
         starts = range(0, max(1, len(text) - _WINDOW + _STEP), _STEP)

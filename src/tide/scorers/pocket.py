@@ -12,24 +12,24 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import mmh3
 import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import safe_open
 
-from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.errors import ScorerError, guarded
+from tide.core.validation import problem
 from tide.pocket import SCORER
-from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.disguises import score_readings
-from tide.scorers.language import warn_of_other_languages
+from tide.scorers.base import Floats
+from tide.scorers.language import ReadingScorer
 
-FORMAT = "tide-pocket-scorer-3"  # raise the number when code changes the score of a text
-_METADATA = "pocket_scorer"
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Text after them may be an insult, so it is read.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
@@ -71,57 +71,65 @@ def _read_look_alikes(match: re.Match[str]) -> str:
     return word.translate(_LOOK_ALIKES) + match[0][len(word) :]
 
 
-@dataclass(frozen=True)
-class Features:
+class Description(BaseModel):
+    """What a file of weights says of itself, in one entry of its metadata.
+
+    It is one entry of sorted JSON, because safetensors writes several in any order, and equal
+    weights should make equal files.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    entry: ClassVar[str]
+
+    def metadata(self) -> dict[str, str]:
+        return {self.entry: json.dumps(self.model_dump(), sort_keys=True)}
+
+    @classmethod
+    def read(cls, path: Path) -> tuple[Self, dict[str, NDArray[Any]], str]:
+        """The description, the tensors and the revision of a file.
+
+        Raises ValueError for a file of another format and for values that are not finite.
+        """
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if cls.entry not in metadata:
+            raise ValueError(f"metadata lacks {cls.entry!r}")
+        try:
+            found = cls.model_validate_json(metadata[cls.entry])
+        except ValidationError as error:
+            raise ValueError(f"bad metadata: {problem(error)}") from None
+        for name, tensor in tensors.items():
+            if not np.isfinite(tensor).all():
+                raise ValueError(f"its weight {name} holds values that are not finite")
+        return found, tensors, _digest(path.read_bytes())
+
+
+class Features(Description):
     """The features that are counted in a text.
 
     n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams,
-    taken inside `<word>`. word_max: longest word n-gram.
+    taken inside `<word>`. word_max: longest word n-gram. fingerprint: of their output, in a file.
     """
 
-    n_features: int = 2**20
-    char_min: int = 3
-    char_max: int = 5
-    word_max: int = 2
+    entry = "pocket_scorer"
 
-    def __post_init__(self) -> None:
-        if not (
-            1 <= self.n_features < 2**31
-            and 1 <= self.char_min <= self.char_max
-            and self.word_max >= 1
-        ):
-            raise InputError(f"pocket scorer: features that cannot be counted ({self})")
+    # Raise the number when code changes the score of a text.
+    format: Literal["tide-pocket-scorer-3"] = "tide-pocket-scorer-3"
+    n_features: int = Field(default=2**20, ge=1, lt=2**31)
+    char_min: int = Field(default=3, ge=1)
+    char_max: int = Field(default=5, ge=1)
+    word_max: int = Field(default=2, ge=1, le=100)
+    fingerprint: str = ""
 
     def metadata(self) -> dict[str, str]:
-        """These features as safetensors metadata.
+        own = {"fingerprint": self.computed()}
+        return super(Features, self.model_copy(update=own)).metadata()
 
-        It is one entry of sorted JSON, because safetensors writes several in any order, and equal
-        weights should make equal files.
-        """
-        values = {"format": FORMAT, **asdict(self), "fingerprint": self._fingerprint()}
-        return {_METADATA: json.dumps(values, sort_keys=True)}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> Features:
-        """The features a weights file was trained with.
-
-        Raises ScorerError if the file is of another format, lacks a value, or if this installation
-        would count something else than the training did.
-        """
-        if _METADATA not in metadata:
-            raise ScorerError(f"metadata lacks {_METADATA!r}")
-        try:
-            values = dict(json.loads(metadata[_METADATA]))
-            if values.get("format") != FORMAT:
-                raise ScorerError(f"format is {values.get('format')!r}, expected {FORMAT!r}")
-            features = cls(**{field.name: int(values[field.name]) for field in fields(cls)})
-        except KeyError as error:
-            raise ScorerError(f"metadata lacks {error}") from None
-        except (TypeError, ValueError) as error:
-            raise ScorerError(f"bad metadata: {error}") from None
-        if features._fingerprint() != values.get("fingerprint"):
-            raise ScorerError("these weights belong to other features than this version computes")
-        return features
+    def computed(self) -> str:
+        """The fingerprint of what this version counts."""
+        return _digest(self.columns(_PROBE).astype("<i8").tobytes())
 
     def columns(self, text: str) -> Any:
         """Ascending columns of the features that `text` has, int64, shape (n,).
@@ -137,9 +145,6 @@ class Features:
             runs = map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
             found.update(_column(run, self.n_features) for run in runs)
         return np.array(sorted(found), dtype=np.int64)
-
-    def _fingerprint(self) -> str:
-        return _digest(self.columns(_PROBE).astype("<i8").tobytes())
 
 
 def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
@@ -175,7 +180,11 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-class PocketScorer(PlainScorer):
+def sigmoid(logits: Floats) -> Floats:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
+
+
+class PocketScorer(ReadingScorer):
     """Probability that a reader finds an English text toxic; 10,000 short texts a second and more.
 
     Other languages get a score too, but it means little.
@@ -185,43 +194,27 @@ class PocketScorer(PlainScorer):
     ScorerError if the file is missing, damaged, or belongs to other features.
     """
 
-    pace = "word"
     languages = ("en",)
 
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SCORER if weights is None else Path(weights)
         with guarded(ScorerError, f"pocket scorer: cannot use {path}"):
-            revision = _digest(path.read_bytes())
-            with safe_open(path, framework="numpy") as file:
-                features = Features.from_metadata(file.metadata() or {})
-                self._weights: Floats = file.get_tensor("weights").astype(np.float64)
-                bias: Floats = file.get_tensor("bias").astype(np.float64)
-                self._knots: Floats = file.get_tensor("knots").astype(np.float64)
-        if (
-            self._weights.shape != (features.n_features,)
-            or bias.shape != (1,)
-            or self._knots.ndim != 2
-            or len(self._knots) != 2
-        ):
-            raise ScorerError(f"pocket scorer: {path} holds tensors of the wrong shape")
-        if not all(np.isfinite(one).all() for one in (self._weights, bias, self._knots)):
-            raise ScorerError(f"pocket scorer: {path} holds values that are not finite")
-        if not (np.diff(self._knots) > 0).all() or not self._knots.size:
-            raise ScorerError(f"pocket scorer: {path} holds a calibration that does not rise")
+            self._features, tensors, revision = Features.read(path)
+            if self._features.fingerprint != self._features.computed():
+                raise ValueError("its weights belong to other features than this version computes")
+            self._weights, bias, self._knots = (
+                tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
+            )
+            sizes = self._weights.shape, bias.shape, self._knots.shape[:-1]
+            if sizes != ((self._features.n_features,), (1,), (2,)):
+                raise ValueError("holds tensors of the wrong shape")
+            if not (np.diff(self._knots) > 0).all() or not self._knots.size:
+                raise ValueError("holds a calibration that does not rise")
         self._bias = float(bias[0])
-        self._features = features
         self.name = f"pocket@{revision}"
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        """Probability of toxicity, shape (len(texts),), in [0, 1]; a text's score is its own."""
-        if len(texts) == 0:
-            return np.zeros(0)
-        warn_of_other_languages("pocket", texts)
-        return score_readings(self._probabilities, texts)
-
-    def _probabilities(self, texts: list[str]) -> Floats:
-        logits = calibrated(np.array([self._logit(text) for text in texts]), self._knots)
-        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
+    def _read(self, texts: list[str]) -> Floats:
+        return sigmoid(calibrated(np.array([self._logit(text) for text in texts]), self._knots))
 
     def _logit(self, text: str) -> float:
         columns = self._features.columns(text)

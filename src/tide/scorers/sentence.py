@@ -9,31 +9,24 @@ describes the rest.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import string
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import safe_open
+from pydantic import Field
 
 from tide.core.errors import ScorerError, guarded
-from tide.core.validation import problem
 from tide.pocket import SENTENCE
-from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.disguises import score_readings
-from tide.scorers.language import warn_of_other_languages
-from tide.scorers.pocket import normalize
+from tide.scorers.base import Floats
+from tide.scorers.language import ReadingScorer
+from tide.scorers.pocket import Description, normalize, sigmoid
 
-FORMAT = "tide-sentence-1"  # raise the number when the network or the reading of a text changes
-METADATA = "sentence"
 VOCABULARY = "vocabulary"  # the tensor with the wordpieces, one a line, in UTF-8
 SCALE = ".scale"
 # Windows that are read at once.
@@ -51,7 +44,7 @@ _Size = Annotated[int, Field(ge=1, le=100_000)]
 _Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
-class Shape(BaseModel):
+class Shape(Description):
     """The network, and how its output becomes a probability.
 
     tokens: read at once, with the two that mark the ends; a longer text is read in windows that
@@ -59,9 +52,10 @@ class Shape(BaseModel):
     `scale * output + offset`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    entry = "sentence"
 
-    format: str = FORMAT
+    # Raise the number when the network or the reading of a text changes.
+    format: Literal["tide-sentence-1"] = "tide-sentence-1"
     vocabulary: _Size
     width: _Size
     inner: _Size
@@ -240,7 +234,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
-    """The weights, without their scales. Raises ValueError for values that are not finite."""
+    """The weights, without their scales."""
     weights = {}
     for name, stored in tensors.items():
         if name.endswith(SCALE):
@@ -248,13 +242,11 @@ def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
         values = stored.astype(np.float32)
         if stored.dtype == np.int8:
             values = values * tensors[name + SCALE].astype(np.float32)
-        if not np.isfinite(values).all():
-            raise ValueError(f"its weight {name} holds values that are not finite")
         weights[name] = values
     return weights
 
 
-class SentenceScorer(PlainScorer):
+class SentenceScorer(ReadingScorer):
     """Probability that a reader finds an English text toxic, by a transformer of a few layers.
 
     weights: a file written by `scripts/train_sentence_scorer.py`; the bundled one by default.
@@ -262,14 +254,12 @@ class SentenceScorer(PlainScorer):
     """
 
     languages = ("en",)
+    pace = "8"
 
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SENTENCE if weights is None else Path(weights)
         with guarded(ScorerError, f"sentence scorer: cannot use {path}"):
-            revision = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-            with safe_open(path, framework="numpy") as file:
-                self.shape = _read_shape(file.metadata() or {})
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self.shape, tensors, revision = Shape.read(path)
             self.pieces = bytes(tensors.pop(VOCABULARY)).decode().split("\n")
             if len(self.pieces) != self.shape.vocabulary:
                 raise ValueError(f"its vocabulary has {len(self.pieces)} pieces")
@@ -277,16 +267,8 @@ class SentenceScorer(PlainScorer):
             self.reader = TokenReader(self.pieces, self.shape.tokens)
         self.name = f"sentence@{revision}"
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        """Probability of toxicity, shape (len(texts),), in [0, 1]; a text's score is its own."""
-        if len(texts) == 0:
-            return np.zeros(0)
-        warn_of_other_languages("sentence", texts)
-        return score_readings(self._probabilities, texts)
-
-    def _probabilities(self, texts: list[str]) -> Floats:
-        logits = self.shape.scale * self.outputs(texts) + self.shape.offset
-        return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0))), dtype=np.float64)
+    def _read(self, texts: list[str]) -> Floats:
+        return sigmoid(self.shape.scale * self.outputs(texts) + self.shape.offset)
 
     def outputs(self, texts: Sequence[str]) -> Floats:
         """The network's output for each text: that of its worst window."""
@@ -310,21 +292,3 @@ def network_outputs(network: Network, windows: Sequence[Sequence[int]]) -> Float
             batch = rows[start : start + _BATCH]
             found[batch] = network(np.array([windows[i] for i in batch]))
     return found
-
-
-def _read_shape(metadata: Mapping[str, str]) -> Shape:
-    """The network of a weights file. Raises ScorerError if it is of another format."""
-    if METADATA not in metadata:
-        raise ScorerError(f"sentence scorer: metadata lacks {METADATA!r}")
-    try:
-        shape = Shape.model_validate_json(metadata[METADATA])
-    except ValidationError as error:
-        raise ScorerError(f"sentence scorer: bad metadata: {problem(error)}") from None
-    if shape.format != FORMAT:
-        raise ScorerError(f"sentence scorer: format is {shape.format!r}, expected {FORMAT!r}")
-    return shape
-
-
-def metadata_of(shape: Shape) -> dict[str, str]:
-    """The shape as safetensors metadata: one entry of sorted JSON, so that files are equal."""
-    return {METADATA: json.dumps(shape.model_dump(), sort_keys=True)}

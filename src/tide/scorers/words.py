@@ -31,34 +31,31 @@ from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.pocket import PROFANITIES
 from tide.scorers.base import Floats, PlainScorer
-from tide.scorers.disguises import REVISION, digest_of, readings, score_finds, score_readings
-from tide.scorers.language import warn_of_other_languages
+from tide.scorers.disguises import REVISION, digest_of, readings
+from tide.scorers.language import ReadingScorer
 from tide.scorers.pocket import normalize
 
 
-class ProfanityCheckScorer(PlainScorer):
+class ProfanityCheckScorer(ReadingScorer):
     """Probability of profanity (English)."""
 
-    pace = "word"
     languages = ("en",)
 
     def __init__(self) -> None:
         self._package: Any = require("profanity_check", extra="profanity")
         self.name = f"profanity-check@{version('alt-profanity-check')}-{REVISION}"
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        warn_of_other_languages("profanity-check", texts)
-        return score_readings(self._package.predict_prob, texts)
+    def _read(self, texts: list[str]) -> Floats:
+        scores: Floats = self._package.predict_prob(texts)
+        return scores
 
 
-class LexiconScorer(PlainScorer):
+class LexiconScorer(ReadingScorer):
     """Whether a text holds a listed word, in any case and as a whole word (English without a path).
 
     path: a UTF-8 file, one word or phrase a line; without one, the list of better-profanity. Raises
     InputError for a file that cannot be read or holds no words.
     """
-
-    pace = "word"
 
     def __init__(self, path: str = "") -> None:
         try:
@@ -77,10 +74,8 @@ class LexiconScorer(PlainScorer):
         self.languages = None if path else ("en",)
         self._listed = _as_a_whole(words, "")
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        if self.languages:
-            warn_of_other_languages("lexicon", texts)
-        return score_finds(lambda text: self._listed.search(text.casefold()), texts)
+    def _read(self, texts: list[str]) -> list[float]:
+        return [float(bool(self._listed.search(text.casefold()))) for text in texts]
 
 
 def _as_a_whole(words: Iterable[str], beside: str) -> regex.Pattern[str]:
@@ -95,7 +90,7 @@ _APART = regex.compile(r"(?V1)(?<![\w--_])[\w--_](?:[\W_]{1,3}[\w--_](?![\w--_])
 _BETWEEN = regex.compile(r"[\W_]+")
 
 
-class NeverScorer(PlainScorer):
+class NeverScorer(ReadingScorer):
     """Whether a text holds a word or phrase as a whole, in any case.
 
     Stricter than `lexicon`, which measures: it also finds disguised words.
@@ -105,8 +100,6 @@ class NeverScorer(PlainScorer):
     spaced letters joined.
     """
 
-    pace = "word"
-
     def __init__(self, words: Iterable[str]) -> None:
         read = {reading for word in words for reading in readings(word)}
         listed = sorted({spelling for one in read for spelling in _spellings(one)} - {""})
@@ -115,8 +108,8 @@ class NeverScorer(PlainScorer):
         joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
         self._joined = regex.compile(r"\L<words>", words=joined, cache_pattern=False)
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        return score_finds(self._holds, texts)
+    def _read(self, texts: list[str]) -> list[float]:
+        return [float(self._holds(text)) for text in texts]
 
     def _holds(self, text: str) -> bool:
         if any(map(self._whole.search, _spellings(text))):
