@@ -77,7 +77,6 @@ from tide.scorers.sentence import (
     VOCABULARY,
     SentenceScorer,
     Shape,
-    TokenReader,
     WordPieces,
 )
 from train_pocket_scorer import (
@@ -575,8 +574,8 @@ def trained_network(
         network, shape, pieces = new_network(everything.texts)
     else:
         network, shape, pieces = earlier_network(start)
-    reader = TokenReader(pieces, TOKENS)
-    windows = [reader.windows(text)[0][:TRAINED] for text in everything.texts]
+    reader = WordPieces(pieces)
+    windows = [reader.windows(text, TOKENS)[0][:TRAINED] for text in everything.texts]
     train(network, windows, everything.targets, seed, checkpoints, rate)
     return network, shape, pieces
 

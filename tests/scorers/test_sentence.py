@@ -26,9 +26,7 @@ from tide.scorers.sentence import (
     VOCABULARY,
     SentenceScorer,
     Shape,
-    TokenReader,
     WordPieces,
-    network_outputs,
 )
 
 TRAINING = load_script("scripts/train_sentence_scorer.py")
@@ -61,15 +59,15 @@ def test_the_worst_window_of_a_long_text_counts(scorer: SentenceScorer) -> None:
 
 def test_windows_overlap_by_half_and_leave_nothing_out() -> None:
     words = " ".join(random.Random(0).choices(["house", "garden", "street", "quiet"], k=200))
-    (whole,) = TokenReader(PIECES, 1000).windows(words)
-    windows = TokenReader(PIECES, 16).windows(words)
+    (whole,) = WordPieces(PIECES).windows(words, 1000)
+    windows = WordPieces(PIECES).windows(words, 16)
     assert all(window[0] == 2 and window[-1] == 3 for window in windows)
     inner = [window[1:-1] for window in windows]
     assert all(7 < len(part) <= 14 for part in inner)
     assert all(one[7:] == other[:7] for one, other in itertools.pairwise(inner))
     assert [*inner[0][:7], *(i for part in inner for i in part[7:])] == whole[1:-1]
-    assert TokenReader(PIECES, 16).windows("") == [[2, 3]]
-    assert TokenReader(PIECES, 16).windows("A Quiet houses?") == [[2, 9, 7, 4, 8, 1, 3]]
+    assert WordPieces(PIECES).windows("", 16) == [[2, 3]]
+    assert WordPieces(PIECES).windows("A Quiet houses?", 16) == [[2, 9, 7, 4, 8, 1, 3]]
 
 
 def test_padding_does_not_count(tmp_path: Path) -> None:
@@ -82,13 +80,13 @@ def test_padding_does_not_count(tmp_path: Path) -> None:
 
 def test_order_counts(tmp_path: Path) -> None:
     _, path = small(tmp_path / "sentence.safetensors")
-    outputs = network_outputs(SentenceScorer(path).network, [[2, 4, 5, 6, 3], [2, 6, 5, 4, 3]])
+    outputs = SentenceScorer(path).network(np.array([[2, 4, 5, 6, 3], [2, 6, 5, 4, 3]]))
     assert abs(outputs[0] - outputs[1]) > 1e-4
 
 
 def test_the_file_gives_what_the_network_gave(tmp_path: Path) -> None:
     network, path = small(tmp_path / "sentence.safetensors", scale=2.0, offset=-0.5)
-    window = TokenReader(PIECES, 16).windows("a quiet garden")
+    window = WordPieces(PIECES).windows("a quiet garden", 16)
     with torch.inference_mode():
         wanted = 2.0 * network(torch.tensor(window)).double().numpy() - 0.5
     assert SentenceScorer(path).score(["a quiet garden"]) == pytest.approx(

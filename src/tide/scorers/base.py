@@ -138,22 +138,6 @@ class Attributed(NamedTuple):
         )
 
 
-@runtime_checkable
-class AttributeScorer(Scorer, Protocol):
-    """A scorer that also scores single attributes of a text: threat, insult...
-
-    Its score is made of them (the largest of those that were chosen), so both come from one pass.
-
-    attributes: their names, as the model or service calls them.
-    """
-
-    attributes: tuple[str, ...]
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        """The result of `score`, and each attribute; all in [0, 1], shape (len(texts),)."""
-        ...
-
-
 class PlainScorer:
     """Base of scorers that hold nothing to free and call a text toxic from 0.5 on."""
 
@@ -166,7 +150,14 @@ class PlainScorer:
 
 
 class AttributedScorer(PlainScorer, ABC):
-    """Base of scorers whose score and attributes come from one pass."""
+    """Base of scorers that also score single attributes of a text: threat, insult...
+
+    The score is made of them (the largest of those that were chosen), so both come from one pass.
+    attributes: their names, as the model or service calls them; () if there are none. A class that
+    does not derive from this one has attributes, too, by these two members.
+    """
+
+    attributes: tuple[str, ...]
 
     @abstractmethod
     def score_attributes(self, texts: Sequence[str]) -> Attributed: ...
@@ -319,7 +310,8 @@ def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
 
 def attributes_of(scorer: Scorer) -> tuple[str, ...]:
     """The names of the scorer's attributes; empty if it has none."""
-    return scorer.attributes if isinstance(scorer, AttributeScorer) else ()
+    names: tuple[str, ...] = getattr(scorer, "attributes", ())
+    return names if hasattr(scorer, "score_attributes") else ()
 
 
 def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
@@ -329,12 +321,14 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
     its connection, and ScorerError if it failed in any other way, or answered with something that
     is not a list of scores or with other attributes than it names.
     """
+    names = attributes_of(scorer)
     if not texts:
-        return Attributed(np.zeros(0), {name: np.zeros(0) for name in attributes_of(scorer)})
-    if not isinstance(scorer, AttributeScorer) or not scorer.attributes:
+        return Attributed(np.zeros(0), {name: np.zeros(0) for name in names})
+    if not names:
         return Attributed(_ask(scorer, texts), {})
-    answer = _answer(scorer, lambda: scorer.score_attributes(list(texts)))
-    if not isinstance(answer, Attributed) or set(answer.attributes) != set(scorer.attributes):
+    asked: Any = scorer
+    answer = _answer(scorer, lambda: asked.score_attributes(list(texts)))
+    if not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
         raise ScorerError(f"scorer {scorer.name}: the answer lacks attributes that it names")
     return Attributed(
         validate_scores(scorer.name, answer.values, len(texts)),
@@ -342,7 +336,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
             name: validate_scores(
                 f"{scorer.name} ({name})", answer.attributes[name], len(texts), unknown=True
             )
-            for name in scorer.attributes
+            for name in names
         },
     )
 

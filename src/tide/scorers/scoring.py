@@ -15,20 +15,18 @@ from tide.core.concurrency import ABORT
 from tide.core.errors import ScorerError, TideError, described
 from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, score_groups, screen_of
 
-_Found = list[Scores | TideError]
-
 
 @dataclass(frozen=True)
-class Texts:
-    """Texts to score together, each with the text before it.
-
-    policy: the score of an empty text. screened: use the scorer's screen.
-    """
+class _Asked:
+    """Texts to score together. policy: of empty ones. screened: by the scorer's screen."""
 
     texts: Sequence[str]
-    before: Sequence[str]
     policy: TextPolicy
-    screened: bool = False
+    screened: bool
+    future: asyncio.Future[Scores]
+
+
+_Found = list[tuple[_Asked, Scores | TideError]]
 
 
 class Scoring:
@@ -40,7 +38,7 @@ class Scoring:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._pending: list[tuple[Texts, asyncio.Future[Scores]]] = []
+        self._pending: list[_Asked] = []
         self._busy = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -63,12 +61,19 @@ class Scoring:
         *,
         screened: bool = False,
     ) -> asyncio.Future[Scores]:
-        """Scores of `texts`, or a TideError in place of a score. screened: by the screen alone."""
+        """Scores of `texts`, or a TideError in place of a score.
+
+        before: the text before each. With the policy "one" an empty text scores 1.0, even if the
+        text before it is not empty. screened: by the screen alone.
+        """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         # After a failure the other results may never be awaited.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        sent = Texts(texts, before or [""] * len(texts), policy, screened)
-        self._pending.append((sent, future))
+        whole = [
+            text if policy == "one" and is_empty(text) else start + text
+            for text, start in zip(texts, before or [""] * len(texts), strict=True)
+        ]
+        self._pending.append(_Asked(whole, policy, screened, future))
         if len(self._pending) == 1:  # texts submitted in one turn of the loop are sent together
             asyncio.get_running_loop().call_soon(self._next)
         return future
@@ -78,25 +83,24 @@ class Scoring:
         self._calls.put(None)
 
     def _next(self) -> None:
-        self._pending = [one for one in self._pending if not one[1].done()]
+        self._pending = [one for one in self._pending if not one.future.done()]
         if self._busy or not self._pending:
             return
         sent, self._pending, self._busy = self._pending, [], True
-        futures = [future for _, future in sent]
         loop, scorer, abort = asyncio.get_running_loop(), self._scorer, Future[None]()
 
         def call() -> None:
             ABORT.set(abort)
-            found = score_all([texts for texts, _ in sent], scorer)
+            found = _score(sent, scorer)
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
-                loop.call_soon_threadsafe(self._tell, futures, found)
+                loop.call_soon_threadsafe(self._tell, found)
 
         def left(_: object) -> None:
-            if all(future.done() for future in futures):  # nobody waits for its requests
+            if all(one.future.done() for one in sent):  # nobody waits for its requests
                 abort.cancel()
 
-        for future in futures:
-            future.add_done_callback(left)
+        for one in sent:
+            one.future.add_done_callback(left)
 
         if self._thread is None:
             # A daemon: a scorer that hangs must not keep the program from ending.
@@ -106,15 +110,15 @@ class Scoring:
             self._thread.start()
         self._calls.put(call)
 
-    def _tell(self, futures: Sequence[asyncio.Future[Scores]], found: _Found) -> None:
+    def _tell(self, found: _Found) -> None:
         self._busy = False
-        for future, one in zip(futures, found, strict=True):
-            if future.done():
+        for asked, one in found:
+            if asked.future.done():
                 continue
             if isinstance(one, TideError):
-                future.set_exception(one)
+                asked.future.set_exception(one)
             else:
-                future.set_result(one)
+                asked.future.set_result(one)
         self._next()
 
 
@@ -124,28 +128,18 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
         del call  # a reference to the Scoring, whose end also ends this thread
 
 
-def score_all(asked: Sequence[Texts], scorer: Scorer) -> _Found:
-    """The scores of each group of texts, or its error; equal texts are sent once.
-
-    With the policy "one" an empty text scores 1.0, even if the text before it is not empty.
-    """
-    found: dict[int, Scores | TideError] = {}
-    for alike in dict.fromkeys((one.policy, one.screened) for one in asked):
-        rows = [i for i, one in enumerate(asked) if (one.policy, one.screened) == alike]
-        policy, screened = alike
+def _score(sent: Sequence[_Asked], scorer: Scorer) -> _Found:
+    """Each request with its scores or its error; equal texts are sent once."""
+    found: _Found = []
+    for policy, screened in dict.fromkeys((one.policy, one.screened) for one in sent):
+        alike = [one for one in sent if (one.policy, one.screened) == (policy, screened)]
         whom = (screen_of(scorer) if screened else None) or scorer
-        groups = [
-            [
-                text if policy == "one" and is_empty(text) else before + text
-                for text, before in zip(asked[i].texts, asked[i].before, strict=True)
-            ]
-            for i in rows
-        ]
+        answers: Sequence[Scores | TideError]
         try:
-            found.update(zip(rows, score_groups(whom, groups, policy), strict=True))
+            answers = score_groups(whom, [one.texts for one in alike], policy)
         except TideError as error:  # an error of the scorer, and so of all texts
-            found.update(dict.fromkeys(rows, error))
+            answers = [error] * len(alike)
         except BaseException as error:
-            failed = ScorerError(f"scorer {whom.name} failed: {described(error)}")
-            found.update(dict.fromkeys(rows, failed))
-    return [found[i] for i in range(len(asked))]
+            answers = [ScorerError(f"scorer {whom.name} failed: {described(error)}")] * len(alike)
+        found += zip(alike, answers, strict=True)
+    return found

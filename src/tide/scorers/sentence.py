@@ -162,22 +162,6 @@ def _gelu(x: Array) -> Array:
     return np.asarray(x * np.where(x > 0, 1 - tail, tail))
 
 
-class TokenReader:
-    """Texts to windows of token ids, as the network reads them."""
-
-    def __init__(self, pieces: Sequence[str], tokens: int) -> None:
-        self._pieces = WordPieces(pieces)
-        self._first, self._last = pieces.index("[CLS]"), pieces.index("[SEP]")
-        self._room = tokens - 2
-
-    def windows(self, text: str) -> list[list[int]]:
-        """The ids of a text, in windows that overlap by half."""
-        ids = self._pieces.ids(normalize(text))
-        step = self._room // 2
-        starts = range(0, max(len(ids) - step, 1), step) if len(ids) > self._room else (0,)
-        return [[self._first, *ids[i : i + self._room], self._last] for i in starts]
-
-
 class WordPieces:
     """BERT's tokenizer of lower-case text with the vocabulary `pieces`.
 
@@ -186,12 +170,21 @@ class WordPieces:
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._ids = {piece: i for i, piece in enumerate(pieces)}
-        self._unknown = self._ids["[UNK]"]
+        self._unknown, self._first, self._last = (
+            self._ids[f"[{m}]"] for m in ("UNK", "CLS", "SEP")
+        )
         self._longest = max(map(len, pieces))
         self._of_word = lru_cache(maxsize=2**14)(self._read)
 
     def ids(self, text: str) -> list[int]:
         return [i for word in bert_words(text) for i in self._of_word(word)]
+
+    def windows(self, text: str, tokens: int) -> list[list[int]]:
+        """The ids of a text, between marks, in windows of `tokens` that overlap by half."""
+        ids, room = self.ids(normalize(text)), tokens - 2
+        step = room // 2
+        starts = range(0, max(len(ids) - step, 1), step) if len(ids) > room else (0,)
+        return [[self._first, *ids[i : i + room], self._last] for i in starts]
 
     def _read(self, word: str) -> tuple[int, ...]:
         """The longest pieces from the left; a word that has none is unknown as a whole."""
@@ -264,31 +257,27 @@ class SentenceScorer(ReadingScorer):
             if len(self.pieces) != self.shape.vocabulary:
                 raise ValueError(f"its vocabulary has {len(self.pieces)} pieces")
             self.network = Network(self.shape, _unpacked(tensors))
-            self.reader = TokenReader(self.pieces, self.shape.tokens)
+            self.reader = WordPieces(self.pieces)
         self.name = f"sentence@{revision}"
 
     def _read(self, texts: list[str]) -> Floats:
         return sigmoid(self.shape.scale * self.outputs(texts) + self.shape.offset)
 
     def outputs(self, texts: Sequence[str]) -> Floats:
-        """The network's output for each text: that of its worst window."""
-        rows = [(i, window) for i, text in enumerate(texts) for window in self.reader.windows(text)]
+        """The network's output for each text: that of its worst window.
+
+        Windows of one length share a batch, so that none is padded: its output depends on no other.
+        """
+        windows = [
+            (i, window)
+            for i, text in enumerate(texts)
+            for window in self.reader.windows(text, self.shape.tokens)
+        ]
         worst = np.full(len(texts), -np.inf)
-        outputs = network_outputs(self.network, [window for _, window in rows])
-        np.maximum.at(worst, [i for i, _ in rows], outputs)
+        windows.sort(key=lambda one: len(one[1]))
+        for _, alike in groupby(windows, key=lambda one: len(one[1])):
+            rows = list(alike)
+            for start in range(0, len(rows), _BATCH):
+                owners, batch = zip(*rows[start : start + _BATCH], strict=True)
+                np.maximum.at(worst, list(owners), self.network(np.array(batch)))
         return worst
-
-
-def network_outputs(network: Network, windows: Sequence[Sequence[int]]) -> Floats:
-    """The network's output for each window, shape (len(windows),).
-
-    Those of one length share a batch, so that none is padded: its score does not depend on others.
-    """
-    found = np.zeros(len(windows))
-    order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
-    for _, alike in groupby(order, key=lambda i: len(windows[i])):
-        rows = list(alike)
-        for start in range(0, len(rows), _BATCH):
-            batch = rows[start : start + _BATCH]
-            found[batch] = network(np.array([windows[i] for i in batch]))
-    return found
