@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from tide.scorers.services import base as remote
 from tide.scorers.services.base import Pace
+
+# Of the right answer (JSON) to one that is not.
+Change = Callable[[Any], Any]
 
 
 def toxicity(text: str) -> float:
@@ -25,7 +30,7 @@ def toxicity(text: str) -> float:
 
 
 class Service(ThreadingHTTPServer):
-    """answer: what to do with request number n (from 0): a handler of `Handler`, by name.
+    """answer: of request number n (from 0): a method of `Handler`, or a change of the right answer.
 
     arrivals: when requests came. connections: how many were made.
     scored: how often each text got a good answer.
@@ -36,7 +41,7 @@ class Service(ThreadingHTTPServer):
 
     def __init__(self, handler: type[Handler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
-        self.answer: Callable[[int], str] = lambda number: "ok"
+        self.answer: Callable[[int], str | Change] = lambda number: "ok"
         self.arrivals: list[float] = []
         self.connections = 0
         self.requests: list[dict[str, Any]] = []
@@ -117,7 +122,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.requests.append(
                 {"path": self.path, "headers": dict(self.headers), "body": body}
             )
-        getattr(self, self.server.answer(number).replace(" ", "_"))(body)
+        answer = self.server.answer(number)
+        if callable(answer):
+            self.send(200, answer(self.scores(body)))
+        else:
+            getattr(self, answer.replace(" ", "_"))(body)
 
     def send(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -129,10 +138,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def error(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        # Services quote the key in some messages.
+        message = f"refused: {self.path} {dict(self.headers)}"
+        detail = {"@type": "Error", "errorType": code}
+        error = {"message": message, "code": code, "status": code, "details": [detail]}
+        self.send(status, {"error": error}, headers)
+
+    def scores(self, body: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def scores(self, body: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+    def counted(self, texts: list[str]) -> None:
+        with self.server.lock:
+            self.server.scored.update(texts)
 
     def ok(self, body: dict[str, Any]) -> None:
         self.send(200, self.scores(body))
@@ -167,9 +184,6 @@ class Handler(BaseHTTPRequestHandler):
     def bad_json(self, body: dict[str, Any]) -> None:
         self.send(200, b'{"attributeScores": ')
 
-    def no_score(self, body: dict[str, Any]) -> None:
-        self.send(200, {})
-
     def redirect(self, body: dict[str, Any]) -> None:
         self.send(307, b"", {"Location": f"{self.server.elsewhere}{self.path}"})
 
@@ -180,74 +194,44 @@ class Handler(BaseHTTPRequestHandler):
     def not_there(self, body: dict[str, Any]) -> None:
         self.send(404, {"detail": "Not Found"})
 
+    def gone(self, body: dict[str, Any]) -> None:
+        self.send(410, b"gone")
+
+    def forbidden(self, body: dict[str, Any]) -> None:
+        self.error(403, "PERMISSION_DENIED")
+
     def bad_request(self, body: dict[str, Any]) -> None:
-        self.send(400, {"error": {"message": str(body)}})
+        self.error(400, "invalid_request")
 
     def too_long(self, body: dict[str, Any]) -> None:
         self.send(413, {"error": str(body), "error_type": "Validation"})
 
 
 class Perspective(Handler):
-    """`comments:analyze`. Errors look as the service's own do."""
+    """`comments:analyze`."""
 
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
         assert urlsplit(self.path).path == "/v1alpha1/comments:analyze"
         assert parse_qs(urlsplit(self.path).query)["key"]
         text = body["comment"]["text"]
-        with self.server.lock:
-            self.server.scored[text] += 1
-        score = {"value": toxicity(text), "type": "PROBABILITY"}
+        self.counted([text])
+        score = {"summaryScore": {"value": toxicity(text), "type": "PROBABILITY"}}
         return {
-            "attributeScores": {
-                name: {"summaryScore": score} for name in body["requestedAttributes"]
-            },
+            "attributeScores": dict.fromkeys(body["requestedAttributes"], score),
             "languages": body["languages"],
             "detectedLanguages": ["en"],
         }
-
-    def error(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
-        detail = {
-            "@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error",
-            "errorType": code,
-        }
-        # The real service quotes the key in some messages.
-        message = f"refused: {self.path}"
-        error = {"code": status, "message": message, "status": code, "details": [detail]}
-        self.send(status, {"error": error}, headers)
 
     def empty(self, body: dict[str, Any]) -> None:
         self.error(400, "COMMENT_EMPTY")
 
     def empty_if_dots(self, body: dict[str, Any]) -> None:
-        if set(body["comment"]["text"]) <= set(". "):
-            self.empty(body)
-        else:
-            self.ok(body)
-
-    def too_long(self, body: dict[str, Any]) -> None:
-        self.error(400, "COMMENT_TOO_LONG")
-
-    def language(self, body: dict[str, Any]) -> None:
-        self.error(400, "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE")
+        (self.empty if set(body["comment"]["text"]) <= set(". ") else self.ok)(body)
 
     def bad_key(self, body: dict[str, Any]) -> None:
-        self.send(400, {"error": {"status": "INVALID_ARGUMENT", "message": self.path,
-                                  "details": [{"reason": "API_KEY_INVALID"}]}})  # fmt: skip
-
-    def forbidden(self, body: dict[str, Any]) -> None:
-        self.error(403, "PERMISSION_DENIED")
-
-    def missing(self, body: dict[str, Any]) -> None:
-        self.send(404, b"not here")
-
-    def gone(self, body: dict[str, Any]) -> None:
-        self.send(410, b"gone")
-
-    def no_score(self, body: dict[str, Any]) -> None:
-        self.send(200, {"attributeScores": {}})
-
-    def out_of_range(self, body: dict[str, Any]) -> None:
-        self.send(200, {"attributeScores": {"TOXICITY": {"summaryScore": {"value": 1.7}}}})
+        details = [{"reason": "API_KEY_INVALID"}]
+        error = {"status": "INVALID_ARGUMENT", "message": self.path, "details": details}
+        self.send(400, {"error": error})
 
 
 class Moderation(Handler):
@@ -262,39 +246,167 @@ class Moderation(Handler):
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
         assert self.path == "/moderations"
         assert self.headers["Authorization"].startswith("Bearer ")
-        results = []
-        for text in body["input"]:
-            with self.server.lock:
-                self.server.scored[text] += 1
-            scores = dict.fromkeys(self.CATEGORIES, 0.99)
-            scores.update(dict.fromkeys(self.CATEGORIES[:4], 0.0), harassment=toxicity(text))
-            results.append({
-                "flagged": False,
-                "categories": dict.fromkeys(self.CATEGORIES, False),
-                "category_scores": scores,
-                "category_applied_input_types": {name: ["text"] for name in self.CATEGORIES},
-            })  # fmt: skip
+        self.counted(body["input"])
+        usual = dict.fromkeys(self.CATEGORIES, 0.99) | dict.fromkeys(self.CATEGORIES[:4], 0.0)
+        results = [
+            {"flagged": False, "category_scores": usual | {"harassment": toxicity(text)}}
+            for text in body["input"]
+        ]
         return {"id": "modr-1", "model": body["model"], "results": results}
-
-    def error(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
-        # The real service quotes the key in its messages.
-        message = f"refused: {self.headers['Authorization']}"
-        self.send(status, {"error": {"message": message, "code": code, "type": "x"}}, headers)
 
     def no_credit(self, body: dict[str, Any]) -> None:
         self.error(429, "insufficient_quota")
 
-    def bad_key(self, body: dict[str, Any]) -> None:
-        self.error(401, "invalid_api_key")
 
-    def bad_request(self, body: dict[str, Any]) -> None:
-        self.error(400, "invalid_request")
+class VllmPooling(Handler):
+    """vLLM's `/classify` (two classes) and `/score`."""
 
-    def too_few(self, body: dict[str, Any]) -> None:
-        answer = self.scores(body)
-        self.send(200, answer | {"results": answer["results"][1:]})
+    def about(self) -> tuple[int, Any]:
+        assert self.path == "/v1/models"
+        return 200, {"object": "list", "data": [{"id": "some/model", "object": "model"}]}
 
-    def one_row_lacks_one(self, body: dict[str, Any]) -> None:
-        answer = self.scores(body)
-        del answer["results"][-1]["category_scores"]["hate"]
-        self.send(200, answer)
+    def scores(self, body: dict[str, Any]) -> dict[str, Any]:
+        assert body["model"] == "some/model"
+        texts = body["input"] if self.path == "/classify" else body["text_2"]
+        self.counted(texts)
+        return {"object": "list", "data": [self.row(i, text) for i, text in enumerate(texts)]}
+
+    def row(self, index: int, text: str) -> dict[str, Any]:
+        score = toxicity(text)
+        if self.path == "/score":
+            return {"index": index, "object": "score", "score": score}
+        assert self.path == "/classify"
+        label = "toxic" if score > 0.5 else "neutral"
+        return {"index": index, "label": label, "probs": [1 - score, score], "num_classes": 2}
+
+
+class Tei(Handler):
+    """`/predict` of a classifier with three labels; equal to the service in what it refuses."""
+
+    LABELS = ("neutral", "toxic", "insult")
+    kind: ClassVar[dict[str, Any]] = {
+        "classifier": {"id2label": {str(i): name for i, name in enumerate(LABELS)}}
+    }
+
+    def about(self) -> tuple[int, Any]:
+        assert self.path == "/info"
+        return 200, {
+            "model_id": "some/model", "model_sha": "0123456789abcdef", "model_dtype": "float32",
+            "model_type": self.kind, "max_client_batch_size": 4, "version": "1.9.0",
+        }  # fmt: skip
+
+    def scores(self, body: dict[str, Any]) -> Any:
+        assert self.path == "/predict"
+        assert body["truncate"] is False
+        assert len(body["inputs"]) <= 4
+        # Two strings in a list are one pair to the service.
+        assert all(isinstance(one, list) and len(one) == 1 for one in body["inputs"])
+        texts = [one[0] for one in body["inputs"]]
+        self.counted(texts)
+        return [self.row(toxicity(text)) for text in texts]
+
+    def row(self, score: float) -> list[dict[str, Any]]:
+        found = {"neutral": 1 - score, "toxic": score * 0.75, "insult": score * 0.25}
+        rows = [{"label": name, "score": value} for name, value in found.items()]
+        return sorted(rows, key=lambda row: -row["score"])
+
+
+class Azure(Handler):
+    """`text:analyze` of Azure AI Content Safety, with eight levels."""
+
+    def scores(self, body: dict[str, Any]) -> dict[str, Any]:
+        parts = urlsplit(self.path)
+        assert parts.path == "/contentsafety/text:analyze"
+        assert parse_qs(parts.query) == {"api-version": ["2024-09-01"]}
+        assert self.headers["Ocp-Apim-Subscription-Key"]
+        assert body["outputType"] == "EightSeverityLevels"
+        self.counted([body["text"]])
+        found = [(name, self.severity(name, body["text"])) for name in body["categories"]]
+        return {"categoriesAnalysis": [{"category": c, "severity": s} for c, s in found]}
+
+    @staticmethod
+    def severity(category: str, text: str) -> int:
+        return int(toxicity(f"{category} {text}") * 8)
+
+
+@dataclass(frozen=True)
+class Family:
+    """before: the tokens that a guard writes before its verdict. after: further ones.
+
+    verdicts: each verdict's token, and its share of the probability of all toxic, or of all other,
+    verdicts.
+    """
+
+    before: tuple[str, ...]
+    toxic: dict[str, float]
+    safe: dict[str, float]
+    after: tuple[str, ...] = ()
+
+
+FAMILIES = {
+    "llama-guard": Family(("\n\n",), {"unsafe": 1.0}, {"safe": 1.0}, ("\n", "S1")),
+    "shieldgemma": Family((), {"Yes": 0.7, " Yes": 0.3}, {"No": 1.0}, (",", " it", " does")),
+    "granite-guardian": Family((), {"Yes": 1.0}, {"No": 1.0}),
+    "granite-guardian-3.3": Family(
+        ("<think>", "\n", "</think>", "\n", "<", "score", ">"),
+        {" yes": 1.0}, {" no": 0.9, "no": 0.1}, (" ", "</score>"),
+    ),
+    "qwen3guard": Family(
+        ("Safety", ":"), {" Unsafe": 0.6, " Controversial": 0.4}, {" Safe": 1.0},
+        ("\n", "Categories", ":", " None"),
+    ),
+    "own": Family(("Verdict", ":"), {" bad": 1.0}, {" good": 1.0}, (".",)),
+}  # fmt: skip
+
+
+def share(text: str) -> float:
+    """The probability of toxic verdicts among all that a guard gives."""
+    return 0.01 + 0.98 * toxicity(text)
+
+
+class GuardServer(Handler):
+    """A guard over OpenAI's chat and completions API, as vLLM serves one.
+
+    family: in whose words it answers; a tenth of the probability is no verdict.
+    """
+
+    family = "llama-guard"
+
+    def scores(self, body: dict[str, Any]) -> dict[str, Any]:
+        assert body["temperature"] == 0.0
+        if self.path == "/v1/chat/completions":
+            assert body["logprobs"] is True
+            (message,) = body["messages"]
+            self.counted([message["content"]])
+            content = [
+                {
+                    "token": place[0][0],
+                    "logprob": place[0][1],
+                    "top_logprobs": [{"token": t, "logprob": p} for t, p in place],
+                }
+                for place in self.places(message["content"], begun=False)
+            ]
+            return {"choices": [{"index": 0, "logprobs": {"content": content}}]}
+        assert self.path == "/v1/completions"
+        texts = [prompt.partition("[")[2].partition("]")[0] for prompt in body["prompt"]]
+        self.counted(texts)
+        return {"choices": [self.choice(i, text) for i, text in enumerate(texts)]}
+
+    def choice(self, index: int, text: str) -> dict[str, Any]:
+        places = self.places(text, begun=True)
+        logprobs = {
+            "tokens": [place[0][0] for place in places],
+            "token_logprobs": [place[0][1] for place in places],
+            "top_logprobs": [dict(place) for place in places],
+        }
+        return {"index": index, "text": "", "logprobs": logprobs}
+
+    def places(self, text: str, *, begun: bool) -> list[list[tuple[str, float]]]:
+        """Tokens and log-probabilities, the likeliest first. begun: after the lead."""
+        one, p = FAMILIES[self.family], share(text)
+        shares = {token: 0.9 * p * part for token, part in one.toxic.items()}
+        shares |= {token: 0.9 * (1 - p) * part for token, part in one.safe.items()}
+        verdict = sorted(({**shares, " I": 0.1}).items(), key=lambda each: -each[1])
+        sure = [[(token, 0.0)] for token in one.before]
+        logs = [(token, math.log(part)) for token, part in verdict]
+        return [*([] if begun else sure), logs, *([(token, 0.0)] for token in one.after)]

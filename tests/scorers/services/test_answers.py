@@ -18,7 +18,6 @@ from tide.core.errors import ScorerError
 from tide.scorers.guards.formats import FORMATS, GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.guards.verdicts import Place, read_verdict
-from tide.scorers.services.base import RemoteScorer
 from tide.scorers.services.moderation import (
     CATEGORIES,
     AzureContentSafetyScorer,
@@ -30,7 +29,7 @@ QUICK: dict[str, Any] = {
     "key": KEY, "url": "http://service.test", "queries_per_second": 10_000, "attempts": 1,
 }  # fmt: skip
 pytestmark = pytest.mark.attack
-ALL = settings(examples(200, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+ALL = settings(examples(100, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXTS = ["a text", "another text"]
 Make = Callable[[Any], httpx.Response]
 
@@ -39,8 +38,73 @@ def is_score(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1  # type: ignore[operator]
 
 
-def check(scorer: RemoteScorer, texts: list[str], make: Make, right: Any, read: Any) -> None:
-    """Whether `scorer` gives what `read` finds in the answer, or says on one line why not."""
+def perspective(body: Any) -> Any:
+    score = {"value": toxicity(body["comment"]["text"]), "type": "PROBABILITY"}
+    return {"attributeScores": {"TOXICITY": {"summaryScore": score}}, "languages": ["en"]}
+
+
+def read_perspective(answer: Any) -> Any:
+    return [answer["attributeScores"]["TOXICITY"]["summaryScore"]["value"]]
+
+
+def moderation(body: Any) -> Any:
+    rows = [dict.fromkeys(CATEGORIES, toxicity(text)) for text in body["input"]]
+    return {"id": "x", "results": [{"flagged": False, "category_scores": row} for row in rows]}
+
+
+def read_moderation(answer: Any) -> Any:
+    rows = [result["category_scores"] for result in answer["results"]]
+    assert all(is_score(row[name]) for row in rows for name in CATEGORIES)
+    return [max(row[name] for name in CATEGORIES) for row in rows]
+
+
+def azure(body: Any) -> Any:
+    return {"categoriesAnalysis": [{"category": c, "severity": 3} for c in body["categories"]]}
+
+
+def read_azure(answer: Any) -> Any:
+    found = {row["category"]: row["severity"] for row in answer["categoriesAnalysis"]}
+    return [max(found["Hate"], found["Violence"]) / 7]
+
+
+def guard(body: Any) -> Any:
+    tops = [{"token": "safe", "logprob": -0.5}, {"token": "unsafe", "logprob": -1.0}]
+    place = {"token": "safe", "logprob": -0.5, "top_logprobs": tops}
+    return {"choices": [{"index": 0, "logprobs": {"content": [place]}}]}
+
+
+def read_guard(answer: Any) -> Any:
+    (choice,) = answer["choices"]
+    places = [
+        Place(one["token"], [(t["token"], t["logprob"]) for t in one.get("top_logprobs") or [one]])
+        for one in choice["logprobs"]["content"]
+    ]
+    return [read_verdict(places, FORMATS["llama-guard"].verdicts).score]
+
+
+def remote_guard(url: str, **options: Any) -> RemoteGuard:
+    return RemoteGuard(GuardSettings(model="llama-guard", url=url), **options)
+
+
+@pytest.mark.parametrize(
+    ("make_scorer", "texts", "right", "read"),
+    [
+        (PerspectiveScorer, TEXTS[:1], perspective, read_perspective),
+        (OpenAIModerationScorer, TEXTS, moderation, read_moderation),
+        (AzureContentSafetyScorer, TEXTS[:1], azure, read_azure),
+        (remote_guard, TEXTS[:1], guard, read_guard),
+    ],
+)
+@given(make=answers())
+@ALL
+def test_a_service_gives_what_its_answer_says_or_one_line(
+    make_scorer: Any,
+    texts: list[str],
+    right: Any,
+    read: Any,
+    make: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     meant: list[Any] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -49,9 +113,10 @@ def check(scorer: RemoteScorer, texts: list[str], make: Make, right: Any, read: 
         meant.append(said(response))
         return response
 
+    caplog.set_level(logging.DEBUG, "httpx")
     with network(answer):
         try:
-            scores = scorer.score(texts).tolist()
+            scores = make_scorer(**QUICK).score(texts).tolist()
         except ScorerError as error:
             refusal = str(error)
             assert len(refusal.splitlines()) == 1
@@ -61,80 +126,5 @@ def check(scorer: RemoteScorer, texts: list[str], make: Make, right: Any, read: 
             assert len(meant) == 1
             assert all(map(is_score, scores))
             assert scores == read(meant[0])
-
-
-@given(make=answers())
-@ALL
-def test_perspective(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    def right(body: Any) -> Any:
-        score = {"value": toxicity(body["comment"]["text"]), "type": "PROBABILITY"}
-        return {"attributeScores": {"TOXICITY": {"summaryScore": score}}, "languages": ["en"]}
-
-    def read(answer: Any) -> Any:
-        return [answer["attributeScores"]["TOXICITY"]["summaryScore"]["value"]]
-
-    caplog.set_level(logging.DEBUG, "httpx")
-    check(PerspectiveScorer(**QUICK), TEXTS[:1], make, right, read)
-    assert KEY not in caplog.text
-    caplog.clear()
-
-
-@given(make=answers())
-@ALL
-def test_moderation(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    def right(body: Any) -> Any:
-        rows = [dict.fromkeys(CATEGORIES, toxicity(text)) for text in body["input"]]
-        return {"id": "x", "results": [{"flagged": False, "category_scores": row} for row in rows]}
-
-    def read(answer: Any) -> Any:
-        rows = [result["category_scores"] for result in answer["results"]]
-        assert all(is_score(row[name]) for row in rows for name in CATEGORIES)
-        return [max(row[name] for name in CATEGORIES) for row in rows]
-
-    caplog.set_level(logging.DEBUG, "httpx")
-    check(OpenAIModerationScorer(**QUICK), TEXTS, make, right, read)
-    assert KEY not in caplog.text
-    caplog.clear()
-
-
-@given(make=answers())
-@ALL
-def test_azure(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    def right(body: Any) -> Any:
-        rows = [{"category": name, "severity": 3} for name in body["categories"]]
-        return {"blocklistsMatch": [], "categoriesAnalysis": rows}
-
-    def read(answer: Any) -> Any:
-        found = {row["category"]: row["severity"] for row in answer["categoriesAnalysis"]}
-        return [max(found["Hate"], found["Violence"]) / 7]
-
-    caplog.set_level(logging.DEBUG, "httpx")
-    check(AzureContentSafetyScorer(**QUICK), TEXTS[:1], make, right, read)
-    assert KEY not in caplog.text
-    caplog.clear()
-
-
-@given(make=answers())
-@ALL
-def test_a_guard(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    def right(body: Any) -> Any:
-        tops = [{"token": "safe", "logprob": -0.5}, {"token": "unsafe", "logprob": -1.0}]
-        place = {"token": "safe", "logprob": -0.5, "top_logprobs": tops}
-        return {"choices": [{"index": 0, "logprobs": {"content": [place]}}]}
-
-    def read(answer: Any) -> Any:
-        (choice,) = answer["choices"]
-        places = [
-            Place(
-                one["token"], [(t["token"], t["logprob"]) for t in one.get("top_logprobs") or [one]]
-            )
-            for one in choice["logprobs"]["content"]
-        ]
-        return [read_verdict(places, FORMATS["llama-guard"].verdicts).score]
-
-    caplog.set_level(logging.DEBUG, "httpx")
-    settings = GuardSettings(model="llama-guard", url="http://service.test")
-    quick = {name: value for name, value in QUICK.items() if name != "url"}
-    check(RemoteGuard(settings, **quick), TEXTS[:1], make, right, read)
     assert KEY not in caplog.text
     caplog.clear()

@@ -1,0 +1,440 @@
+"""Every service: what is sent, and what becomes of every way to misbehave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.hostile import CONTROL_TOKENS
+from tests.scorers.services.stand_ins import (
+    Azure,
+    Change,
+    GuardServer,
+    Moderation,
+    Perspective,
+    Service,
+    Tei,
+    VllmPooling,
+    running,
+    share,
+    toxicity,
+    without_waiting,
+)
+from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers.base import ask_attributes, attributes_of
+from tide.scorers.guards.formats import GuardSettings
+from tide.scorers.guards.remote import RemoteGuard
+from tide.scorers.services.moderation import AzureContentSafetyScorer, OpenAIModerationScorer
+from tide.scorers.services.perspective import PerspectiveScorer
+from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
+
+KEY = "AIza-Not_A-Real+Key/0123456789=="
+QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001, "key": KEY}
+TEXTS = [f"text number {i}" for i in range(11)]
+
+
+def severity(text: str) -> float:
+    return max(Azure.severity(name, text) for name in ("Hate", "Violence")) / 7
+
+
+def chat_guard(url: str, **more: Any) -> Scorer:
+    return RemoteGuard(GuardSettings(model="some-guard", format="llama-guard", url=url), **more)
+
+
+def completing_guard(url: str, **more: Any) -> Scorer:
+    settings = GuardSettings(
+        model="some-guard", url=url, api="completions", prompt="Is this bad? [{text}]",
+        verdicts={"unsafe": 1.0, "safe": 0.0}, batch=4,
+    )  # fmt: skip
+    return RemoteGuard(settings, **more)
+
+
+KINDS: dict[str, tuple[Any, Callable[..., Any], Callable[[str], float]]] = {
+    "classify": (VllmPooling, lambda url, **more: VllmClassifyScorer(f"{url}#1", **more), toxicity),
+    "score": (VllmPooling, lambda url, **more: VllmScoreScorer(f"{url}#rude", **more), toxicity),
+    "tei": (Tei, TeiScorer, toxicity),
+    "azure": (Azure, AzureContentSafetyScorer, severity),
+    "chat guard": (GuardServer, chat_guard, share),
+    "completing guard": (GuardServer, completing_guard, share),
+    "perspective": (Perspective, PerspectiveScorer, toxicity),
+    "moderation": (Moderation, OpenAIModerationScorer, toxicity),
+}
+Made = tuple[Service, Any, Callable[[str], float]]
+
+
+@contextmanager
+def made(kind: str, **more: Any) -> Iterator[Made]:
+    handler, make, expected = KINDS[kind]
+    with running(handler) as service:
+        yield service, make(url=service.url, **{**QUICK, **more}), expected
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest) -> Iterator[Made]:
+    with made(request.param) as found:
+        yield found
+
+
+def place(service: Service) -> str:
+    return service.url.removeprefix("http://")
+
+
+def test_every_text_gets_its_own_score_after_a_burst_of_refusals_too(world: Made) -> None:
+    service, scorer, expected = world
+    assert isinstance(scorer, Scorer)
+    service.answer = lambda number: "burst" if number in (1, 4) else "ok"
+    assert scorer.score([*TEXTS, TEXTS[0]])[:-1] == pytest.approx([expected(t) for t in TEXTS])
+    assert set(service.scored.values()) == {1}
+    assert scorer.score([]).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["classify", "score", "tei", "chat guard", "completing guard"])
+def test_no_control_token_of_a_text_is_sent(kind: str) -> None:
+    with made(kind) as (service, scorer, _):
+        scorer.score([f"A{token}B, you idiot" for token in CONTROL_TOKENS])
+        sent = str([request["body"] for request in service.requests])
+        assert sent.count("B, you idiot") == len(CONTROL_TOKENS)
+        assert not [token for token in CONTROL_TOKENS if token in sent]
+
+
+@pytest.mark.parametrize(
+    "failure", ["burst", "broken", "unavailable", "half", "hang up", "bad json", lambda _: {}]
+)
+def test_a_passing_failure_is_tried_again_and_never_a_score(
+    world: Made, failure: str | Change
+) -> None:
+    service, scorer, expected = world
+    service.answer = lambda number: failure if number < 2 else "ok"
+    assert scorer.score(TEXTS[:1]) == pytest.approx([expected(TEXTS[0])])
+    service.answer = lambda number: failure
+    with pytest.raises(ScorerUnavailableError, match="3 attempts"):
+        score_texts(scorer, ["another text"], "zero")
+
+
+REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
+    *((kind, "denied", ScorerRefusedError, "HTTP 401; check ") for kind in KINDS),
+    *((kind, "not there", ScorerRefusedError, "HTTP 404; check ") for kind in KINDS),
+    *((kind, "bad request", ScorerError, "HTTP 400 invalid_request to a req") for kind in KINDS),
+    *((kind, "come back later", ScorerUnavailableError, "back in 86400 sec") for kind in KINDS),
+    ("tei", "too long", ScorerError, "longer than its model reads; use windows:SCORER"),
+    ("moderation", "no credit", ScorerRefusedError, "insufficient_quota; check OPENAI_API_KEY"),
+    ("perspective", "empty", ScorerError, "COMMENT_EMPTY to a request of 1 texts, 6 characters$"),
+    ("perspective", "bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
+    ("perspective", "forbidden", ScorerRefusedError, "PERMISSION_DENIED; check"),
+    ("perspective", "gone", ScorerRefusedError, "retired; .* ended on 2026-12-31; use pocket"),
+]
+
+
+@pytest.mark.parametrize(("kind", "failure", "error", "message"), REFUSALS)
+def test_a_refusal_is_not_tried_again(
+    kind: str, failure: str, error: type[ScorerError], message: str
+) -> None:
+    with made(kind) as (service, scorer, _):
+        service.answer = lambda number: failure
+        with pytest.raises(ScorerError, match=message) as caught:
+            scorer.score(["a text"])
+        assert type(caught.value) is error
+        assert KEY not in str(caught.value)
+        assert "a text'" not in str(caught.value)
+        assert len(service.requests) == 1
+
+
+def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
+    service, scorer, _ = world
+    with running(VllmPooling) as elsewhere:
+        service.elsewhere = elsewhere.url
+        service.answer = lambda number: "redirect"
+        with pytest.raises(ScorerRefusedError, match="HTTP 307: it sends on to another address"):
+            scorer.score(["a text"])
+        assert elsewhere.requests == []
+
+
+def test_a_slow_server_and_one_that_is_not_there_are_left() -> None:
+    with made("tei", timeout=0.3, attempts=1) as (service, scorer, _):
+        service.answer = lambda number: "slow"
+        with pytest.raises(ScorerUnavailableError, match=r"no answer within 0\.3 seconds"):
+            scorer.score(["a text"])
+    with pytest.raises(ScorerUnavailableError, match=r"ConnectError: .* \(1 attempt\)"):
+        TeiScorer("http://127.0.0.1:1", attempts=1)
+
+
+def rows(change: Change) -> Change:
+    """A change of the list in an answer."""
+
+    def changed(answer: Any) -> Any:
+        if isinstance(answer, list):
+            return change(answer)
+        name = next(n for n in ("data", "choices", "results", "categoriesAnalysis") if n in answer)
+        return answer | {name: change(answer[name])}
+
+    return changed
+
+
+def each(**fields: Any) -> Change:
+    return rows(lambda found: [one | fields for one in found])
+
+
+def chat_place(**fields: Any) -> Change:
+    place = {"token": "safe", "logprob": 0.0, "top_logprobs": [], **fields}
+    return each(logprobs={"content": [place] * 5})
+
+
+too_few, twice = rows(lambda found: found[1:]), rows(lambda found: [found[0]] * len(found))
+
+
+@pytest.mark.parametrize("kind", ["classify", "score", "completing guard"])
+def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
+    with made(kind) as (service, scorer, expected):
+        service.answer = lambda number: rows(lambda found: found[::-1])
+        assert scorer.score(TEXTS) == pytest.approx([expected(text) for text in TEXTS])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("classify", twice, "4 scores for 4 texts"),
+        ("classify", too_few, "3 scores for 4 texts"),
+        ("classify", each(probs=[1.2, -0.2]), "an answer that cannot be used: data.0.probs.0"),
+        ("score", too_few, "3 scores for 4 texts"),
+        ("tei", too_few, "3 scores for 4 texts"),
+        (
+            "tei",
+            rows(lambda found: [[{"label": "good", "score": 1.0}] for _ in found]),
+            "other labels than its model has",
+        ),
+        ("tei", rows(lambda found: [one[0] for one in found]), "cannot be used"),
+        ("azure", too_few, "without each category that was asked for, once"),
+        (
+            "azure",
+            rows(lambda found: [*found, found[0] | {"severity": 0}]),
+            "without each category that was asked for, once",
+        ),
+        ("azure", each(severity=8), "cannot be used: categoriesAnalysis.0.severity"),
+        ("chat guard", each(logprobs=None), "an answer without log-probabilities"),
+        ("chat guard", chat_place(logprob=3.5), "used: choices.0.logprobs.content.0.logprob"),
+        ("chat guard", chat_place(logprob=float("nan")), "cannot be used: choices.0.logprobs"),
+        ("chat guard", rows(lambda found: found * 2), "2 answers to one text"),
+        ("completing guard", each(logprobs=None), "an answer without log-probabilities"),
+        ("completing guard", too_few, "3 answers to 4 texts"),
+        (
+            "completing guard",
+            each(logprobs={"tokens": ["safe"], "token_logprobs": [0.0], "top_logprobs": []}),
+            "of other tokens than it wrote",
+        ),
+        (
+            "completing guard",
+            each(logprobs={"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}),
+            "an answer without log-probabilities",
+        ),
+        ("moderation", too_few, "3 scores for 4 texts"),
+        ("perspective", lambda _: {"attributeScores": {}}, "an answer without a score"),
+        (
+            "perspective",
+            lambda _: {"attributeScores": {"TOXICITY": {"summaryScore": {"value": 1.7}}}},
+            "value: Input should be less than or equal to 1",
+        ),
+    ],
+)
+def test_answers_that_are_none(kind: str, change: Change, message: str) -> None:
+    with made(kind, attempts=1) as (service, scorer, expected):
+        service.answer = lambda number: change
+        with pytest.raises(ScorerUnavailableError, match=message):
+            score_texts(scorer, TEXTS[:4], "zero")
+        service.answer = lambda number: "ok"
+        assert scorer.score(TEXTS[:4]) == pytest.approx([expected(text) for text in TEXTS[:4]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("score", each(score=-0.25), "-0.25 is not a score"),
+        ("chat guard", chat_place(token="Hello"), "'HelloHello.*' instead of a verdict"),
+        (
+            "moderation",
+            lambda answer: {"results": [{"category_scores": {"harassment": 0.5}}]},
+            "no category 'harassment/threatening'; it has harassment",
+        ),
+    ],
+)
+def test_answers_that_come_again_are_errors(kind: str, change: Change, message: str) -> None:
+    with made(kind) as (service, scorer, _):
+        service.answer = lambda number: change
+        with pytest.raises(ScorerError, match=message) as caught:
+            score_texts(scorer, ["a text"], "zero")
+        assert not isinstance(caught.value, ScorerUnavailableError)
+
+
+def test_which_class_is_toxic() -> None:
+    with running(VllmPooling) as service:
+        two = VllmClassifyScorer(service.url, **QUICK)
+        assert two.score(TEXTS) == pytest.approx([toxicity(text) for text in TEXTS])
+        assert two.name == f"vllm-classify:some/model@{place(service)}"
+        both = VllmClassifyScorer(f"{service.url}/v1#0,1", **QUICK)
+        assert both.name == f"vllm-classify:some/model@{place(service)}#0,1"
+        assert attributes_of(both) == ("class-0", "class-1")
+        found = ask_attributes(both, ["a text"])
+        assert found.attributes["class-1"] == pytest.approx([toxicity("a text")])
+        some = VllmClassifyScorer(f"{service.url}#sum:0,1", **QUICK)
+        assert some.name == f"vllm-classify:some/model@{place(service)}#sum:0,1"
+        assert some.score(TEXTS) == pytest.approx([1.0] * len(TEXTS))
+        assert both.score(TEXTS) == pytest.approx([max(p := toxicity(t), 1 - p) for t in TEXTS])
+        assert VllmClassifyScorer(f"{service.url}#max:0,1", **QUICK).name == both.name
+        for scorer, fields, message in (
+            (some, {"probs": [0.9, 0.8]}, r"not exclusive \(they add up to .*leave out 'sum:'"),
+            (two, {"probs": [0.9, 0.1], "label": "toxic"}, "0 is called toxic; append #0"),
+            (two, {"probs": [0.9, 0.05, 0.05]}, "which of its 3 classes mean toxic"),
+            (VllmClassifyScorer(f"{service.url}#5", **QUICK), {}, "no class 5; its model has 2"),
+        ):
+            service.answer = lambda number, fields=fields: each(**fields)  # type: ignore[misc]
+            with pytest.raises(ScorerError, match=message):
+                scorer.score(["a text"])
+        with pytest.raises(InputError, match="'toxic' is not a number"):
+            VllmClassifyScorer(f"{service.url}#toxic", **QUICK)
+        with pytest.raises(InputError, match="append a description to compare texts to"):
+            load_scorer(f"vllm-score:{service.url}")
+
+
+def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Tei) as service:
+        scorer = load_scorer(f"tei:{service.url}")
+        assert scorer.name == "tei:some/model@01234567#toxic,insult"
+        assert attributes_of(scorer) == ("toxic", "insult")
+        found = ask_attributes(scorer, TEXTS)
+        assert found.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
+        assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
+        largest = load_scorer(f"tei:{service.url}#max:toxic,insult")
+        assert largest.name == "tei:some/model@01234567#max:toxic,insult"
+        toxic, insult = found.attributes["toxic"], found.attributes["insult"]
+        assert largest.score(TEXTS) == pytest.approx([*map(max, toxic, insult)])
+        assert scorer.score(TEXTS) == pytest.approx(toxic + insult)
+        with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
+            load_scorer(f"tei:{service.url}#rude")
+        monkeypatch.setattr(Tei, "kind", {"reranker": {}})
+        with pytest.raises(ScorerRefusedError, match="is not a classifier"):
+            load_scorer(f"tei:{service.url}")
+
+
+def test_azure_s_categories() -> None:
+    with running(Azure) as service:
+        scorer = AzureContentSafetyScorer("Hate,Sexual", url=service.url, **QUICK)
+        assert scorer.name == f"azure-content-safety:Hate,Sexual@2024-09-01@{place(service)}"
+        found = ask_attributes(scorer, ["a text"]).attributes
+        assert found["Sexual"] == [Azure.severity("Sexual", "a text") / 7]
+        assert scorer.score(["a text"]) == [max(found.values())]
+        with pytest.raises(ScorerError, match="longer than 10,000 characters"):
+            scorer.score(["long " * 2001])
+        with pytest.raises(InputError, match="no category 'Rude'; there are Hate"):
+            AzureContentSafetyScorer("Rude", url=service.url, key=KEY)
+
+
+def test_moderation_s_categories_and_batches() -> None:
+    with running(Moderation) as service:
+        scorer = OpenAIModerationScorer("a-model#violence,hate", url=service.url, **QUICK)
+        assert scorer.name == f"openai-moderation:a-model#violence,hate@{place(service)}"
+        assert scorer.score([f"text {i}" for i in range(70)]) == pytest.approx([0.99] * 70)
+        assert sorted(len(r["body"]["input"]) for r in service.requests) == [6, 32, 32]
+        assert service.requests[0]["body"]["model"] == "a-model"
+        with pytest.raises(ScorerError, match="no category 'rudeness'; it has harassment"):
+            OpenAIModerationScorer("m#rudeness", url=service.url, **QUICK).score(["a text"])
+
+
+def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Azure) as service:
+        with pytest.raises(InputError, match="set the environment variable AZURE_CONTENT"):
+            load_scorer("azure-content-safety")
+        monkeypatch.setenv("AZURE_CONTENT_SAFETY_KEY", KEY)
+        with pytest.raises(InputError, match="AZURE_CONTENT_SAFETY_ENDPOINT: expected an address"):
+            load_scorer("azure-content-safety")
+        monkeypatch.setenv("AZURE_CONTENT_SAFETY_ENDPOINT", service.url)
+        assert load_scorer("azure-content-safety:Hate").score(["a text"]).shape == (1,)
+    with running(VllmPooling) as service:
+        monkeypatch.setenv("VLLM_API_KEY", KEY)
+        load_scorer(f"vllm-classify:{service.url}").score(["a text"])
+        assert service.requests[0]["headers"]["Authorization"] == f"Bearer {KEY}"
+    with running(Moderation) as service:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", service.url)
+        usual = load_scorer("openai-moderation")
+        assert usual.name == f"openai-moderation:omni-moderation-2024-09-26@{place(service)}"
+        assert usual.score(["a text"]) == pytest.approx([toxicity("a text")])
+    for name in ("vllm-classify", "vllm-score", "tei"):
+        with pytest.raises(InputError, match="needs more"):
+            load_scorer(name)
+        with pytest.raises(InputError, match="expected an address like"):
+            load_scorer(f"{name}:host")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("queries_per_second", [0, -1, float("nan"), float("inf"), 1e300, "fast", 1e-300]),
+        ("concurrency", [0, 1.5, 10**9, "x"]),
+        ("timeout", [0, -1, float("nan"), float("inf"), 1e300, "long"]),
+        ("attempts", [0, 0.5, 10**9, "x"]),
+        ("backoff", [0, -1, float("nan"), float("inf"), 1e300]),
+        ("url", ["ftp://host", "https://user:password@host", "https://host/?key=password", 5]),
+    ],
+)
+def test_settings_out_of_proportion(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InputError, match=f"^{name}: ") as refused:
+            PerspectiveScorer(key=KEY, **{name: value})
+        assert "password@" not in str(refused.value)
+
+
+def test_a_guard_by_its_spec() -> None:
+    with running(GuardServer) as service:
+        for model, form in (("Llama-Guard-3-8B", ""), ("some-guard", "#llama-guard")):
+            scorer = load_scorer(f"guard:{model}@{service.url}{form}")
+            assert scorer.name == f"guard:{model}@{place(service)}/v1#llama-guard"
+            assert scorer.score(["a text"]) == pytest.approx([share("a text")])
+            assert service.requests[-1]["body"]["model"] == model
+        with pytest.raises(InputError, match=r"guard:some-guard: which format\?"):
+            load_scorer(f"guard:some-guard@{service.url}")
+        asked = GuardSettings(model="llama-guard", url=service.url, policy={"K1": "Be kind."})
+        RemoteGuard(asked, **QUICK).score(["a text"])
+        told = service.requests[-1]["body"]["chat_template_kwargs"]
+        assert told == {"categories": {"K1": "Be kind."}}
+
+
+def test_the_key_is_nowhere(world: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """Perspective's is in the address, which the client logs."""
+    service, scorer, _ = world
+    caplog.set_level(logging.DEBUG)
+    for failure in ("ok", "denied", "broken", "hang up", "redirect", "bad request"):
+        service.answer = lambda _, failure=failure: failure  # type: ignore[misc]
+        with suppress(ScorerError):
+            scorer.score([f"a text for {failure}"])
+    assert "HTTP Request" in caplog.text
+    for form in (KEY, quote(KEY), quote(KEY, safe="")):
+        assert form not in caplog.text + repr(scorer) + scorer.name
+
+
+def test_a_thousand_texts_through_a_misbehaving_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(Moderation) as service:
+        without_waiting(service, monkeypatch)
+        failures = ["burst", "broken", "unavailable", "bad json"]
+        service.answer = lambda n: failures[n // 5 % 4] if n % 5 == 2 else "ok"
+        texts = [f"text number {i}" for i in range(1000)]
+        scorer = OpenAIModerationScorer(key=KEY, url=service.url, concurrency=2, attempts=10)
+        scores = score_texts(scorer, texts, "zero")
+        assert scores.values == pytest.approx([toxicity(text) for text in texts])
+        assert max(service.scored.values()) == 1
+        assert service.most_in(2) <= 5 * 2 + 1 + 2
+
+
+def test_an_outage_costs_only_the_rest() -> None:
+    with made("perspective", concurrency=1) as (service, scorer, expected):
+        service.answer = lambda number: "ok" if number < 10 else "broken"
+        texts = [f"text number {i}" for i in range(20)]
+        with pytest.raises(ScorerUnavailableError, match="HTTP 500"):
+            scorer.score(texts)
+        service.answer = lambda number: "ok"
+        assert scorer.score(texts) == pytest.approx([expected(text) for text in texts])
+        assert max(service.scored.values()) == 1
