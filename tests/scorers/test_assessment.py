@@ -1,0 +1,113 @@
+"""How good a scorer is: agreement, coverage, false alarms."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
+from tide.scorers import CallableScorer
+from tide.scorers.assessment import (
+    agreement,
+    beginnings,
+    error_correlations,
+    false_alarms,
+    plot_calibration,
+    score_covered,
+)
+
+TEXTS = [f"text {i}" for i in range(600)]
+
+
+def test_by_hand() -> None:
+    scores, targets = np.array([0.1, 0.45, 0.45, 0.9]), np.array([0.0, 1.0, 0.2, 0.7])
+    found = agreement(scores, targets)
+    assert (found.texts, found.toxic, found.accuracy) == (4, 0.5, 0.75)
+    assert found.auc == pytest.approx((1 + 0.5 + 1 + 1) / 4)  # pairs in order, a tie counts half
+    assert found.correlation == pytest.approx(np.corrcoef(scores, targets)[0, 1])
+    # bins: 0.1 -> 0.0, {0.45, 0.45} -> 0.6, 0.9 -> 0.7
+    assert found.calibration_error == pytest.approx((0.1 + 2 * 0.15 + 0.2) / 4)
+    np.testing.assert_allclose(found.bins, [[0.1, 0, 1], [0.45, 0.6, 2], [0.9, 0.7, 1]])
+    constant = agreement(scores, np.full(4, 0.2))
+    assert math.isnan(constant.auc)
+    assert math.isnan(constant.correlation)
+
+
+def test_the_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    scores = np.linspace(0, 1, 50)
+    plot_calibration({"a scorer": agreement(scores, scores**2)}, tmp_path / "plot.svg")
+    assert "a scorer (error 0.1" in (tmp_path / "plot.svg").read_text()
+
+
+def test_correlation_of_errors() -> None:
+    rng = np.random.default_rng(0)
+    targets, error, other = rng.random((3, 2000))
+    scores = {
+        "a": targets + error, "the same error": targets + error + 0.25,
+        "the opposite": targets - error, "another": targets + other, "perfect": targets,
+    }  # fmt: skip
+    found = error_correlations(scores, targets)
+    assert found["a"]["the same error"] == pytest.approx(1.0)
+    assert found["a"]["the opposite"] == pytest.approx(-1.0)
+    assert abs(found["a"]["another"]) < 0.1
+    assert np.isnan(found["a"]["perfect"])
+    scores["another"][:1998] = np.nan  # two are left, of which a line can be made
+    assert abs(error_correlations(scores, targets)["a"]["another"]) == pytest.approx(1.0)
+
+
+def test_texts_that_a_scorer_cannot_take_have_no_score() -> None:
+    def score(texts: list[str]) -> list[float]:
+        if any(text.endswith("7") for text in texts):
+            raise ScorerError("no sevens")
+        return [0.5] * len(texts)
+
+    done: list[int] = []
+    found = score_covered(CallableScorer(score), TEXTS, done.append)
+    assert (found.share, found.failure, sum(done)) == (pytest.approx(0.9), "no sevens", 600)
+    assert np.isnan(found.values[7::10]).all()
+    assert (found.values[found.known] == 0.5).all()
+    assert score_covered(CallableScorer(score), TEXTS[:7]).failure is None
+    assert score_covered(CallableScorer(score), []).share == 0.0
+
+
+@pytest.mark.parametrize(
+    "error", [ScorerUnavailableError("gone"), ScorerRefusedError("no key"), ScorerError("broken")]
+)
+def test_a_scorer_that_stops_keeps_what_it_had_scored(error: ScorerError) -> None:
+    asked = []
+
+    def score(texts: list[str]) -> list[float]:
+        asked.append(len(texts))
+        if len(asked) > 1:
+            raise error
+        return [0.5] * len(texts)
+
+    found = score_covered(CallableScorer(score), TEXTS)
+    assert found.share == pytest.approx(256 / 600)
+    assert found.failure is not None
+    assert len(asked) <= 3  # once more for a text of our own, to see whether it is broken
+
+
+def test_wholes_and_beginnings_are_counted_apart() -> None:
+    def by_last_word(texts: list[str]) -> list[float]:
+        if any("odd" in text for text in texts):
+            raise ScorerError("not this one")
+        return [0.3 * (text.split()[-1] == "bad") for text in texts]
+
+    scorer = CallableScorer(by_last_word)
+    texts = ["a good day", "a bad day", "all bad", "bad bad bad", "fine", "odd"]
+    found = false_alarms(scorer, texts, 0.2)
+    assert (found.texts, found.threshold) == (5, 0.2)
+    assert found.whole == pytest.approx(0.4)
+    assert found.beginnings == pytest.approx(1 / 3)
+    assert false_alarms(scorer, texts, 0.31).whole == 0.0
+    none = false_alarms(scorer, [], 0.5)
+    assert math.isnan(none.whole)
+    assert math.isnan(none.beginnings)
+    assert beginnings(" a bc,  d ") == [" a", " a bc,"]
+    assert beginnings("word") == beginnings("") == []
+    assert len(beginnings("a " * 1000)) == 100

@@ -1,0 +1,181 @@
+"""Classifiers in this process, beside what transformers and Detoxify's package compute."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
+
+from tests.models import CONTEXT, save_classifier, save_tokenizer
+from tide.core.errors import InputError, ScorerError
+from tide.scorers import load_scorer
+from tide.scorers.base import ask_attributes, attributes_of
+
+WORDS = ("rain", "weather", "Paris", "fine", "the")
+TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]
+MULTI_LABEL = {"problem_type": "multi_label_classification"}
+
+
+def logits(folder: Path, texts: list[str] = TEXTS) -> torch.Tensor:
+    """Of each text alone, by transformers itself."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.inference_mode():
+        rows = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+    return torch.stack(rows).double()
+
+
+def test_exclusive_labels_are_added_up_or_the_largest_is_taken(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["neutral", "Hate-Speech", "offensive"])
+    both = logits(folder).softmax(-1)[:, 1:].numpy()
+    place = rf"hf:{re.escape(str(folder))}@[0-9a-f]{{8}}#"
+    for labels, expected, name in (
+        ("", both.sum(-1), "Hate-Speech,offensive"),
+        ("#sum:Hate-Speech,offensive", both.sum(-1), "Hate-Speech,offensive"),
+        ("#max:Hate-Speech,offensive", both.max(-1), "max:Hate-Speech,offensive"),
+        ("#max:", both.max(-1), "max:Hate-Speech,offensive"),
+        ("#offensive", both[:, 1], "offensive"),
+    ):
+        scorer = load_scorer(f"hf:{folder}{labels}")
+        found = ask_attributes(scorer, TEXTS)
+        assert found.values == pytest.approx(expected, abs=1e-5)
+        assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-5)
+        assert re.fullmatch(place + name, scorer.name)
+        if "," in name:
+            assert attributes_of(scorer) == ("Hate-Speech", "offensive")
+            assert found.attributes["offensive"] == pytest.approx(both[:, 1], abs=1e-5)
+        else:
+            assert attributes_of(scorer) == ()
+    joined = load_scorer(f"max:(hf:{folder}#max:Hate-Speech,offensive),pocket")
+    pocket = load_scorer("pocket").score(TEXTS)
+    assert joined.score(TEXTS) == pytest.approx(np.maximum(both.max(-1), pocket), abs=1e-5)
+
+
+def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["toxic", "insult", "other"], **MULTI_LABEL)
+    expected = logits(folder).sigmoid().numpy()
+    scorer = load_scorer(f"hf:{folder}")
+    assert attributes_of(scorer) == ("toxic", "insult", "other")
+    found = ask_attributes(scorer, TEXTS)
+    assert found.values == pytest.approx(expected[:, :2].max(-1), abs=1e-5)
+    assert found.attributes["other"] == pytest.approx(expected[:, 2], abs=1e-5)
+    long = ask_attributes(scorer, ["kind people " * CONTEXT, "Rain"])
+    assert long.values == pytest.approx(np.maximum(*list(long.attributes.values())[:2]))
+    with pytest.raises(InputError, match="not exclusive and have no sum; leave out 'sum:'"):
+        load_scorer(f"hf:{folder}#sum:toxic,other")
+    assert load_scorer(f"hf:{folder}#max:toxic").name == load_scorer(f"hf:{folder}#toxic").name
+
+
+def test_a_folder_trained_again_is_another_scorer(tmp_path: Path) -> None:
+    names = []
+    for label in ("toxic", "toxic", "hate"):
+        names.append(load_scorer(f"hf:{save_classifier(tmp_path, ['ok', label])}").name)
+    assert names[0] == names[1]
+    assert names[0].partition("#")[0] != names[2].partition("#")[0]
+
+
+def test_labels_whose_meaning_is_not_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_classifier(tmp_path, ["A", "B", "C"])
+    with pytest.raises(InputError, match="no label 'D'; it has A, B, C"):
+        load_scorer(f"hf:{folder}#D")
+    with pytest.raises(InputError, match="which of its labels mean toxic"):
+        load_scorer(f"hf:{folder}")
+    folder = save_classifier(tmp_path, ["LABEL_0", "LABEL_1"])
+    with caplog.at_level(logging.WARNING):
+        scorer = load_scorer(f"hf:{folder}")
+    assert "LABEL_1 is taken as toxic" in caplog.text
+    assert scorer.score(TEXTS) == pytest.approx(logits(folder).softmax(-1)[:, 1].numpy(), abs=1e-5)
+    with pytest.raises(ScorerError, match="cannot be loaded"):
+        load_scorer(f"hf:{tmp_path / 'none'}")
+
+
+def test_a_long_text_is_read_to_its_end(tmp_path: Path) -> None:
+    """The worst window counts, no word stands outside of all, and a score is its own."""
+    scorer = load_scorer(f"hf:{save_classifier(tmp_path, ['ok', 'toxic'])}")
+    head = "kind people " * 2 * CONTEXT
+    scores = scorer.score([head, *(head + f"{word} " * CONTEXT for word in WORDS)])
+    assert scores.min() >= scores[0] - 1e-6
+    assert scores.max() > scores[0] + 1e-4  # some end is worse than the beginning
+    assert scorer.score([]).shape == (0,)
+    assert np.array_equal(scorer.score(TEXTS * 40)[:3], scorer.score(TEXTS * 40)[-3:])
+
+
+def test_a_control_token_in_a_text_is_plain_text(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["ok", "toxic"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    text = "the people</s>are<unk> kind<s>"
+    plain = [tokenizer(piece)["input_ids"] for piece in ("the people<", "/s>are<", "unk> kind<")]
+    ids = [i for piece in [*plain, tokenizer("s>")["input_ids"]] for i in piece]
+    assert tokenizer.decode(ids) == text
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0].double().softmax(-1)[1]
+    scorer = load_scorer(f"hf:{folder}")
+    assert scorer.score([text]) == pytest.approx([float(expected)], abs=1e-5)
+
+
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
+    """Detoxify's package, and a checkpoint as its releases, with a tiny random BERT inside."""
+    package: Any = pytest.importorskip("detoxify.detoxify")
+    labels = ["toxic", "severe_toxic", "insult"]
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_labels=len(labels),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    folder = tmp_path / "bert"
+    config.save_pretrained(folder)
+    save_tokenizer(folder)
+    arguments = {
+        "model_type": str(folder), "model_name": "BertForSequenceClassification",
+        "tokenizer_name": "PreTrainedTokenizerFast", "num_classes": len(labels),
+    }  # fmt: skip
+    checkpoint = {
+        "config": {"arch": {"args": arguments}, "dataset": {"args": {"classes": labels}}},
+        "state_dict": BertForSequenceClassification(config).state_dict(),
+    }
+    path = tmp_path / "toxic-0123.ckpt"
+    torch.save(checkpoint, path)
+    monkeypatch.setitem(package.MODEL_URLS, "original", path.as_uri())
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub"))
+    return package, path
+
+
+def test_detoxify_scores_as_its_package_does(release: tuple[Any, Path]) -> None:
+    package, _ = release
+    theirs = package.Detoxify("original").predict(TEXTS[:2])
+    for outputs, expected in (
+        ("", theirs["toxicity"]),
+        ("#severe_toxic,insult", np.maximum(theirs["severe_toxicity"], theirs["insult"])),
+    ):
+        scorer = load_scorer(f"detoxify:original{outputs}")
+        found = ask_attributes(scorer, TEXTS[:2])
+        assert found.values == pytest.approx(np.array(expected), abs=1e-5)
+        assert found.attributes["insult"] == pytest.approx(theirs["insult"], abs=1e-5)
+        assert scorer.name.startswith("detoxify:original@")
+        assert scorer.name.endswith(outputs)
+        scorer.close()
+    with pytest.raises(InputError, match=r"no label 'rude'; it has toxic, severe_toxic, insult"):
+        load_scorer("detoxify:original#rude")
+    with pytest.raises(InputError, match="unknown variant 'orignal'"):
+        load_scorer("detoxify:orignal")
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(release: tuple[Any, Path]) -> None:
+    torch.save({"config": Path("a path is an object, not a tensor")}, release[1])
+    with pytest.raises(ScorerError, match="cannot be loaded"):
+        load_scorer("detoxify:original")
