@@ -7,8 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,63 +50,80 @@ class Counting:
         pass
 
 
-def test_asks_once_across_objects(tmp_path: Path) -> None:
-    first, second = Counting(), Counting()
-    scorer = CachedScorer(first, tmp_path / "a" / "scores.sqlite3")
-    assert (scorer.name, scorer.threshold) == ("counting@1", 0.4)
+@contextmanager
+def cached(scorer: Any, path: Path | str) -> Iterator[CachedScorer]:
+    with closing(CachedScorer(scorer, path)) as found:
+        yield found
+
+
+def test_asks_once_across_objects_for_each_revision(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "scores.sqlite3"
     expected = [len(text) / 100 for text in TEXTS]
-    assert scorer.score(TEXTS) == pytest.approx(expected)
-    assert scorer.score(TEXTS[::-1]) == pytest.approx(expected[::-1])
-    assert first.asked == TEXTS
-    scorer.close()
-    again = CachedScorer(second, tmp_path / "a" / "scores.sqlite3")
-    assert again.score([*TEXTS, "a new one", TEXTS[0]])[:200] == pytest.approx(expected)
-    assert second.asked == ["a new one"]
-    assert again.score([]).shape == (0,)
-    again.close()
-
-
-def test_another_revision_is_another_scorer(tmp_path: Path) -> None:
-    for revision in ("counting@1", "counting@2"):
-        counting = Counting(revision)
-        scorer = CachedScorer(counting, tmp_path / "scores.sqlite3")
+    with cached(first := Counting(), path) as scorer:
+        assert (scorer.name, scorer.threshold) == ("counting@1", 0.4)
+        assert scorer.score(TEXTS) == pytest.approx(expected)
+        assert scorer.score(TEXTS[::-1]) == pytest.approx(expected[::-1])
+        assert first.asked == TEXTS
+    with cached(second := Counting(), path) as scorer:
+        assert scorer.score([*TEXTS, "a new one", TEXTS[0]])[:200] == pytest.approx(expected)
+        assert second.asked == ["a new one"]
+        assert scorer.score([]).shape == (0,)
+    with cached(other := Counting("counting@2"), path) as scorer:
         scorer.score(TEXTS[:3])
-        assert counting.asked == TEXTS[:3]
-        scorer.close()
+        assert other.asked == TEXTS[:3]
 
 
 def test_what_was_scored_before_an_outage_is_kept(tmp_path: Path) -> None:
-    scorer = CachedScorer(Counting(fails_at=130), tmp_path / "scores.sqlite3")
-    with pytest.raises(ScorerUnavailableError, match="counting@1: TimeoutError"):
+    with (
+        cached(Counting(fails_at=130), tmp_path / "scores.sqlite3") as scorer,
+        pytest.raises(ScorerUnavailableError, match="counting@1: TimeoutError"),
+    ):
         score_texts(scorer, TEXTS, "zero")
-    scorer.close()
-    back = Counting()
-    scorer = CachedScorer(back, tmp_path / "scores.sqlite3")
-    scorer.score(TEXTS)
-    assert back.asked == TEXTS[128:]
-    scorer.close()
+    with cached(back := Counting(), tmp_path / "scores.sqlite3") as scorer:
+        scorer.score(TEXTS)
+        assert back.asked == TEXTS[128:]
 
 
-@pytest.mark.parametrize("answer", [float("nan"), 1.5])
-def test_what_is_no_score_is_not_stored(tmp_path: Path, answer: float) -> None:
-    bad = CallableScorer(lambda texts: [answer] * len(texts))
+def test_what_is_no_score_is_not_stored(tmp_path: Path) -> None:
+    bad = CallableScorer(lambda texts: [1.5] * len(texts))
     bad.name = "counting@1"
-    scorer = CachedScorer(bad, tmp_path / "scores.sqlite3")
-    with pytest.raises(ScorerError, match="not a score"):
+    with (
+        cached(bad, tmp_path / "scores.sqlite3") as scorer,
+        pytest.raises(ScorerError, match="not a score"),
+    ):
         scorer.score(TEXTS[:1])
-    scorer.close()
-    scorer = CachedScorer(Counting(), tmp_path / "scores.sqlite3")
-    assert scorer.score(TEXTS[:1]) == pytest.approx([0.13])
-    scorer.close()
+    with cached(Counting(), tmp_path / "scores.sqlite3") as scorer:
+        assert scorer.score(TEXTS[:1]) == pytest.approx([0.13])
 
 
 def test_a_function_has_no_revision(tmp_path: Path) -> None:
     function = CallableScorer(lambda texts: [0.5] * len(texts))
-    with pytest.raises(InputError, match="has no revision"):
-        CachedScorer(function, tmp_path / "scores.sqlite3")
-    scorer = CachedScorer(function, ":memory:")
-    assert scorer.score(["a text"]) == [0.5]
-    scorer.close()
+    around = [function, WindowedScorer(function), MaxScorer([function, Counting()])]
+    for scorer in around:
+        with pytest.raises(InputError, match="has no revision"):
+            CachedScorer(scorer, tmp_path / "scores.sqlite3")
+    with cached(function, ":memory:") as scorer:
+        assert scorer.score(["a text"]) == [0.5]
+
+
+@pytest.mark.parametrize("entry", [7.0, -0.5, float("inf"), "0.1", "high", b"\x00", None])
+def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
+    tmp_path: Path, entry: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "scores.sqlite3"
+    with cached(Counting(), path) as scorer:
+        expected = scorer.score(TEXTS[:3])
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        # In a table that takes anything, as one may be that somebody else made.
+        database.execute("CREATE TABLE other (key BLOB PRIMARY KEY, score)")
+        database.execute("INSERT INTO other SELECT key, ? FROM scores", [entry])
+        database.execute("DROP TABLE scores")
+        database.execute("ALTER TABLE other RENAME TO scores")
+    for asked in (TEXTS[:3], []):
+        with cached(counting := Counting(), path) as scorer:
+            assert score_texts(scorer, TEXTS[:3], "zero").values.tolist() == expected.tolist()
+            assert counting.asked == asked
+    assert caplog.messages == [f"cache {path}: an entry is not a score; it is scored again"]
 
 
 def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
@@ -115,36 +132,6 @@ def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
     with pytest.raises(ScorerError, match=r"scores\.sqlite3: cannot be used: .*delete it") as error:
         CachedScorer(Counting(), path)
     assert "\n" not in str(error.value)
-
-
-def test_a_function_inside_another_wrapper_has_none_either(tmp_path: Path) -> None:
-    function = CallableScorer(lambda texts: [0.5] * len(texts))
-    for scorer in (WindowedScorer(function), MaxScorer([function, Counting()])):
-        with pytest.raises(InputError, match="has no revision"):
-            CachedScorer(scorer, tmp_path / "scores.sqlite3")
-
-
-@pytest.mark.parametrize("entry", [7.0, -0.5, -1.0, float("inf"), "0.1", "high", b"\x00", None])
-def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
-    tmp_path: Path, entry: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "scores.sqlite3"
-    scorer = CachedScorer(Counting(), path)
-    expected = scorer.score(TEXTS[:3])
-    scorer.close()
-    with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        # In a table that takes anything, as one may be that somebody else made.
-        database.execute("CREATE TABLE other (key BLOB PRIMARY KEY, score)")
-        database.execute("INSERT INTO other SELECT key, ? FROM scores", [entry])
-        database.execute("DROP TABLE scores")
-        database.execute("ALTER TABLE other RENAME TO scores")
-    for asked in (TEXTS[:3], []):
-        counting = Counting()
-        scorer = CachedScorer(counting, path)
-        assert score_texts(scorer, TEXTS[:3], "zero").values.tolist() == expected.tolist()
-        assert counting.asked == asked
-        scorer.close()
-    assert caplog.messages == [f"cache {path}: an entry is not a score; it is scored again"]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +154,8 @@ def test_a_place_where_no_file_can_be(tmp_path: Path, place: str) -> None:
 def test_a_file_with_damage_is_refused_or_holds_scores(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "scores.sqlite3"
-        scorer = CachedScorer(Counting(), path)
-        scorer.score(TEXTS)
-        scorer.close()
+        with cached(Counting(), path) as scorer:
+            scorer.score(TEXTS)
         content = bytearray(path.read_bytes())
         places = data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=40))
         for place in places:
@@ -190,10 +176,9 @@ def test_the_place_comes_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDE_CACHE", str(tmp_path / "here.sqlite3"))
-    scorer = load_scorer("cache:pocket")
-    assert scorer.name == load_scorer("pocket").name
-    scorer.score(["a secret text"])
-    scorer.close()
+    with closing(load_scorer("cache:pocket")) as scorer:
+        assert scorer.name == load_scorer("pocket").name
+        scorer.score(["a secret text"])
     assert b"a secret text" not in (tmp_path / "here.sqlite3").read_bytes()
     monkeypatch.delenv("TIDE_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -229,111 +214,85 @@ def worker(path: Path, first: int, last: int) -> subprocess.Popen[str]:
     return process
 
 
-def contents(path: Path) -> int:
-    database = sqlite3.connect(path)
-    try:
-        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
-    finally:
-        database.close()
-
-
-def test_two_processes_share_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite3"
-    processes = [worker(path, 0, 1600), worker(path, 800, 2400)]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-    assert contents(path) == 2400
-
-
-def test_a_killed_process_leaves_it_readable(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite3"
-    process = worker(path, 0, 10**9)
+def start(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
+
+
+def contents(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
+
+
+def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_path: Path) -> None:
+    path = tmp_path / "scores.sqlite3"
+    process, killed = worker(path, 800, 1600), worker(path, 0, 10**9)
+    start(killed)
+    start(process)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     deadline = time.monotonic() + 60
     while (tmp_path / "scores.sqlite3-wal").stat().st_size < 100_000:
-        assert process.poll() is None, process.communicate()[1]
+        assert killed.poll() is None, killed.communicate()[1]
         assert time.monotonic() < deadline
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    stored = contents(path)
-    assert stored > 0
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    assert (stored := contents(path)) >= 800
     assert stored % 8 == 0  # whole calls, never a part of one
-    scorer = CachedScorer(Counting("slow@1", fails_at=0), path)
-    assert scorer.score(["0 " * 20]) == [0.04]
-    scorer.close()
+    with cached(Counting("slow@1", fails_at=0), path) as scorer:
+        assert scorer.score(["0 " * 20, "1599 " * 20]) == pytest.approx([0.04, 0.1])
 
 
 def test_a_file_that_answers_with_another_key_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does whose index was damaged."""
-    scorer = CachedScorer(Counting(), tmp_path / "scores.sqlite3")
-    expected = scorer.score(TEXTS).tolist()
-    monkeypatch.setattr(scorer, "_read", lambda keys: [(None, 0.25, None), (b"other", 0.5, None)])
-    assert scorer.score(TEXTS).tolist() == expected
-    scorer.close()
+    with cached(Counting(), tmp_path / "scores.sqlite3") as scorer:
+        expected = scorer.score(TEXTS).tolist()
+        rows = [(None, 0.25, None), (b"other", 0.5, None)]
+        monkeypatch.setattr(scorer, "_read", lambda keys: rows)
+        assert scorer.score(TEXTS).tolist() == expected
 
 
-def test_attributes_are_kept(tmp_path: Path) -> None:
+def columns(scorer: CachedScorer, texts: list[str]) -> dict[str, list[float]]:
+    found = ask_attributes(scorer, texts)
+    return {n: column.tolist() for n, column in {**found.attributes, "": found.values}.items()}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [None, "", "[0.5]", '{"threat": 0.5}', '{"threat": 7, "insult": 0}', '{"threat": "0.1"}'],
+)
+def test_attributes_are_kept_and_those_that_are_none_are_scored_again(
+    tmp_path: Path, entry: str | None
+) -> None:
     path = tmp_path / "scores.sqlite3"
-    inner = TwoSides()
-    expected = inner.score_attributes(TEXTS)
-    scorer = CachedScorer(inner, path)
-    assert attributes_of(scorer) == inner.attributes
-    assert scorer.score(TEXTS) == pytest.approx(expected.values)
-    scorer.close()
-    second = TwoSides()
-    scorer = CachedScorer(second, path)
-    found = ask_attributes(scorer, [*TEXTS, "A new one"])
-    assert found.values[:-1] == pytest.approx(expected.values)
-    assert second.asked == 1
-    new = second.score_attributes(["A new one"]).attributes
-    for name in inner.attributes:
-        assert found.attributes[name][:-1] == pytest.approx(expected.attributes[name])
-        assert found.attributes[name][-1] == new[name]
-    scorer.close()
+    with cached(inner := TwoSides(), path) as scorer:
+        assert attributes_of(scorer) == inner.attributes
+        expected = columns(scorer, TEXTS[:2])
+    raw = inner.score_attributes(TEXTS[:2])
+    assert expected == {"": raw.values.tolist(), **{n: c.tolist() for n, c in raw[1].items()}}
+    if entry is not None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("UPDATE attributes SET attributes = ?", [entry])
+    for asked in (int(entry is not None), 0):
+        with cached(inner := TwoSides(), path) as scorer:
+            assert columns(scorer, TEXTS[:2]) == expected
+            assert inner.asked == asked
 
 
 def test_a_cache_of_an_earlier_version_has_scores_and_no_attributes(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite3"
-    inner = TwoSides()
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT")
         key = hashlib.sha256(b"two@1\0a text").digest()
         database.execute("INSERT INTO scores VALUES (?, ?)", [key, 0.125])
-    scorer = CachedScorer(inner, path)
-    assert scorer.score(["a text"]) == [0.125]
-    assert inner.asked == 0
-    found = score_texts(scorer, ["a text", "Another"], "zero")
-    assert found.values[0] == 0.125
-    assert found.known(0) == {}
-    assert found.known(1) == {"threat": 0.07, "insult": 1 / 7}
-    scorer.close()
-
-
-@pytest.mark.parametrize(
-    "entry", ["", "[0.5]", '{"threat": 0.5}', '{"threat": 7, "insult": 0}', '{"threat": "0.1"}']
-)
-def test_attributes_that_are_none_are_scored_again(tmp_path: Path, entry: str) -> None:
-    path = tmp_path / "scores.sqlite3"
-    scorer = CachedScorer(TwoSides(), path)
-    expected = ask_attributes(scorer, TEXTS[:2])
-    scorer.close()
-    with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("UPDATE attributes SET attributes = ?", [entry])
-    for asked in (1, 0):
-        inner = TwoSides()
-        scorer = CachedScorer(inner, path)
-        found = ask_attributes(scorer, TEXTS[:2])
-        assert inner.asked == asked
-        for name in inner.attributes:
-            assert found.attributes[name].tolist() == expected.attributes[name].tolist()
-        scorer.close()
+    with cached(inner := TwoSides(), path) as scorer:
+        assert scorer.score(["a text"]) == [0.125]
+        assert inner.asked == 0
+        found = score_texts(scorer, ["a text", "Another"], "zero")
+        assert found.values[0] == 0.125
+        assert found.known(0) == {}
+        assert found.known(1) == {"threat": 0.07, "insult": 1 / 7}
