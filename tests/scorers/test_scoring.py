@@ -65,6 +65,21 @@ def run(portal: Portal, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -
     return portal.run(inside)
 
 
+def failures(portal: Portal, scorer: Any, *texts: str) -> list[Any]:
+    """The scores or the error of each text, sent together."""
+
+    async def work(scoring: Scoring) -> list[Any]:
+        asked = [scoring.send([text], "zero") for text in texts]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
+
+    return run(portal, scorer, work)
+
+
+async def reached(scorer: Lengths) -> None:
+    while not scorer.batches:
+        await asyncio.sleep(0.005)
+
+
 def values(scores: Scores) -> list[float]:
     return [round(value, 9) for value in scores.values.tolist()]
 
@@ -107,8 +122,7 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
 
     async def work(scoring: Scoring) -> list[list[float]]:
         first = scoring.send(["aaaa"], "zero")
-        while not scorer.batches:
-            await asyncio.sleep(0.005)
+        await reached(scorer)
         later = []
         for word in ("bbbbb", "cccccc", "ddddddd"):
             later.append(scoring.send([word], "zero"))
@@ -123,35 +137,25 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
     assert scorer.batches == [["aaaa"], ["bbbbb", "ddddddd"]]
 
 
-def test_no_call_is_made_for_nothing(portal: Portal) -> None:
-    """Not if all that was asked for is cancelled before its turn."""
+def test_what_is_cancelled_is_not_sent_or_told_nothing_and_the_next_call_comes(
+    portal: Portal,
+) -> None:
     scorer = Lengths()
 
     async def work(scoring: Scoring) -> list[list[float]]:
         scoring.send(["aaaa"], "zero").cancel()
         await asyncio.sleep(0.02)
-        return [values(await scoring.send(["bbbbb"], "zero"))]
-
-    assert run(portal, scorer, work) == [[0.05]]
-    assert scorer.batches == [["bbbbb"]]
-
-
-def test_what_is_cancelled_in_the_call_is_told_nothing_and_the_next_call_comes(
-    portal: Portal,
-) -> None:
-    scorer = Lengths()
-    scorer.go.clear()
-
-    async def work(scoring: Scoring) -> list[float]:
+        assert scorer.batches == []
+        scorer.go.clear()
         left = scoring.send(["aaaa"], "zero")
-        while not scorer.batches:
-            await asyncio.sleep(0.005)
+        await reached(scorer)
         left.cancel()
         next_one = scoring.send(["bbbbb"], "zero")
         scorer.go.set()
-        return values(await next_one)
+        return [values(await next_one)]
 
-    assert run(portal, scorer, work) == [0.05]
+    assert run(portal, scorer, work) == [[0.05]]
+    assert scorer.batches == [["aaaa"], ["bbbbb"]]
 
 
 @pytest.mark.parametrize(
@@ -221,12 +225,9 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone(
 ) -> None:
     """Whatever it raises; the next call is as if nothing had been."""
 
-    async def work(scoring: Scoring) -> tuple[list[Any], Any]:
-        asked = [scoring.send([text], "zero") for text in ("good", "bad one", "better")]
-        found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
-        return found, await asyncio.wait_for(scoring.send(["again"], "zero"), 10)
-
-    (good, bad, better), again = run(portal, Failing(error), work)
+    scorer = Failing(error)
+    good, bad, better = failures(portal, scorer, "good", "bad one", "better")
+    (again,) = failures(portal, scorer, "again")
     assert values(good) + values(better) + values(again) == [0.04, 0.06, 0.05]
     assert isinstance(bad, ScorerError)
     assert "cannot read this" in str(bad)
@@ -235,44 +236,29 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone(
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_scorer_that_fails_for_all_is_broken(portal: Portal, error: BaseException) -> None:
-    async def work(scoring: Scoring) -> list[Any]:
-        asked = [scoring.send([text], "zero") for text in ("good", "dead", "better")]
-        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
-
-    found = run(portal, Failing(error), work)
+    found = failures(portal, Failing(error), "good", "dead", "better")
     assert {type(one) for one in found} <= {ScorerBrokenError, ScorerError}
     assert ScorerBrokenError in map(type, found)
 
 
 @pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerRefusedError("no key")])
 def test_a_scorer_that_is_away_is_the_error_of_all(portal: Portal, error: ScorerError) -> None:
-    async def work(scoring: Scoring) -> list[Any]:
-        asked = [scoring.send([text], "zero") for text in ("good", "bad")]
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    found = run(portal, Failing(error), work)
-    assert [type(one) for one in found] == [type(error)] * 2
+    assert failures(portal, Failing(error), "good", "bad") == [error, error]
 
 
-def test_closing_lets_the_thread_end(portal: Portal) -> None:
-    async def work(scoring: Scoring) -> Any:
-        await scoring.send(["aaaa"], "zero")
-        return scoring._thread
-
-    thread = run(portal, Lengths(), work)
-    thread.join(5)
-    assert not thread.is_alive()
-
-
-def test_closing_does_not_wait_for_a_call_that_hangs(portal: Portal) -> None:
+def test_closing_lets_the_thread_end_and_does_not_wait_for_a_call_that_hangs(
+    portal: Portal,
+) -> None:
     scorer = Lengths()
     scorer.go.clear()
 
-    async def work(scoring: Scoring) -> asyncio.Future[Scores]:
+    async def work(scoring: Scoring) -> tuple[asyncio.Future[Scores], Any]:
         sent = scoring.send(["aaaa"], "zero")
-        while not scorer.batches:
-            await asyncio.sleep(0.005)
-        return sent
+        await reached(scorer)
+        return sent, scoring._thread
 
-    assert not run(portal, scorer, work).done()  # and it returns
+    sent, thread = run(portal, scorer, work)
+    assert not sent.done()
     scorer.go.set()
+    thread.join(5)
+    assert not thread.is_alive()
