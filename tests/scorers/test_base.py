@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.scorers.test_answers import Unprintable
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_empty
@@ -73,6 +74,7 @@ def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
         (ConnectionRefusedError("closed"), ScorerUnavailableError, "closed"),
         (KeyError("several\nlines"), ScorerError, "KeyError: 'several"),
         (SystemExit(0), ScorerError, "SystemExit"),
+        (Unprintable(), ScorerError, "failed: Unprintable"),
         (KeyboardInterrupt(), KeyboardInterrupt, ""),  # Ctrl-C, in the main thread
     ],
 )

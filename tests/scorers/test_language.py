@@ -54,21 +54,12 @@ def test_which_texts_are_in_another_language(text: str, other: bool) -> None:
     assert is_not_english(text) is other
 
 
-def test_another_language_of_latin_script_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(language, "_warned", set())
-    with caplog.at_level(logging.WARNING):
-        load_scorer("pocket").score(["Ich habe es nicht gesehen und du hast es nicht gesagt"] * 2)
-    assert caplog.text.count("mostly in another language") == 1
-
-
 def test_english_prompts_are_taken_as_english(shared_data: Path) -> None:
     prompts = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl")
     assert not [row.id for row in prompts if is_not_english(row.text)]
 
 
-def test_it_is_said_once_for_each_scorer(
+def test_an_unread_language_is_said_once_for_each_scorer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(language, "_warned", set())
@@ -81,3 +72,6 @@ def test_it_is_said_once_for_each_scorer(
     assert caplog.text.count("mostly in another script") == 1
     assert "detoxify:multilingual" in caplog.text
     assert GREEK not in caplog.text
+    monkeypatch.setattr(language, "_warned", set())
+    scorer.score(["Ich habe es nicht gesehen und du hast es nicht gesagt"] * 2)
+    assert caplog.text.count("mostly in another language") == 1

@@ -224,7 +224,6 @@ def test_a_text_that_the_scorer_cannot_take_fails_alone(
     portal: Portal, error: BaseException
 ) -> None:
     """Whatever it raises; the next call is as if nothing had been."""
-
     scorer = Failing(error)
     good, bad, better = failures(portal, scorer, "good", "bad one", "better")
     (again,) = failures(portal, scorer, "again")

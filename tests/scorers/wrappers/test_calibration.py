@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide.core.errors import InputError, ScorerError
-from tide.scorers import CallableScorer, load_scorer
+from tests.scorers.wrappers.stand_ins import TwoSides
+from tide.core.errors import InputError
+from tide.scorers import load_scorer
 from tide.scorers.assessment import agreement
+from tide.scorers.base import ask_attributes
 from tide.scorers.wrappers.calibration import CalibratedScorer, Calibration, fit
 
 unit = st.floats(0, 1, allow_subnormal=False)
@@ -50,18 +52,12 @@ def test_a_calibrated_scorer(tmp_path: Path) -> None:
     assert scorer.score(texts) == pytest.approx([0.25, 0.75])
     assert scorer.name.startswith("calibrated@")
     assert scorer.name.endswith(f":{pocket.name}")
-    other = calibration.model_copy(update={"calibrated": (0.2, 0.8)})
+    other = calibration.model_copy(update={"calibrated": (0.2, 0.8), "name": TwoSides.name})
     path.write_text(other.model_dump_json())
-    assert load_scorer(f"calibrated:{path}").name != scorer.name
-
-
-def test_a_failing_scorer_is_not_calibrated_away(tmp_path: Path) -> None:
-    broken = CallableScorer(lambda texts: [float("nan")] * len(texts))
-    path = tmp_path / "calibration.json"
-    made = fit("x", broken.name, "a", np.array([0.1, 0.9]), np.array([0.0, 1.0]))
-    path.write_text(made.model_dump_json())
-    with pytest.raises(ScorerError, match="nan is not a score"):
-        CalibratedScorer(path, broken).score(["a text"])
+    mapped, inner = CalibratedScorer(path, TwoSides()), TwoSides().score_attributes(texts)
+    found = ask_attributes(mapped, texts)  # attributes stay as they are
+    assert found.values == pytest.approx(other(inner.values))
+    assert found.attributes["threat"] == pytest.approx(inner.attributes["threat"])
 
 
 @pytest.mark.parametrize(

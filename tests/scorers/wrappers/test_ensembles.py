@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tide.core.errors import InputError, ScorerUnavailableError
-from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
+from tide.core.errors import ScorerUnavailableError
+from tide.scorers import CallableScorer, Scorer, score_texts
 from tide.scorers.base import screen_of
 from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer, MeanScorer
 
@@ -24,21 +24,11 @@ def test_max_and_mean() -> None:
     assert highest.score([]).shape == mean.score([]).shape == (0,)
 
 
-def test_by_name() -> None:
-    pytest.importorskip("profanity_check")
-    texts = ["Have a nice day", "you stupid idiot"]
-    parts = [load_scorer(name).score(texts) for name in ("pocket", "profanity-check")]
-    scorer = load_scorer("max:pocket,windows:9:profanity-check")
-    assert scorer.score(texts).tolist() == [max(a, b) for a, b in zip(*parts, strict=True)]
-    assert scorer.name.startswith("max:pocket@")
-    scorer.close()
-
-
 def test_one_member_down_is_no_score() -> None:
     def fail(texts: list[str]) -> list[float]:
         raise TimeoutError("late")
 
-    for ensemble in (MaxScorer, MeanScorer):
+    for ensemble in (MaxScorer, MeanScorer, ConfirmScorer):
         with pytest.raises(ScorerUnavailableError, match="late"):
             score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"], "zero")
 
@@ -80,18 +70,3 @@ def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
     assert second.asked == []
     assert screen_of(MaxScorer([first, second])) is None
-
-
-def test_a_second_that_is_down_is_no_score() -> None:
-    def fail(texts: list[str]) -> list[float]:
-        raise TimeoutError("late")
-
-    scorer = ConfirmScorer([constant(0.1, 0.5), CallableScorer(fail)])
-    with pytest.raises(ScorerUnavailableError, match="late"):
-        score_texts(scorer, ["a text"], "zero")
-
-
-@pytest.mark.parametrize("spec", ["confirm:pocket", "confirm:pocket,sentence,pocket"])
-def test_it_takes_two(spec: str) -> None:
-    with pytest.raises(InputError, match="needs two, as in confirm:pocket,sentence"):
-        load_scorer(spec)

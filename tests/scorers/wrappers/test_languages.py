@@ -58,17 +58,13 @@ def test_each_text_goes_to_the_scorer_of_its_language(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(mixed.attributes["noise"], [np.nan, 0.75])
 
 
-def test_hidden_english_is_english() -> None:
-    scorer = load_scorer("language:en=pocket")
-    hidden = "you \u0430re a stup\u0456d \u0456d\u0456\u043et"
-    assert scorer.score([hidden]) == pytest.approx(load_scorer("pocket").score([hidden]))
-
-
 @pytest.mark.parametrize("text", [RUSSIAN, GERMAN])
 def test_without_another_scorer_an_unread_language_is_an_error(text: str) -> None:
     scorer = load_scorer("language:en=pocket")
     with pytest.raises(ScorerError, match=r"mostly in another .* add other=SCORER"):
         scorer.score([ENGLISH, text])
+    hidden = "you \u0430re a stup\u0456d \u0456d\u0456\u043et"
+    assert scorer.score([hidden]) == pytest.approx(load_scorer("pocket").score([hidden]))
 
 
 def test_it_stands_around_wrappers_and_inside_them() -> None:
