@@ -32,8 +32,15 @@ class PatternScorer(ReadingScorer):
         found: dict[int, regex.Pattern[str]] = {}
         try:
             for number, line in enumerate(as_text(read_small(Path(path)), path).splitlines(), 1):
-                if (pattern := line.strip()) and not pattern.startswith("#"):
-                    found[number] = _compiled(f"{path}: line {number}", pattern)
+                if not (pattern := line.strip()) or pattern.startswith("#"):
+                    continue
+                where = f"{path}: line {number}"
+                try:
+                    found[number] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
+                except (regex.error, RecursionError, OverflowError) as error:
+                    raise InputError(f"{where}: not a regular expression: {error}") from None
+                if found[number].search("") is not None:
+                    raise InputError(f"{where}: matches an empty text, and so every text")
             if not found:
                 raise InputError(f"{path}: holds no patterns")
         except InputError as error:
@@ -55,16 +62,6 @@ class PatternScorer(ReadingScorer):
                     f"{_SECONDS:g} s for a text; write a simpler pattern"
                 ) from None
         return False
-
-
-def _compiled(where: str, pattern: str) -> regex.Pattern[str]:
-    try:
-        found: regex.Pattern[str] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
-    except (regex.error, RecursionError, OverflowError) as error:
-        raise InputError(f"{where}: not a regular expression: {error}") from None
-    if found.search("") is not None:
-        raise InputError(f"{where}: matches an empty text, and so every text")
-    return found
 
 
 # Length and step of the windows that are searched, in characters: some patterns take the square of

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from tide.core.errors import InputError, ScorerError, first_line
 from tide.core.validation import problem, validated
@@ -22,6 +22,7 @@ from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
 Policy = str | dict[str, str]
 _Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
+_OBJECT = TypeAdapter(dict[str, Any])
 _PLACES = re.compile(r"\{(text|policy)\}")
 _KNOWN = {  # as they are written in the names of models, without signs
     "llamaguard": "llama-guard",
@@ -144,7 +145,7 @@ class GuardSettings(BaseModel):
     def load(cls, path: Path, **defaults: Any) -> GuardSettings:
         """The settings in a file. Raises InputError with the field that is wrong."""
         try:
-            values = _Loose.model_validate_json(read_small(path)).model_dump()
+            values = _OBJECT.validate_json(read_small(path))
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
             raise InputError(f"{path}: not a guard: {problem(error, 'it')}") from None
@@ -214,10 +215,6 @@ class GuardSettings(BaseModel):
         both = self, GuardSettings(model=self.model)
         asked, plain = (one.model_dump_json(include=own) for one in both)
         return "" if asked == plain else hashlib.sha256(asked.encode()).hexdigest()[:8]
-
-
-class _Loose(BaseModel):
-    model_config = ConfigDict(extra="allow")
 
 
 def known(model: str) -> str:

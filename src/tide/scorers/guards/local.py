@@ -22,7 +22,7 @@ from tide.core.pretrained import (
     read_config,
 )
 from tide.core.templates import render_template
-from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer, Scorer
+from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer
 from tide.scorers.classifiers import digest_of
 from tide.scorers.control_tokens import ControlTokens
 from tide.scorers.guards.formats import GuardSettings
@@ -281,8 +281,3 @@ class VllmGuard(_LocalGuard):
                 for chosen, place in zip(output.token_ids, output.logprobs, strict=True)
             ])  # fmt: skip
         return answers
-
-
-def make_local(settings: GuardSettings) -> Scorer:
-    """A guard in process."""
-    return VllmGuard(settings) if settings.engine == "vllm" else TransformersGuard(settings)

@@ -74,13 +74,11 @@ class LanguageScorer(ScorerWrapper):
 
 
 def _loaded(spec: str) -> Scorer:
-    def refuse(part: Spec) -> None:
+    parts = [_parsed(spec)]
+    for part in parts:
         if part.name == "language":
             raise InputError("scorer language: does not stand inside another 'language:'")
-        for inner in part.inner:
-            refuse(inner)
-
-    refuse(_parsed(spec))
+        parts += part.inner
     return load_scorer(spec)
 
 
