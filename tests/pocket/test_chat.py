@@ -48,15 +48,12 @@ def answers(
     return completed(engine, rows, sampling, range(len(rows)))
 
 
-def test_its_size() -> None:
+def test_its_size_and_context(engine: TransformersEngine) -> None:
     with safe_open(CHAT / "model.safetensors", framework="pt") as file:
         tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118 (not a dict)
     assert {tensor.dtype for tensor in tensors} == {torch.float16}
     assert 5e6 <= sum(tensor.numel() for tensor in tensors) <= 9e6
     assert sum(file.stat().st_size for file in CHAT.iterdir()) <= 12_500_000
-
-
-def test_it_is_loaded_in_float32_with_its_context(engine: TransformersEngine) -> None:
     assert engine.dtype == torch.float32
     assert engine.context_length is not None
     assert engine.context_length >= 512
@@ -87,11 +84,6 @@ def test_answers_end_by_themselves_at_some_length(
     assert sum(answer.finish_reason == "stop" for answer in written) >= 0.9 * len(written)
     assert 40 <= fmean(len(answer.token_ids) for answer in written) <= 200
     assert not any("<|" in answer.text for answer in written)
-
-
-def test_answers_are_deterministic(engine: TransformersEngine, tokenizer: Any) -> None:
-    first = answers(engine, tokenizer, 0.7, 40)
-    assert answers(engine, tokenizer, 0.7, 40) == first
-    assert len({answer.text for answer in first}) == len(first)
-    greedy = answers(engine, tokenizer, 0.0, 40)
-    assert len({answer.text for answer in greedy}) == len(MESSAGES)
+    assert len({answer.text for answer in written}) == len(written)
+    first, again = (answers(engine, tokenizer, 0.7, 20) for _ in range(2))
+    assert first == again

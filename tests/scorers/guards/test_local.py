@@ -149,7 +149,7 @@ def test_a_model_that_gives_no_verdicts(folders: dict[str, Path], tmp_path: Path
 def test_a_verdict_that_fails_later_is_no_score(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer: Any = load_scorer(f"guard:{folders['llama-guard']}")
+    scorer: Any = load_scorer(f"guard:{folders['shieldgemma']}")
     monkeypatch.setattr(scorer, "_answers", lambda prompts, tokens: [[] for _ in prompts])
     with pytest.raises(ScorerError, match="instead of a verdict"):
         score_texts(scorer, TEXTS, "zero")

@@ -20,6 +20,22 @@ import pytest
 from tide.scorers.services import base as remote
 from tide.scorers.services.base import Pace
 
+# By name: a status, a code word and the seconds of `Retry-After`.
+REFUSALS: dict[str, tuple[Any, ...]] = {
+    "burst": (429, "RESOURCE_EXHAUSTED"),
+    "come back later": (429, "RESOURCE_EXHAUSTED", 86_400),
+    "no credit": (429, "insufficient_quota"),
+    "broken": (500,),
+    "unavailable": (503,),
+    "denied": (401,),
+    "forbidden": (403, "PERMISSION_DENIED"),
+    "not there": (404,),
+    "gone": (410,),
+    "too long": (413,),
+    "bad request": (400, "invalid_request"),
+    "bad key": (400, "API_KEY_INVALID"),
+    "empty": (400, "COMMENT_EMPTY"),
+}
 # Of the right answer (JSON) to one that is not.
 Change = Callable[[Any], Any]
 
@@ -62,27 +78,18 @@ class Service(ThreadingHTTPServer):
         return max(sum(start <= t <= start + seconds for t in times) for start in times)
 
 
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def without_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a remote scorer's pauses pass at once, on a clock by which the service sees requests."""
-    clock = service.clock = Clock()
+    now = 100.0
+    service.clock = lambda: now
 
     async def sleep(seconds: float) -> None:
-        clock.sleep(seconds)
+        nonlocal now
+        now += seconds
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setitem(remote._PACES, service.url.removeprefix("http://"), Pace(1.0, clock))
+    place = service.url.removeprefix("http://")
+    monkeypatch.setitem(remote._PACES, place, Pace(1.0, service.clock))
 
 
 @contextmanager
@@ -125,6 +132,8 @@ class Handler(BaseHTTPRequestHandler):
         answer = self.server.answer(number)
         if callable(answer):
             self.send(200, answer(self.scores(body)))
+        elif answer in REFUSALS:
+            self.refuse(*REFUSALS[answer])
         else:
             getattr(self, answer.replace(" ", "_"))(body)
 
@@ -137,12 +146,14 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def error(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+    def refuse(self, status: int, code: str = "", pause: int = 0) -> None:
         # Services quote the key in some messages.
         message = f"refused: {self.path} {dict(self.headers)}"
-        detail = {"@type": "Error", "errorType": code}
-        error = {"message": message, "code": code, "status": code, "details": [detail]}
-        self.send(status, {"error": error}, headers)
+        error = self.error(status, code) | {"message": message} if code else message
+        self.send(status, {"error": error}, {"Retry-After": str(pause)} if pause else None)
+
+    def error(self, status: int, code: str) -> dict[str, Any]:
+        return {"code": code, "type": "x"}
 
     def scores(self, body: dict[str, Any]) -> Any:
         raise NotImplementedError
@@ -153,18 +164,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def ok(self, body: dict[str, Any]) -> None:
         self.send(200, self.scores(body))
-
-    def burst(self, body: dict[str, Any]) -> None:
-        self.error(429, "RESOURCE_EXHAUSTED")
-
-    def come_back_later(self, body: dict[str, Any]) -> None:
-        self.error(429, "RESOURCE_EXHAUSTED", {"Retry-After": "86400"})
-
-    def broken(self, body: dict[str, Any]) -> None:
-        self.send(500, b"<html>oops</html>")
-
-    def unavailable(self, body: dict[str, Any]) -> None:
-        self.send(503, b"")
 
     def slow(self, body: dict[str, Any]) -> None:
         self.server.closing.wait()
@@ -187,25 +186,6 @@ class Handler(BaseHTTPRequestHandler):
     def redirect(self, body: dict[str, Any]) -> None:
         self.send(307, b"", {"Location": f"{self.server.elsewhere}{self.path}"})
 
-    def denied(self, body: dict[str, Any]) -> None:
-        # Some servers quote the key that they refuse.
-        self.send(401, {"error": str(dict(self.headers))})
-
-    def not_there(self, body: dict[str, Any]) -> None:
-        self.send(404, {"detail": "Not Found"})
-
-    def gone(self, body: dict[str, Any]) -> None:
-        self.send(410, b"gone")
-
-    def forbidden(self, body: dict[str, Any]) -> None:
-        self.error(403, "PERMISSION_DENIED")
-
-    def bad_request(self, body: dict[str, Any]) -> None:
-        self.error(400, "invalid_request")
-
-    def too_long(self, body: dict[str, Any]) -> None:
-        self.send(413, {"error": str(body), "error_type": "Validation"})
-
 
 class Perspective(Handler):
     """`comments:analyze`."""
@@ -222,16 +202,15 @@ class Perspective(Handler):
             "detectedLanguages": ["en"],
         }
 
-    def empty(self, body: dict[str, Any]) -> None:
-        self.error(400, "COMMENT_EMPTY")
-
     def empty_if_dots(self, body: dict[str, Any]) -> None:
-        (self.empty if set(body["comment"]["text"]) <= set(". ") else self.ok)(body)
+        if set(body["comment"]["text"]) <= set(". "):
+            self.refuse(400, "COMMENT_EMPTY")
+        else:
+            self.ok(body)
 
-    def bad_key(self, body: dict[str, Any]) -> None:
-        details = [{"reason": "API_KEY_INVALID"}]
-        error = {"status": "INVALID_ARGUMENT", "message": self.path, "details": details}
-        self.send(400, {"error": error})
+    def error(self, status: int, code: str) -> dict[str, Any]:
+        where = "reason" if code.startswith("API") else "errorType"
+        return {"code": status, "status": "INVALID_ARGUMENT", "details": [{where: code}]}
 
 
 class Moderation(Handler):
@@ -253,9 +232,6 @@ class Moderation(Handler):
             for text in body["input"]
         ]
         return {"id": "modr-1", "model": body["model"], "results": results}
-
-    def no_credit(self, body: dict[str, Any]) -> None:
-        self.error(429, "insufficient_quota")
 
 
 class VllmPooling(Handler):

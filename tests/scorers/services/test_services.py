@@ -120,7 +120,10 @@ def test_a_passing_failure_is_tried_again_and_never_a_score(
 REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
     *((kind, "denied", ScorerRefusedError, "HTTP 401; check ") for kind in KINDS),
     *((kind, "not there", ScorerRefusedError, "HTTP 404; check ") for kind in KINDS),
-    *((kind, "bad request", ScorerError, "HTTP 400 invalid_request to a req") for kind in KINDS),
+    *(
+        (kind, "bad request", ScorerError, "invalid_request to a request of 1 texts")
+        for kind in KINDS
+    ),
     *((kind, "come back later", ScorerUnavailableError, "back in 86400 sec") for kind in KINDS),
     ("tei", "too long", ScorerError, "longer than its model reads; use windows:SCORER"),
     ("moderation", "no credit", ScorerRefusedError, "insufficient_quota; check OPENAI_API_KEY"),
