@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -53,13 +52,7 @@ def test_no_control_token_is_left_in_what_servers_are_sent(text: str) -> None:
     assert [c for c in sent if c != " "] == [c for c in text if c != " "]
 
 
-@pytest.mark.parametrize("token", CONTROL_TOKENS)
-def test_every_kind_of_control_token_is_broken_up(token: str) -> None:
-    assert token not in break_up(f"a{token}b")
-
-
-@pytest.mark.parametrize(
-    "text", ["I <3 you", "1 < 2 > 0", "a -> b", "as shown [1], [23]", "x[0]", "< b >", "you idiot"]
-)
-def test_ordinary_signs_stay(text: str) -> None:
-    assert break_up(text) == text
+def test_only_control_tokens_are_broken_up() -> None:
+    assert [t for t in CONTROL_TOKENS if t in break_up(f"a{t}b")] == []
+    for text in ("I <3 you", "1 < 2 > 0", "a -> b", "as shown [1], [23]", "x[0]", "< b >"):
+        assert break_up(text) == text

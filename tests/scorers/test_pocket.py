@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts.probes import DISGUISES, TRICKS, neutral_sentences
+from scripts.probes import DISGUISES, neutral_sentences
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.metrics import roc_auc_score
 
@@ -28,12 +28,6 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data folder at {D
 @pytest.fixture(scope="module")
 def scorer() -> PocketScorer:
     return PocketScorer()
-
-
-@pytest.fixture(scope="module")
-def toxic_texts() -> list[str]:
-    with gzip.open(DATA / "labelled" / "paradetox_pairs.jsonl.gz", "rt", encoding="utf-8") as file:
-        return [json.loads(line)["toxic"] for line in file][:500]
 
 
 def recorded(model: str) -> dict[str, float]:
@@ -116,14 +110,6 @@ def test_ordinary_prose_that_was_not_trained_on_scores_low(scorer: PocketScorer)
     assert (scores >= 0.5).mean() <= 0.005
     assert (scores >= 0.2).mean() <= 0.03
     assert (scorer.score(prose["replies"][::2]) >= 0.2).mean() <= 0.03
-
-
-@needs_data
-@pytest.mark.parametrize("name", TRICKS)
-def test_tricks_hide_no_toxic_text(scorer: PocketScorer, toxic_texts: list[str], name: str) -> None:
-    plain = scorer.score(toxic_texts)
-    hidden = scorer.score([TRICKS[name](text, i) for i, text in enumerate(toxic_texts)])
-    assert (hidden[plain >= 0.1] < 0.1).mean() <= 0.05
 
 
 def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:

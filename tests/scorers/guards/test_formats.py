@@ -64,13 +64,9 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
     assert found.lead == "Verdict:"
     # What a text holds is not filled in a second time.
     assert settings.ask_about("{policy}{text}") == "Is it bad? Be kind. {policy}{text}"
-
-
-def test_a_folder_may_say_how_it_is_asked(tmp_path: Path) -> None:
     saved(tmp_path / "guard.json", format="shieldgemma", policy="Be kind.")
-    assert read(str(tmp_path)) == GuardSettings(
-        model=str(tmp_path), format="shieldgemma", policy="Be kind."
-    )
+    folder = str(tmp_path)
+    assert read(folder) == GuardSettings(model=folder, format="shieldgemma", policy="Be kind.")
 
 
 @pytest.mark.parametrize(
@@ -93,22 +89,19 @@ def test_a_wrong_file_names_its_field(tmp_path: Path, values: Any, message: str)
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        load_scorer(f"guard:{tmp_path}/none.json")
+def test_what_names_no_guard(tmp_path: Path) -> None:
     (tmp_path / "endless.json").symlink_to("/dev/zero")
-    with pytest.raises(InputError, match="has more than 1 MiB"):
-        load_scorer(f"guard:{tmp_path}/endless.json")
     (tmp_path / "torn.json").write_text('{"model": ')
-    with pytest.raises(InputError, match="not a guard"):
-        load_scorer(f"guard:{tmp_path}/torn.json")
-
-
-def test_formats_that_do_not_fit() -> None:
-    with pytest.raises(InputError, match=r"which format\?; append one after '#': llama-guard"):
-        load_scorer("guard:openai-community/gpt2")
-    with pytest.raises(InputError, match="unknown format 'guardian'"):
-        load_scorer("guard:openai-community/gpt2#guardian")
+    for spec, message in {
+        f"{tmp_path}/none.json": "no such file",
+        f"{tmp_path}/endless.json": "has more than 1 MiB",
+        f"{tmp_path}/torn.json": "not a guard",
+        "openai-community/gpt2": r"which format\?; append one after '#': llama-guard",
+        "openai-community/gpt2#guardian": "unknown format 'guardian'",
+        "a\0b.json": "cannot be read",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            load_scorer(f"guard:{spec}")
     with pytest.raises(InputError, match="no place for a policy"):
         GuardSettings(model="Qwen3Guard", policy="Be kind.").resolve()
 

@@ -3,13 +3,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.test_run import PROMPTS, records
 from tests.command import tide
 from tests.scorers.services.stand_ins import (
     Perspective,
@@ -19,7 +17,7 @@ from tests.scorers.services.stand_ins import (
     without_waiting,
 )
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
-from tide.scorers import REGISTRY, load_scorer, score_texts
+from tide.scorers import load_scorer, score_texts
 from tide.scorers.services import perspective
 from tide.scorers.services.perspective import PerspectiveScorer
 
@@ -164,35 +162,3 @@ def test_the_key_is_in_no_output(
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "HTTP" in caplog.text
     assert KEY not in caplog.text + printed.out + printed.err + written
-
-
-@pytest.mark.slow
-def test_the_service_goes_down_in_the_middle_of_a_run(
-    service: Service,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(REGISTRY._targets, "perspective", partial(quick, attempts=2))
-    prompts, output = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
-    prompts.write_text("".join(f"{text} number {i}\n" for i in range(3) for text in PROMPTS))
-    command = ("run", "-i", prompts, "-o", output, "-s", "perspective", "--max-batch", 2)
-    command += ("--preset", "relative")  # which scores a completion once
-    service.answer = lambda number: "ok" if number < 12 else "unavailable"
-    assert tide(*command) == 1
-    assert "error: scorer perspective" in capsys.readouterr().err
-    finished = records(output)
-    assert 0 < len(finished) < 12
-    service.answer = lambda number: "ok"
-    assert tide(*command) == 0
-    assert all(record in records(output) for record in finished)
-    assert [record["id"] for record in records(output)] == list(range(12))
-    assert KEY not in output.read_text() + (tmp_path / "out.jsonl.config.json").read_text()
-    for record in records(output):
-        for trial in record["trials"]:
-            text, score, accepted, empty = (
-                trial[name] for name in ("text", "toxicity", "accepted", "empty")
-            )
-            assert empty or service.scored[text]
-            assert score == (0.0 if empty else pytest.approx(toxicity(text)))
-            assert accepted == (score < 0.5)

@@ -85,8 +85,5 @@ def test_bytes_are_split_without_loss(text: str, limit: int) -> None:
     assert "".join(parts) == text
     assert all(len(part.encode()) <= limit for part in parts)
     assert all(parts) or text == ""
-
-
-def test_a_text_of_the_most_bytes_is_not_split() -> None:
     assert split_bytes("one two", 7) == ["one two"]
     assert split_bytes("one two", 6) == ["one ", "two"]
