@@ -90,9 +90,7 @@ def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service)
     """No policy makes a 0 of it: the service did not score it."""
     service.answer = lambda number: "empty if dots"
     for policy in ("zero", "one", "score"):
-        with pytest.raises(
-            ScorerError, match=r"COMMENT_EMPTY to a request of 1 texts, 5 characters$"
-        ):
+        with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 5\)$"):
             score_texts(quick(), ["first", "....."], policy)  # type: ignore[arg-type]
     scores = score_texts(quick(), ["first", ".."], "one")
     assert scores.values == pytest.approx([toxicity("first"), 1.0])

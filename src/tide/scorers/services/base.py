@@ -25,7 +25,7 @@ from tide.core.errors import (
 )
 from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, AttributedScorer, Floats, Said, is_empty
+from tide.scorers.base import Attributed, AttributedScorer, Said, is_empty
 
 
 class Pace:
@@ -141,29 +141,20 @@ class RemoteScorer(AttributedScorer):
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         """One request, for at most `batch_size` texts.
 
-        Raises ServerFailed for a failure that may pass, else as `score`.
+        Raises ServerFailed for a failure that may pass, else as `score_attributes`.
         """
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        """One score a text, or an error.
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        """One score a text and each attribute, or an error.
 
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
         gone or refuses the key, and ScorerError for texts that it does not take.
         """
-        return super().score(texts)
-
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        """One score a text and each attribute. Raises as `score`."""
         return Attributed.of(self._said(texts), self.attributes)
 
     def _said(self, texts: Sequence[str]) -> list[Said]:
         found = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
         return [found[text] for text in texts]
-
-    def _once(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """The answer to another request, paced and retried like those for scores."""
-        answer: _T = self.portal.run(self._persistently, ask)
-        return answer
 
     async def _request(
         self,
@@ -179,7 +170,8 @@ class RemoteScorer(AttributedScorer):
         if reply.status == 200:
             return reply.parse(kind)
         codes = codes_of(reply)
-        what = " ".join([f"HTTP {reply.status}", *codes])
+        where = [f"at {path}"] if reply.status in (404, 405) else []
+        what = " ".join([f"HTTP {reply.status}", *codes, *where])
         final = not _FINAL.isdisjoint(codes)
         if reply.passing and not final:
             raise ServerFailed(what, reply.pause(0.0))
@@ -196,11 +188,11 @@ class RemoteScorer(AttributedScorer):
             return ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
         if final or (400 < status < 500 and status != 422):
             return ScorerRefusedError(f"{what}; check {self.check}")
-        size = f"{len(texts)} texts, {sum(map(len, texts))} characters"
         hint = (
             "; empty_policy 'zero' or 'one' scores such texts" if any(map(is_empty, texts)) else ""
         )
-        return ScorerError(f"{what} to a request of {size}{hint}")
+        size = f"texts: {len(texts)}, characters: {sum(map(len, texts))}"
+        return ScorerError(f"{what} ({size}){hint}")
 
     async def _score_all(self, texts: list[str]) -> dict[str, Said]:
         found = {text: self._kept.pop(text) for text in texts if text in self._kept}

@@ -89,7 +89,7 @@ class TeiScorer(SelfHostedScorer):
     def __init__(self, url: str, **options: Any) -> None:
         address, _, wanted = url.partition("#")
         super().__init__("tei", address, **options)
-        info = self._once(lambda client: self._request(client, "/info", _Info))
+        info = self.portal.run(self._persistently, lambda one: self._request(one, "/info", _Info))
         if info.labels is None:
             raise ScorerRefusedError(f"scorer tei: {info.model_id} is not a classifier")
         names = list(dict.fromkeys(info.labels.values()))
@@ -160,8 +160,9 @@ class _VllmScorer(SelfHostedScorer):
         super().__init__(self.kind, address, **options)
         # Other clients need an address that ends in /v1; these paths lie beside it.
         self._url = self._url.removesuffix("/v1")
-        served = self._once(lambda client: self._request(client, "/v1/models", _Served))
-        self._model = served.model
+        self._model = self.portal.run(
+            self._persistently, lambda one: self._request(one, "/v1/models", _Served)
+        ).model
 
     def _in_order(self, rows: list[Any], texts: int) -> list[Any]:
         """The rows by their index, which is that of the text."""
