@@ -158,27 +158,6 @@ def test_what_is_cancelled_is_not_sent_or_told_nothing_and_the_next_call_comes(
     assert scorer.batches == [["aaaa"], ["bbbbb"]]
 
 
-@pytest.mark.parametrize(
-    ("policy", "scores", "empty", "sent"),
-    [
-        ("zero", [0.0, 0.05], [True, False], ["three"]),
-        ("one", [1.0, 0.05], [True, False], ["three"]),
-        ("score", [0.01, 0.05], [True, False], [".", "three"]),
-    ],
-)
-def test_an_empty_text_scores_by_its_policy(
-    portal: Portal, policy: Any, scores: list[float], empty: list[bool], sent: list[str]
-) -> None:
-    scorer = Lengths()
-
-    async def work(scoring: Scoring) -> Scores:
-        return await scoring.send([".", "three"], policy)
-
-    found = run(portal, scorer, work)
-    assert (values(found), found.empty.tolist()) == (scores, empty)
-    assert sorted(text for batch in scorer.batches for text in batch) == sent
-
-
 def test_an_empty_text_is_one_by_itself_alone_whatever_stands_before_it(portal: Portal) -> None:
     scorer = Lengths()
 

@@ -73,10 +73,10 @@ class RemoteScorer(AttributedScorer):
 
     Requests start evenly spaced at `queries_per_second` (by default as `rate_variable` of the
     environment says, else `usual_rate`), at most `concurrency` at a time (by default as many as
-    start in a second, and at most 100). A request that fails for a temporary
-    reason is repeated, up to `attempts` times in all, after a pause that doubles from `backoff`
-    seconds, with jitter. timeout: seconds for one request with its whole answer. If a call of
-    `score` fails, the scores it had by then are kept, so that the next call asks only for the rest.
+    start in a second, and at most 100). A request that fails for a temporary reason is repeated, up
+    to `attempts` times in all, after a pause that doubles from `backoff` seconds, with jitter.
+    timeout: seconds for one request with its whole answer. If a call of `score` fails, the scores
+    it had by then are kept, so that the next call asks only for the rest.
 
     attributes: names of the service's further scores; see `tide.scorers.base`. check: what a user
     should check if the service refuses to answer.
