@@ -132,11 +132,9 @@ class HuggingFaceScorer(_Classifier):
             )
         self._choose(names, toxic, exclusive=exclusive, added=exclusive and how != "max")
         self._take(loaded, tokenizer, device)
-        folder = Path(model)
-        revision = digest_of(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
         chosen = ",".join(names[i] for i in toxic)
         chosen = f"max:{chosen}" if how == "max" and exclusive else chosen
-        self.name = f"hf:{model}{f'@{revision[:8]}' if revision else ''}#{chosen}"
+        self.name = f"hf:{model}{revision_of(model, config)}#{chosen}"
         self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
 
 
@@ -147,15 +145,21 @@ def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
     return largest
 
 
-def digest_of(folder: Path) -> str:
-    """Digest of a folder's model and tokenizer, so that a retrained model is another scorer."""
+def revision_of(model: str, config: Any) -> str:
+    """The revision of a model for a name, after "@"; of the hub's commit, or "" if unknown.
+
+    That of a folder is a digest of its model and tokenizer: a retrained model is another scorer.
+    """
+    if not (folder := Path(model)).is_dir():
+        commit = getattr(config, "_commit_hash", None)
+        return f"@{commit[:8]}" if commit else ""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while chunk := file.read(2**20):
                 digest.update(chunk)
-    return digest.hexdigest()
+    return f"@{digest.hexdigest()[:8]}"
 
 
 _SEVEN = ("en", "fr", "es", "it", "pt", "tr", "ru")

@@ -6,7 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from tide.core.pretrained import (
 )
 from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer
-from tide.scorers.classifiers import digest_of
+from tide.scorers.classifiers import revision_of
 from tide.scorers.control_tokens import ControlTokens
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place, Verdict
@@ -54,10 +53,8 @@ class _LocalGuard(PlainScorer, ABC):
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
             config = self._load()
             self._context = getattr(config.get_text_config(), "max_position_embeddings", None)
-        folder = Path(settings.model)
-        revision = digest_of(folder) if folder.is_dir() else getattr(config, "_commit_hash", None)
         own = f",{digest}" if (digest := settings.digest()) else ""
-        self.name += f"{f'@{revision[:8]}' if revision else ''}#{kind}{own}"
+        self.name += f"{revision_of(settings.model, config)}#{kind}{own}"
         self._control = ControlTokens(self._tokenizer)
         self._around_text, self._strip = self._look_at_template()
         self._around_ids = self._look_at_tokenizer()

@@ -11,7 +11,7 @@ from tide.scorers.base import Said
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place
 from tide.scorers.services.base import place_of
-from tide.scorers.services.self_hosted import SelfHostedScorer
+from tide.scorers.services.self_hosted import SelfHostedScorer, in_order
 
 # The most that OpenAI's API gives.
 _LIKELIEST = 20
@@ -115,10 +115,7 @@ class RemoteGuard(SelfHostedScorer):
             "logprobs": _LIKELIEST,
         }
         answer = await self._request(client, "/completions", _Completions, body, texts)
-        choices = sorted(answer.choices, key=lambda choice: choice.index)
-        if [choice.index for choice in choices] != [*range(len(texts))]:
-            raise ServerFailed(f"{len(choices)} answers to {len(texts)} texts")
-        return [_places(choice.logprobs) for choice in choices]
+        return [_places(choice.logprobs) for choice in in_order(answer.choices, len(texts))]
 
 
 def _places(said: _LogProbs | None) -> list[Place]:

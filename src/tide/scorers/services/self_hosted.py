@@ -149,6 +149,14 @@ class _Pairs(BaseModel):
     data: Rows[_Pair]
 
 
+def in_order(rows: list[Any], texts: int) -> list[Any]:
+    """The rows by their index, which is that of the text. Raises ServerFailed if one is missing."""
+    rows = sorted(rows, key=lambda row: row.index)
+    if [row.index for row in rows] != [*range(texts)]:
+        raise ServerFailed(f"{len(rows)} answers to {texts} texts")
+    return rows
+
+
 class _VllmScorer(SelfHostedScorer):
     """Base of scorers on a vLLM server; its first model is used, and is in the name."""
 
@@ -163,13 +171,6 @@ class _VllmScorer(SelfHostedScorer):
         self._model = self.portal.run(
             self._persistently, lambda one: self._request(one, "/v1/models", _Served)
         ).model
-
-    def _in_order(self, rows: list[Any], texts: int) -> list[Any]:
-        """The rows by their index, which is that of the text."""
-        rows = sorted(rows, key=lambda row: row.index)
-        if [row.index for row in rows] != [*range(texts)]:
-            raise ServerFailed(f"{len(rows)} scores for {texts} texts")
-        return rows
 
 
 class VllmClassifyScorer(_VllmScorer):
@@ -201,7 +202,7 @@ class VllmClassifyScorer(_VllmScorer):
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         body = {"model": self._model, "input": texts}
         answer = await self._request(client, "/classify", _Classes, body, texts)
-        return [self._said_of(row) for row in self._in_order(answer.data, len(texts))]
+        return [self._said_of(row) for row in in_order(answer.data, len(texts))]
 
     def _said_of(self, row: _Class) -> Said:
         classes = self._classes or self._usual(row)
@@ -255,5 +256,5 @@ class VllmScoreScorer(_VllmScorer):
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
         body = {"model": self._model, "text_1": self._wanted, "text_2": texts}
         answer = await self._request(client, "/score", _Pairs, body, texts)
-        rows = self._in_order(answer.data, len(texts))
+        rows = in_order(answer.data, len(texts))
         return [Said(row.score) for row in rows]
