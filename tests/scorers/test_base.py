@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.scorers.test_answers import Unprintable
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import is_empty
+from tide.scorers.base import Scores, is_empty, score_groups
 from tide.scorers.wrappers.base import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -36,6 +36,7 @@ def test_a_function_is_a_scorer() -> None:
         ([0.1, 0.2], "3 texts"),
         ([[0.1], [0.2], [0.3]], "not a list of numbers: TypeError: a list with a list"),
         (0.5, "not a list of numbers: TypeError: a float"),
+        (np.zeros(3, dtype=bool), "not a list of numbers: TypeError: an array of bool"),
     ],
 )
 def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:
@@ -65,6 +66,21 @@ def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
     both = MaxScorer([Editing(), CallableScorer(by_length)])
     assert score_texts(both, texts, "zero").values.tolist() == expected
     assert texts == TEXTS
+
+
+def test_a_group_that_a_scorer_cannot_take_fails_alone_and_both_ends_are_scores() -> None:
+    def picky(texts: list[str]) -> list[float]:
+        if "bad one" in texts:
+            raise ValueError("not this one")
+        return [float(text == "worst") for text in texts]
+
+    good, bad, worst = score_groups(
+        CallableScorer(picky), [["good"], ["fine", "bad one"], ["worst"]], "zero"
+    )
+    assert isinstance(good, Scores)
+    assert isinstance(bad, ScorerError)
+    assert isinstance(worst, Scores)
+    assert [good.values.tolist(), worst.values.tolist()] == [[0.0], [1.0]]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tide.core.errors import ScorerUnavailableError
-from tide.scorers import CallableScorer, Scorer, score_texts
+from tide.core.errors import InputError, ScorerUnavailableError
+from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import screen_of
 from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer, MeanScorer
 
@@ -70,3 +70,16 @@ def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
     assert second.asked == []
     assert screen_of(MaxScorer([first, second])) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("max:pocket", "max: needs two or more, as in max:A,B"),
+        ("confirm:pocket", "needs two, as in confirm:pocket,sentence"),
+        ("confirm:pocket,sentence,pocket", "needs two, as in confirm:pocket,sentence"),
+    ],
+)
+def test_members_are_two_or_more(spec: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        load_scorer(spec)
