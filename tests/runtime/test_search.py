@@ -55,7 +55,7 @@ def search(
     strategy = load_strategy("tide").create(problem, settings)
     request = Request(prompt.token_ids, settings.sampling)
     watch = Watch(settings, BacktrackOptions())
-    return Search(strategy, request, engine, scoring, settings, Effort(), watch, shape)
+    return Search(strategy, request, engine, scoring, Effort(), watch, settings, shape)
 
 
 def outcomes(

@@ -81,13 +81,8 @@ class TrialTask:
         return derive_seed(self.settings.seed, self.prompt.text, self.number)
 
 
-@dataclass
-class _Asked:
-    """Places whose scores are awaited, each with its windows."""
-
-    places: list[tuple[int, list[str]]]
-    policy: TextPolicy
-    scores: asyncio.Future[Scores]
+# Places, each with its windows, and their scores.
+_Asked = tuple[list[tuple[int, list[str]]], asyncio.Future[Scores]]
 
 
 class Answer:
@@ -168,7 +163,7 @@ class Answer:
                     if self._places and self._goes_on and self._loses_way(ended is not None):
                         return None
                     self._at_end = ended is not None
-                    new = self._ask(self._at_end)
+                    new = self._ask()
                     # A quick scorer has answered by now; a slow one has until the next place.
                     if asked and (new or ended or watch.options.pace == "word"):
                         if (failure := await self._judge(asked)) is not None:
@@ -179,7 +174,7 @@ class Answer:
                 failure = (await self._judge(asked) if asked else None) or watch.finish()
         finally:
             if asked is not None:
-                asked.scores.cancel()
+                asked[1].cancel()
         self._give_out()
         if failure is None:
             self._ended = ended
@@ -194,32 +189,31 @@ class Answer:
 
         The answer is cut before a stop string.
         """
-        watch, settled = self._watch, len(self._watch.ids)  # tokens whose texts do not change
+        watch, effort, written = self._watch, self._effort, tuple(self._watch.ids)
+        settled = len(written)  # tokens whose texts do not change
         ended: FinishReason | None = None
         drawn = len(self._places) + self._searches + self._lost + self._draws
         request = Request(
-            self._task.prompt.token_ids + tuple(self._watch.ids),
+            self._task.prompt.token_ids + written,
             self._sampling(),
             derive_seed(self._task.seed, "sampling", drawn),
             banned_token_ids=self._banned,
-            banned_first_ids=self._banned_next.get(tuple(self._watch.ids), ()),
+            banned_first_ids=self._banned_next.get(written, ()),
             priority=self._task.priority,
             prefix_cache=self._prefix_cache,
             # More at a time cost a server less, and are wasted where the text fails.
-            piece_tokens={"whole": None, "word": 1}.get(self._watch.options.pace, 4),
+            piece_tokens={"whole": None, "word": 1}.get(watch.options.pace, 4),
         )
         async with aclosing(self._pieces(request)) as pieces:
             while ended is None:
                 piece = await anext(pieces)
                 ended = piece.finish_reason
                 watch.ids += piece.token_ids
-                self._effort.generated_tokens += len(piece.token_ids)
-                self._effort.read_tokens += piece.read_tokens or 0
-                (texts,) = self._engine.token_texts([watch.ids[settled:]])
-                watch.texts[settled:] = texts
+                effort.generated_tokens += len(piece.token_ids) + piece.parts.num_tokens
+                effort.read_tokens += piece.read_tokens or 0
+                (watch.texts[settled:],) = self._engine.token_texts([watch.ids[settled:]])
                 ended = self._stopped() or ended
                 self._parts = piece.parts
-                self._effort.generated_tokens += piece.parts.num_tokens
                 yield ended
                 settled += max(word_starts(watch.texts[settled:]), default=0)
                 if len(watch.texts) - settled > _LONGEST_WORD:
@@ -267,14 +261,13 @@ class Answer:
             assert ended is not None
             self._parts_given = given_out(self._parts, settings, self._task.seed)
             score, attributes = await self._judge_whole(watch.text, self._parts)
-            place = len(watch.ids)
             called = settings.tool_calls == "withheld" and bool(self._parts.tool_calls)
             if settings.passes(score) and not (called and is_empty(watch.text)):
                 watch.keep((), (), score, attributes)
                 self._ended = ended
                 self._give_out()
                 return True
-            self._record(place, score, attributes, ended)
+            self._record(len(watch.ids), score, attributes, ended)
             if settings.passes(score):
                 break  # all of it is withheld
         return False
@@ -297,25 +290,24 @@ class Answer:
         worst = (await self._scoring.send(texts, policy)).worst()
         return worst.value, worst.attributes
 
-    def _ask(self, ended: bool) -> _Asked | None:
-        asks = self._watch.asks(ended=ended)
-        if not asks:
+    def _ask(self) -> _Asked | None:
+        if not (places := self._watch.asks(ended=self._at_end)):
             return None
-        policy = self._policy(ended and is_empty(self._watch.text))
-        texts = [text for _, windows in asks for text in windows]
+        texts = [text for _, windows in places for text in windows]
         self._effort.scorer_calls += len(set(texts))
-        scores = self._scoring.send(texts, policy, screened=self._screened)
-        return _Asked(asks, policy, scores)
+        policy = self._policy(self._at_end and is_empty(self._watch.text))
+        return places, self._scoring.send(texts, policy, screened=self._screened)
 
     async def _judge(self, asked: _Asked) -> Failure | None:
         """Await the scores of places; returns the first failure."""
-        watch, failure = self._watch, None
-        every = (await asked.scores).split([len(windows) for _, windows in asked.places])
-        for (place, windows), scores in zip(asked.places, every, strict=True):
+        (places, found), watch, failure = asked, self._watch, None
+        every = (await found).split([len(windows) for _, windows in places])
+        for (place, windows), scores in zip(places, every, strict=True):
             if self._screened and not self._settings.passes(scores.values.max()):
                 if not watch.decides(place, ended=self._at_end):
                     continue
-                scores = await self._scoring.send(windows, asked.policy)  # noqa: PLW2901
+                policy = self._policy(self._at_end and is_empty(watch.text))
+                scores = await self._scoring.send(windows, policy)  # noqa: PLW2901
             worst = scores.worst()
             failure = watch.judge(place, worst.value, worst.attributes)
             if failure is not None:
@@ -348,33 +340,30 @@ class Answer:
 
     async def _repair(self, failure: Failure) -> bool:
         """Rewind, or search; True if the answer continues."""
-        options = self._watch.options
-        if not self._rewinds:
-            self._watch.rewind(self._watch.passed)
-            return await self._search_back(self._task.strategy)
-        start, end = await self._blamed(failure)
-        self._effort.iterations += 1
-        stretch = start - _STRETCH if self._goes_on else -1
-        if sum(place > stretch for place in self._places) < options.holds:
-            place = self._ban(start, end)
-            if self._task.on_text is None:
-                place = min(place, before_half(self._watch.texts[:place]))
-            self._places.append(place)
-            self._watch.rewind(place)
-            return True
-        self._watch.rewind(self._watch.passed)
-        then = load_fallback(options.then)
+        watch, then = self._watch, self._task.strategy
+        if self._rewinds:
+            start, end = await self._blamed(failure)
+            self._effort.iterations += 1
+            stretch = start - _STRETCH if self._goes_on else -1
+            if sum(place > stretch for place in self._places) < watch.options.holds:
+                place = self._ban(start, end)
+                if self._task.on_text is None:
+                    place = min(place, before_half(watch.texts[:place]))
+                self._places.append(place)
+                watch.rewind(place)
+                return True
+            then = load_fallback(watch.options.then)
+        watch.rewind(watch.passed)
         if then is None or (then.moves and not self._engine.has_embeddings):
             return False
         return await self._search_back(then)
 
     def _ban(self, start: int, end: int) -> int:
         """Ban the word between two places; returns the place to go on from."""
-        texts = self._watch.texts[start:end]
-        first = next((i for i, text in enumerate(texts) if has_letter(text)), 0)
-        while first > 0 and not texts[first - 1]:  # the parts of a character before the last
-            first -= 1
-        place = start + first
+        texts, letters = self._watch.texts, range(start, end)
+        place = next((one for one in letters if has_letter(texts[one])), start)
+        while place > start and not texts[place - 1]:  # the parts of a character before the last
+            place -= 1
         ids = tuple(self._watch.ids[place:end])
         if ids and self._watch.options.hold:
             ban = self._engine.ban(ids)
@@ -404,8 +393,8 @@ class Answer:
             for place, scores in zip(words[:-1], every, strict=True):
                 worst = scores.worst()
                 if worst.value >= watch.level:
-                    self._give_out()
-                    return start, place
+                    words = (place,)
+                    break
                 start = place
                 if self._goes_on and not is_empty("".join(watch.texts[:place])):
                     watch.judge(place, worst.value, worst.attributes)
@@ -444,42 +433,31 @@ class Answer:
         whole = not watch.ids and most is None and not self._effort.trace
         seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
         self._searches += 1
-        own = settings.model_copy(update=sampling.model_dump())
-        if not is_last:
-            own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
+        iterations = settings.max_iterations
+        iterations = iterations if is_last else min(iterations, _ITERATIONS)
+        update = {**sampling.model_dump(), "max_iterations": iterations}
+        own = settings.model_copy(update=update)
         problem, request = start_of(task.prompt, own, seed, self._engine, tuple(watch.ids))
-        search = Search(
-            strategy.create(problem, own),
-            replace(
-                request,
-                sampling=sampling,
-                banned_token_ids=self._banned,
-                priority=task.priority,
-            ),
-            self._engine,
-            self._scoring,
-            own,
-            self._effort,
-            watch,
-            partial(self._shaped, to_sentence=sampling.max_new_tokens < left),
-        )
-        before = len(self._effort.trace)
+        request = replace(request, banned_token_ids=self._banned, priority=task.priority)
+        shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
+        made, before = strategy.create(problem, own), len(self._effort.trace)
+        search = Search(made, request, self._engine, self._scoring, self._effort, watch, own, shape)
         try:
             await search.run()
         finally:
             if whole and self._effort.trace:
                 self._chosen = search.best
                 self._chosen_passes = settings.passes(search.told[search.best])
-        found = self._effort.trace[before + search.best]
-        if not settings.passes(search.told[search.best]):
+        best = search.best
+        if not settings.passes(search.told[best]):
             return False
         if whole and settings.decode:
             self._nearest = search.nearest(task.prompt)
-        ids = search.completions[search.best]
+        found, ids = self._effort.trace[before + best], search.completions[best]
         texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(watch.text))
         watch.keep(ids[: len(texts)], texts, found.toxicity, found.attributes)
         self._found.append(found)
-        self._chosen = before + search.best
+        self._chosen = before + best
         if most is None or found.finish_reason == "stop" or not ids:
             self._ended = found.finish_reason
         elif len(watch.ids) >= settings.max_new_tokens:
@@ -504,16 +482,12 @@ class Answer:
         """That of up to `most` further tokens."""
         settings, kept = self._settings, len(self._watch.ids)
         most = settings.max_new_tokens - kept if most is None else most
-        least, temperature = settings.min_new_tokens, settings.temperature
-        sets_least = "min_new_tokens" in self._engine.capabilities
-        if self._places and sets_least:
-            least = max(least, self._watch.options.least)
-        if self._draws:
-            temperature = max(_WARM, temperature)
+        repaired = self._places and "min_new_tokens" in self._engine.capabilities
+        least = max(settings.min_new_tokens, self._watch.options.least if repaired else 0)
         update = {
             "max_new_tokens": most,
             "min_new_tokens": min(max(0, least - kept), most),
-            "temperature": temperature,
+            "temperature": max(settings.temperature, _WARM if self._draws else 0.0),
         }
         return settings.sampling.model_copy(update=update)
 

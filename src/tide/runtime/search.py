@@ -46,9 +46,10 @@ def start_of(
     from tide.search.geometry import movable_rows  # noqa: PLC0415
 
     ids, more = prompt.token_ids + written, (False,) * len(written)
+    request = Request(ids, settings.sampling)
     if not engine.has_embeddings:
         rows = torch.ones(len(ids), dtype=torch.bool)
-        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False), Request(ids)
+        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False), request
     fixed = torch.tensor(prompt.fixed_mask + more)
     user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask + more)
     own = not written or settings.perturb.startswith("last:")
@@ -56,7 +57,7 @@ def start_of(
     x = engine.embed_tokens(ids)
     prefix_cache = engine.prefix_cache(x[: int(movable.int().argmax())])
     problem = Problem(x, movable, seed, engine.dtype, movable | ~fixed)
-    return problem, Request(ids, prefix_cache=prefix_cache)
+    return problem, replace(request, prefix_cache=prefix_cache)
 
 
 @dataclass
@@ -85,9 +86,9 @@ class Search:
     request: Request
     engine: Engine
     scoring: Scoring
-    settings: Settings
     effort: Effort
     watch: Watch
+    settings: Settings
     shape: Callable[[Completion], Completion]
     told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
     completions: list[tuple[int, ...]] = field(default_factory=list)  # their token ids
