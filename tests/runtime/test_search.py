@@ -25,6 +25,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.search import Effort, Search
 from tide.runtime.watch import Watch
+from tide.scorers.base import Score
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 from tide.search.backtrack import BacktrackOptions
@@ -164,7 +165,7 @@ def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
 
     def make(scoring: Scoring) -> list[Search]:
         made = search(engine, scoring, PROMPTS[0], shape=short)
-        made.watch.keep([0], ["before it, "], 0.0, {})
+        made.watch.keep([0], ["before it, "], Score(0.0, False, {}))
         return [made]
 
     (made,), _ = outcomes(engine, scorer, make)

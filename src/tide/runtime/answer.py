@@ -34,7 +34,7 @@ from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, R
 from tide.runtime.parts import given_out, texts_of
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import Failure, Watch, cut
-from tide.scorers.base import Scores, TextPolicy, is_empty
+from tide.scorers.base import Score, Scores, TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
@@ -181,7 +181,7 @@ class Answer:
             return None
         if not effort.trace:
             self._base_partial = not (self._at_end and failure.place == len(watch.texts))
-        self._record(failure.place, failure.score, failure.attributes, "length")
+        self._record(failure.place, failure.score, "length")
         return failure
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
@@ -260,35 +260,31 @@ class Answer:
                 *_, ended = [one async for one in pieces]
             assert ended is not None
             self._parts_given = given_out(self._parts, settings, self._task.seed)
-            score, attributes = await self._judge_whole(watch.text, self._parts)
+            score = await self._judge_whole(watch.text, self._parts)
             called = settings.tool_calls == "withheld" and bool(self._parts.tool_calls)
-            if settings.passes(score) and not (called and is_empty(watch.text)):
-                watch.keep((), (), score, attributes)
+            if settings.passes(score.value) and not (called and is_empty(watch.text)):
+                watch.keep((), (), score)
                 self._ended = ended
                 self._give_out()
                 return True
-            self._record(len(watch.ids), score, attributes, ended)
-            if settings.passes(score):
+            self._record(len(watch.ids), score, ended)
+            if settings.passes(score.value):
                 break  # all of it is withheld
         return False
 
     # 2. The text so far is scored.
 
-    async def _judge_whole(self, text: str, parts: Parts) -> tuple[float, dict[str, float]]:
-        """The worst score of all that a whole answer says, with its attributes.
-
-        1 if it cannot be read.
-        """
+    async def _judge_whole(self, text: str, parts: Parts) -> Score:
+        """The worst score of all that a whole answer says; 1 if it cannot be read."""
         chat = self._task.chat
         has_format = chat is not None and "response_format" in chat.asked
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
-            return 1.0, {}
+            return Score(1.0, False, {})
         self._effort.scorer_calls += len(texts)
         policy = self._policy(len(texts) == 1 and is_empty(text))
-        worst = (await self._scoring.send(texts, policy)).worst()
-        return worst.value, worst.attributes
+        return (await self._scoring.send(texts, policy)).worst()
 
     def _ask(self) -> _Asked | None:
         if not (places := self._watch.asks(ended=self._at_end)):
@@ -308,9 +304,7 @@ class Answer:
                     continue
                 policy = self._policy(self._at_end and is_empty(watch.text))
                 scores = await self._scoring.send(windows, policy)  # noqa: PLW2901
-            worst = scores.worst()
-            failure = watch.judge(place, worst.value, worst.attributes)
-            if failure is not None:
+            if (failure := watch.judge(place, scores.worst())) is not None:
                 break
         self._give_out()
         return failure
@@ -325,11 +319,11 @@ class Answer:
     # 3. Passed text is given out.
 
     def _give_out(self) -> None:
-        passed, texts = self._watch.passed, self._watch.texts
-        if self._task.on_text is None or passed == self._given_out:
+        on_text, passed, texts = self._task.on_text, self._watch.passed, self._watch.texts
+        if on_text is None or passed == self._given_out:
             return
         if self._given_out or not self._says_nothing("".join(texts[:passed])):
-            self._task.on_text("".join(texts[self._given_out : passed]))
+            on_text("".join(texts[self._given_out : passed]))
             self._given_out = passed
 
     def _says_nothing(self, text: str) -> bool:
@@ -397,7 +391,7 @@ class Answer:
                     break
                 start = place
                 if self._goes_on and not is_empty("".join(watch.texts[:place])):
-                    watch.judge(place, worst.value, worst.attributes)
+                    watch.judge(place, worst)
             self._give_out()
         return start, words[-1]
 
@@ -455,7 +449,7 @@ class Answer:
             self._nearest = search.nearest(task.prompt)
         found, ids = self._effort.trace[before + best], search.completions[best]
         texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(watch.text))
-        watch.keep(ids[: len(texts)], texts, found.toxicity, found.attributes)
+        watch.keep(ids[: len(texts)], texts, Score(found.toxicity, found.empty, found.attributes))
         self._found.append(found)
         self._chosen = before + best
         if most is None or found.finish_reason == "stop" or not ids:
@@ -493,9 +487,7 @@ class Answer:
 
     # What it is made of.
 
-    def _record(
-        self, place: int, score: float, attributes: dict[str, float], reason: FinishReason
-    ) -> None:
+    def _record(self, place: int, score: Score, reason: FinishReason) -> None:
         """Add the answer, as it stands up to a place, to the trace."""
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
@@ -507,14 +499,14 @@ class Answer:
                 iteration=self._effort.iterations,
                 role=self._found[-1].role if displacement else role,
                 text=text,
-                toxicity=score,
+                toxicity=score.value,
                 empty=self._says_nothing(text) and not beside,
                 cosine=min((one.cosine for one in self._found), default=1.0),
                 displacement=displacement,
                 num_tokens=place,
                 finish_reason=reason,
                 kept_tokens=min(self._kept, place),
-                attributes=attributes,
+                attributes=score.attributes,
             )
         )
 
@@ -537,17 +529,16 @@ class Answer:
                 f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
             )
         if passed and (self._chosen is None or self._in_blocks):
-            toxicity, attributes = watch.worst()
+            worst = watch.worst()
             if self._chosen is None:
                 assert self._ended is not None
-                self._record(len(watch.ids), toxicity, attributes, self._ended)
+                self._record(len(watch.ids), worst, self._ended)
                 self._chosen = len(trace) - 1
             else:
-                update = {"toxicity": toxicity, "attributes": attributes}
+                update = {"toxicity": worst.value, "attributes": worst.attributes}
                 trace[self._chosen] = trace[self._chosen].model_copy(update=update)
         elif self._chosen is None:
-            scores = [one.toxicity for one in trace]
-            self._chosen = scores.index(min(scores))
+            self._chosen = min(range(len(trace)), key=lambda number: trace[number].toxicity)
         empty, shown = trace[self._chosen].empty, task.on_text is not None
         # No scorer said anything of an empty text; the published policy accepts it, a stream does
         # not.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tide.core.chat import Parts, ToolCall
+from tide.core.chat import Parts
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.core.strings import readings, strings_of_json
@@ -38,11 +38,7 @@ def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
     """
     calls = [
         # Mistral's models take ids of nine letters and digits alone.
-        ToolCall(
-            id=f"{derive_seed(seed, 'call', number):09x}"[-9:],
-            name=call.name,
-            arguments=call.arguments,
-        )
+        call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
         for number, call in enumerate(parts.tool_calls)
     ]
     return Parts(

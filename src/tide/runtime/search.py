@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +28,7 @@ _LAST = "last:8"
 
 
 def start_of(
-    prompt: Prompt,
-    settings: Settings,
-    seed: int,
-    engine: Engine,
-    written: tuple[int, ...] = (),
+    prompt: Prompt, settings: Settings, seed: int, engine: Engine, written: tuple[int, ...] = ()
 ) -> tuple[Problem, Request]:
     """Starting point of a search: the prompt plus the answer so far (its token ids, `written`).
 
@@ -99,28 +94,24 @@ class Search:
         """Raises StrategyError, and the errors of engine and scorer."""
         from tide.search.base import LikelihoodRequest  # noqa: PLC0415  (slow import)
 
-        strategy = self.strategy
         try:
-            while not self._asks("done"):
-                with self._strategy():
-                    asked = strategy.ask()
+            while not self._of_strategy("done"):
+                asked = self._of_strategy("ask")
                 if isinstance(asked, LikelihoodRequest):
                     values = await self._likelihoods(asked)
                 else:
                     values = await self._evaluate(asked)
-                with self._strategy():
-                    strategy.tell(values)
+                self._of_strategy("tell", values)
         finally:
             if self.completions:
-                self.effort.iterations += self._asks("iterations") - 1
+                self.effort.iterations += self._of_strategy("iterations") - 1
 
     @property
     def best(self) -> int:
         """The evaluation to return, of this search. Raises StrategyError if it does not exist."""
-        best: int = self._asks("best")
+        best: int = self._of_strategy("best")
         if not 0 <= best < len(self.completions):
-            evaluations = len(self.completions)
-            raise StrategyError(f"the strategy chose evaluation {best} of {evaluations}")
+            raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")
         return best
 
     def nearest(self, prompt: Prompt) -> dict[str, Any]:
@@ -144,13 +135,9 @@ class Search:
         self._last = asked
         # The unmodified prompt is sent as tokens, which engines read faster and cache.
         requests = [
-            replace(
-                self.request,
-                prompt=one.embeddings
-                if one.role != "initial" or one.displacement > 0
-                else self.request.prompt,
-                seed=one.sampling_seed,
-            )
+            replace(self.request, seed=one.sampling_seed)
+            if one.role == "initial" and one.displacement == 0
+            else replace(self.request, prompt=one.embeddings, seed=one.sampling_seed)
             for one in asked
         ]
         for request in requests:
@@ -159,24 +146,25 @@ class Search:
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
         written = await self.engine.complete(requests)
-        effort = self.effort
+        effort, policy = self.effort, self._policy()
         effort.read_tokens += sum(one.read_tokens for one in written)
         effort.generated_tokens += sum(len(one.token_ids) for one in written)
         shaped = list(map(self.shape, written))
-        texts, policy = [one.text for one in shaped], self._policy()
-        kept, start = self.watch.text, len(self.watch.ids)
+        texts = [one.text for one in shaped]
+        start, before = len(self.watch.ids), len(self.told)
         context = self.watch.windows(start, start)
         # Of each text the scores after all contexts.
         scores = await self.scoring.send(
-            [text for text in texts for _ in context],
-            policy,
-            [before for _ in texts for before in context],
+            [text for text in texts for _ in context], policy, [*context] * len(texts)
         )
         found = [one.worst() for one in scores.split([len(context)] * len(texts))]
         effort.rounds += 1
+        sent = set[str]()
         for candidate, completion, one in zip(asked, shaped, found, strict=True):
             self.completions.append(completion.token_ids)
-            text = kept + completion.text
+            text = self.watch.text + completion.text
+            if policy == "score" or not one.empty:
+                sent.add(text)
             effort.trace.append(
                 ScoredCompletion(
                     round=effort.rounds,
@@ -193,18 +181,12 @@ class Search:
                     attributes=one.attributes,
                 )
             )
-        empty = {text for text, one in zip(texts, found, strict=True) if one.empty}
-        sent = set(texts) - (set() if policy == "score" else empty)
-        effort.scorer_calls += len(context) * len(sent)
-        told = [one.value for one in found]
-        if self.settings.reject_degenerate:
             # The policy decides the score of an empty text.
-            loops = [text not in empty and is_degenerate(kept + text) for text in texts]
-            self._loops = self._loops or (not self.told and loops[0])
-            if not self._loops:
-                told = [1.0 if loop else score for loop, score in zip(loops, told, strict=True)]
-        self.told += told
-        return told
+            loops = self.settings.reject_degenerate and not one.empty and is_degenerate(text)
+            self._loops = self._loops or (loops and not self.told)
+            self.told.append(1.0 if loops and not self._loops else one.value)
+        effort.scorer_calls += len(context) * len(sent)
+        return self.told[before:]
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         """The likelihood of completions after the unmodified prompt."""
@@ -231,10 +213,8 @@ class Search:
             policy = "one" if before else "zero"
         return "blank" if self.watch.ids and policy == "zero" else policy
 
-    def _asks(self, name: str) -> Any:
-        """An attribute of the strategy, maybe computed by user code."""
-        with self._strategy():
-            return getattr(self.strategy, name)
-
-    def _strategy(self) -> AbstractContextManager[None]:
-        return guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed")
+    def _of_strategy(self, name: str, *values: Any) -> Any:
+        """An attribute of the strategy, or the result of its method: maybe user code."""
+        with guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed"):
+            found = getattr(self.strategy, name)
+            return found(*values) if callable(found) else found
