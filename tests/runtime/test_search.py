@@ -37,16 +37,13 @@ MESSAGES = [
 ]
 
 
-def as_it_is(completion: Any) -> Any:
-    return completion
-
-
 def search(
     engine: Engine,
     scoring: Scoring,
     text: str,
     sampling: Sampling | None = None,
-    shape: Callable[[Any], Any] = as_it_is,
+    *,
+    to_sentence: bool = False,
 ) -> Search:
     """As the runtime makes it."""
     settings = Settings(**(sampling or Sampling()).model_dump())
@@ -56,7 +53,7 @@ def search(
     strategy = load_strategy("tide").create(problem, settings)
     request = Request(prompt.token_ids, settings.sampling)
     watch = Watch(settings, BacktrackOptions())
-    return Search(strategy, request, engine, scoring, Effort(), watch, settings, shape)
+    return Search(strategy, request, engine, scoring, Effort(), watch, settings, to_sentence)
 
 
 def outcomes(
@@ -158,13 +155,13 @@ def test_searches_with_different_sampling_are_under_way_at_the_same_time() -> No
 
 
 def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
-    engine, scorer = scripted_engine(), ReadingScorer()
-
-    def short(completion: Any) -> Any:
-        return type(completion)(completion.text[:12], completion.token_ids[:1], "length")
+    engine, scorer = (
+        ScriptedEngine(lambda x, seed: f" {'a b c d ' * 4}end. toxicity"),
+        ReadingScorer(),
+    )
 
     def make(scoring: Scoring) -> list[Search]:
-        made = search(engine, scoring, PROMPTS[0], shape=short)
+        made = search(engine, scoring, PROMPTS[0], to_sentence=True)
         made.watch.keep([0], ["before it, "], Score(0.0, False, {}))
         return [made]
 
@@ -172,8 +169,8 @@ def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
     sent = {text for batch in scorer.batches for text in batch}
     assert sent == {one.text for one in made.effort.trace}
     assert all(one.text.startswith("before it, ") for one in made.effort.trace)
-    assert all(len(one.text) == 11 + 12 and one.num_tokens == 2 for one in made.effort.trace)
-    assert made.effort.generated_tokens == 2 * len(made.effort.trace)
+    assert all(one.text.endswith(" end.") and one.num_tokens == 18 for one in made.effort.trace)
+    assert made.effort.generated_tokens == 18 * len(made.effort.trace)
 
 
 def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:

@@ -143,11 +143,6 @@ def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), (2,))
 
 
-def test_a_screen_needs_windows_that_hold_all_that_is_undecided() -> None:
-    assert watch().takes_screen
-    assert not watch(block_context=5).takes_screen
-
-
 def test_long_texts_are_scored_by_their_last_words() -> None:
     one = watch(block_context=4)
     one.texts += [f" w{i}" for i in range(30)]

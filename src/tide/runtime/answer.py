@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import anyio
@@ -28,12 +27,11 @@ from tide.core.errors import DeadlineError, UnresolvedError
 from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.core.strings import Unread
-from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
-from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
-from tide.runtime.parts import given_out, texts_of
+from tide.core.strings import Unread, readings, strings_of_json
+from tide.core.text import HALF, before_half, has_letter, last_whole, word_starts
+from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
-from tide.runtime.watch import Failure, Watch, cut
+from tide.runtime.watch import AGAIN, Failure, Watch, cut
 from tide.scorers.base import Score, Scores, TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
@@ -102,7 +100,8 @@ class Answer:
         pace = scoring.pace if options.pace == "auto" else options.pace
         own = {"pace": pace if self._goes_on else "whole"}
         self._watch = Watch(settings, options.model_copy(update=own))
-        self._screened = scoring.has_screen and self._watch.takes_screen
+        # Each window has to reach back to the scorer's last text.
+        self._screened = scoring.has_screen and settings.block_context >= 2 * AGAIN
         self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._ended: FinishReason | None = None
@@ -371,8 +370,7 @@ class Answer:
     def _ban_next(self, place: int, token_ids: Sequence[int]) -> None:
         """Ban tokens as the next one after the answer up to a place, and nowhere else."""
         before = tuple(self._watch.ids[:place])
-        banned = (*self._banned_next.get(before, ()), *token_ids)
-        self._banned_next[before] = tuple(dict.fromkeys(banned))
+        self._banned_next[before] = (*self._banned_next.get(before, ()), *token_ids)
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
         """Where the word that is to blame begins and ends. The text before it has passed."""
@@ -433,9 +431,9 @@ class Answer:
         own = settings.model_copy(update=update)
         problem, request = start_of(task.prompt, own, seed, self._engine, tuple(watch.ids))
         request = replace(request, banned_token_ids=self._banned, priority=task.priority)
-        shape = partial(self._shaped, to_sentence=sampling.max_new_tokens < left)
-        made, before = strategy.create(problem, own), len(self._effort.trace)
-        search = Search(made, request, self._engine, self._scoring, self._effort, watch, own, shape)
+        before, to_sentence = len(self._effort.trace), sampling.max_new_tokens < left
+        world = self._engine, self._scoring, self._effort, watch
+        search = Search(strategy.create(problem, own), request, *world, own, to_sentence)
         try:
             await search.run()
         finally:
@@ -458,19 +456,6 @@ class Answer:
             self._ended = "length"
         self._give_out()
         return True
-
-    def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
-        """The usable part of a completion after the kept text; to a sentence end if truncated."""
-        before = self._watch.text
-        stop = self._settings.stop_in(before + completion.text)
-        if stop is not None and stop < len(before):
-            # It begins in kept text, which is never taken back: the answer ends there.
-            return Completion("", (), "stop")
-        if not to_sentence or completion.finish_reason == "stop":
-            return completion
-        (texts,) = self._engine.token_texts([completion.token_ids])
-        kept = last_end(texts, self._settings.stop)
-        return Completion("".join(texts[:kept]), completion.token_ids[:kept], "length")
 
     def _sampling(self, most: int | None = None) -> Sampling:
         """That of up to `most` further tokens."""
@@ -564,3 +549,45 @@ class Answer:
             parts=self._parts_given if passed and not refused else Parts(),
             **self._nearest,
         )
+
+
+# Which parts of an answer are scored and given out: text, reasoning, calls of tools, a format.
+
+
+def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
+    """The texts of an answer; the worst one decides.
+
+    Raises Unread if arguments of calls, or a text of a declared format, are not JSON.
+    """
+    found = [text]
+    if settings.reasoning == "scored":
+        found.append(parts.reasoning)
+    if settings.tool_calls == "scored":
+        for call in parts.tool_calls:
+            found += [call.name, *_read(call.arguments or "{}")]
+    if has_format and not (parts.tool_calls and is_empty(text)):
+        found += _read(text)
+    return list(dict.fromkeys(found))
+
+
+def _read(text: str) -> list[str]:
+    """A text that is JSON: as it stands, and each string and key of it, and all together."""
+    said = strings_of_json(text)
+    return [*readings(text), *said, " ".join(said)]
+
+
+def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
+    """The parts of a passed answer that are given out.
+
+    A server's ids of calls are unscored texts: others replace them.
+    """
+    calls = [
+        # Mistral's models take ids of nine letters and digits alone.
+        call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
+        for number, call in enumerate(parts.tool_calls)
+    ]
+    return Parts(
+        reasoning="" if settings.reasoning == "withheld" else parts.reasoning,
+        tool_calls=() if settings.tool_calls == "withheld" else tuple(calls),
+        num_tokens=parts.num_tokens,
+    )

@@ -6,14 +6,14 @@ In a round a strategy asks, the engine completes, the scorer scores, the strateg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion
 from tide.core.settings import Settings
-from tide.core.text import is_degenerate
+from tide.core.text import is_degenerate, last_end
 from tide.engines.base import Completion, Engine, Prompt, Request
 from tide.runtime.watch import Watch
 from tide.scorers.base import TextPolicy, is_empty
@@ -73,8 +73,8 @@ class Search:
     """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
     request: to continue the unmodified prompt; the candidates' differ in prompt and seed. watch: of
-    the answer so far, with which, or with whose last words, completions are scored. shape: applied
-    to a completion before scoring.
+    the answer so far, with which, or with whose last words, completions are scored. to_sentence:
+    truncated completions are cut after their last sentence.
     """
 
     strategy: Strategy
@@ -84,7 +84,7 @@ class Search:
     effort: Effort
     watch: Watch
     settings: Settings
-    shape: Callable[[Completion], Completion]
+    to_sentence: bool
     told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
     completions: list[tuple[int, ...]] = field(default_factory=list)  # their token ids
     _loops: bool = False  # the completion of the prompt
@@ -149,7 +149,7 @@ class Search:
         effort, policy = self.effort, self._policy()
         effort.read_tokens += sum(one.read_tokens for one in written)
         effort.generated_tokens += sum(len(one.token_ids) for one in written)
-        shaped = list(map(self.shape, written))
+        shaped = list(map(self._usable, written))
         texts = [one.text for one in shaped]
         start, before = len(self.watch.ids), len(self.told)
         context = self.watch.windows(start, start)
@@ -187,6 +187,19 @@ class Search:
             self.told.append(1.0 if loops and not self._loops else one.value)
         effort.scorer_calls += len(context) * len(sent)
         return self.told[before:]
+
+    def _usable(self, completion: Completion) -> Completion:
+        """The part of a completion that may follow the kept text."""
+        before, stop = self.watch.text, self.settings.stop
+        end = self.settings.stop_in(before + completion.text)
+        if end is not None and end < len(before):
+            # It begins in kept text, which is never taken back: the answer ends there.
+            return Completion("", (), "stop")
+        if not self.to_sentence or completion.finish_reason == "stop":
+            return completion
+        (texts,) = self.engine.token_texts([completion.token_ids])
+        kept = last_end(texts, stop)
+        return Completion("".join(texts[:kept]), completion.token_ids[:kept], "length")
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         """The likelihood of completions after the unmodified prompt."""

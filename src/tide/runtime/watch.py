@@ -17,7 +17,7 @@ _HELD = 16
 # A long answer is also scored in windows of this many times the context.
 _WIDER = 3
 # The scorer is asked again after this many tokens of a text to which its screen objects.
-_AGAIN = 8
+AGAIN = 8
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Watch:
     _risen: int = 0  # the first suspicious place after `passed`; 0 without one
     _failed: tuple[int, Score] | None = None  # the first that failed, while others may pass
     _waited: int = 0
-    _decided: int = -_AGAIN  # the last place at which the scorer itself was asked
+    _decided: int = -AGAIN  # the last place at which the scorer itself was asked
 
     @property
     def level(self) -> float:
@@ -87,12 +87,12 @@ class Watch:
         stop = self.settings.stop
         if self.options.pace == "sentence":
             most = self.settings.block_tokens or self.settings.max_new_tokens
-            while True:
-                size = first_end(self.texts[start:], most, ended=ended, stop=stop)
-                start += size or 0
+            while (size := first_end(self.texts[start:], most, ended=ended, stop=stop)) is not None:
+                start += size
                 nothing = self._asked[-1] < 0 and is_empty("".join(self.texts[:start]))
-                if size is None or not nothing or (ended and start == end):
-                    return None if size is None else start
+                if not nothing or (ended and start == end):
+                    return start
+            return None
         if self.options.pace != "whole":
             least = 1 if self.options.pace == "word" else int(self.options.pace)
             for place in word_ends(self.texts, max(start, self._silent)):
@@ -116,11 +116,6 @@ class Watch:
             place -= 1
         return place
 
-    @property
-    def takes_screen(self) -> bool:
-        """Whether each window reaches back to the scorer's last text."""
-        return self.settings.block_context >= 2 * _AGAIN
-
     def decides(self, place: int, *, ended: bool) -> bool:
         """Whether the scorer is asked at the next place, to which its screen objects.
 
@@ -130,7 +125,7 @@ class Watch:
         """
         self._risen = self._risen or place
         waits = self._failed is not None
-        due = self._waited + 1 >= self.options.lag if waits else place - self._decided >= _AGAIN
+        due = self._waited + 1 >= self.options.lag if waits else place - self._decided >= AGAIN
         if due or (ended and place == len(self.texts)):
             self._decided = place
             return True
@@ -176,15 +171,14 @@ class Watch:
     def rewind(self, place: int) -> None:
         """Go on from this place. The passed text is then the last beginning that passed."""
         del self.ids[place:], self.texts[place:]
-        if place < self.passed:
-            passes = self.settings.passes
-            passed = (at for at, score in self.scores if passes(score.value) and at <= place)
-            self.passed = max(passed, default=0)
+        last, passes = min(place, self.passed), self.settings.passes
+        passed = (at for at, score in self.scores if at <= last and passes(score.value))
+        self.passed = max(passed, default=0)
         self.scores = [one for one in self.scores if one[0] <= self.passed]
         self._asked = [self.passed or -1]
         self._silent = min(self._silent, place)
         self._risen, self._failed, self._waited = 0, None, 0
-        self._decided = -_AGAIN
+        self._decided = -AGAIN
 
     def keep(self, ids: Sequence[int], texts: Sequence[str], score: Score) -> None:
         """Add tokens that have passed with this score."""
