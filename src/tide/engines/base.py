@@ -15,6 +15,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
+from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -177,10 +178,10 @@ class Engine(ABC):
         return Prompt(str(text), tuple(ids), (False,) * len(ids))
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        raise self._without("embeddings")
+        raise InputError(f"engine {type(self).__name__}: has no embeddings")
 
     def _decode_nearest(self, embeddings: Tensor) -> list[int]:
-        raise self._without("embeddings")
+        raise InputError(f"engine {type(self).__name__}: has no embeddings")
 
     def _render(self, chat: Chat) -> Rendered:
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
@@ -189,13 +190,13 @@ class Engine(ABC):
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
         """The pairs were checked."""
-        raise self._without("likelihoods")
+        raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
     def _prefix_cache(self, rows: Tensor | None) -> object:
         return None
 
     def _vocabulary(self) -> Sequence[str]:
-        """The text of each token id, or "" if it is unknown. See `spellings`."""
+        """The text of each token id, or "" if it is unknown. See `ban`."""
         return ()
 
     def _verify(self) -> None:
@@ -250,29 +251,24 @@ class Engine(ABC):
         ends.append(len(whole))
         return [whole[start:end] for start, end in pairwise(ends)]
 
-    def spellings(self, token_id: int) -> tuple[int, ...]:
-        """The token and those that differ from it only in case or surrounding spaces.
-
-        At most `MOST_SPELLINGS`, those with the fewest spaces. A part of a character has no other.
-        """
-        with self._calling("vocabulary"):
-            alike = self._spellings.get(token_id, ())
-            return tuple(dict.fromkeys((token_id, *alike)))[:MOST_SPELLINGS]
-
     def ban(self, token_ids: Sequence[int]) -> Ban:
         """The ids to ban at the place of these tokens, so that they are not written again.
 
-        That is the first visible one, in all its spellings, for the rest of the text. But many
-        characters begin with the same part, and many words with the same letter: these are banned
-        as the next token alone, or a language could not be written any more.
+        That is the first visible one, for the rest of the text, with those that differ from it only
+        in case or surrounding spaces. But many characters begin with the same part, and many words
+        with the same letter: these are banned as the next token alone, or a language could not be
+        written any more.
         """
         texts = [text for (text,) in self.token_texts([[one] for one in token_ids])]
         first = next((place for place, text in enumerate(texts) if text.strip()), None)
         if first is None:
             return Ban(0, tuple(token_ids[:1]), True)
+        own = token_ids[first]
         if self._begins_many(texts[first]):
-            return Ban(first, (token_ids[first],), False)
-        return Ban(first, self.spellings(token_ids[first]), True)
+            return Ban(first, (own,), False)
+        with self._calling("vocabulary"):
+            alike = dict.fromkeys((own, *self._spellings.get(own, ())))
+        return Ban(first, tuple(alike)[:MOST_SPELLINGS], True)
 
     def render(self, chat: Chat) -> Rendered:
         """The text of `chat`, which `tokenize` and `encode` take as a prompt.
@@ -432,9 +428,7 @@ class Engine(ABC):
         return found
 
     def completions(
-        self,
-        written: Sequence[tuple[Sequence[int], FinishReason]],
-        samplings: Sequence[Sampling],
+        self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
         """Completions from token ids, without one that ended the text.
 
@@ -444,9 +438,11 @@ class Engine(ABC):
         texts = self.texts([ids for ids, _ in written])
         found = []
         for text, (ids, reason), own in zip(texts, written, samplings, strict=True):
-            completion = Completion(text, tuple(ids), reason)
-            end = own.stop_in(text)
-            found.append(completion if end is None else self._cut(completion, text[:end]))
+            if (end := own.stop_in(text)) is None:
+                found.append(Completion(text, tuple(ids), reason))
+            else:
+                count = self.fewest(ids, methodcaller("startswith", text[:end]))
+                found.append(Completion(text[:end], tuple(ids[:count]), "stop"))
         return found
 
     def stopped(
@@ -581,7 +577,7 @@ class Engine(ABC):
 
     @cached_property
     def _spellings(self) -> dict[int, tuple[int, ...]]:
-        """For each token id, the ids whose texts differ from its own only in case or spaces."""
+        """For each token id, the ids whose texts differ only in case or spaces, shortest first."""
         alike: dict[str, list[int]] = {}
         vocabulary = self._vocabulary()
         for token_id, text in enumerate(vocabulary):
@@ -618,20 +614,10 @@ class Engine(ABC):
         assert reason is not None  # `write` raises otherwise
         return ids, reason, read
 
-    def _cut(self, completion: Completion, text: str) -> Completion:
-        ids = completion.token_ids
-        count = self.fewest(ids, lambda enough: enough.startswith(text))
-        return Completion(text, ids[:count], "stop")
-
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
         """Raise EngineError for an invalid piece. written: the tokens so far, with its own."""
-        ids = piece.token_ids
-        if written > request.sampling.max_new_tokens or any(
-            type(i) is not int or i < 0 for i in ids
-        ):
+        invalid = any(type(i) is not int or i < 0 for i in piece.token_ids)
+        if invalid or written > request.sampling.max_new_tokens:
             raise EngineError(f"engine {self.name}: the answer is not a completion")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
-
-    def _without(self, what: str) -> InputError:
-        return InputError(f"engine {type(self).__name__}: has no {what}")

@@ -2,6 +2,7 @@
 
 A server that fails leaves the pool, its work goes to the others, and it is tried again in the
 background until it is fit to come back. It knows HTTP, but not the content of the requests.
+`PooledEngine` is the base of engines whose model runs there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import httpx
@@ -20,8 +21,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from tide.core.errors import CompletionError, EngineError, InputError
-from tide.core.http import MIB, Client, Reply, ServerFailed, base_url
+from tide.core.http import MIB, Client, Reply, ServerFailed, base_url, read_key
 from tide.core.sanitize import logger
+from tide.engines.base import Engine
 
 _log = logger(__name__)
 _T = TypeVar("_T")
@@ -58,15 +60,14 @@ class Endpoint:
     """One server.
 
     timeout: seconds that one request may take. key: sent as a bearer token. load: units of work
-    under way. answered: units done. refuses: it is out of the pool because it refuses all requests,
-    for good. did_well: time of its last success. check: the running check of a server in doubt.
+    under way. refuses: it is out of the pool because it refuses all requests, for good. did_well:
+    time of its last success. check: the running check of a server in doubt.
     """
 
     url: str
     timeout: float
     key: SecretStr | None
     load: int = 0
-    answered: int = 0
     available: bool = False
     rests_until: float = 0.0
     reason: str = "not tried yet"
@@ -258,7 +259,6 @@ class EndpointPool:
             raise ServerFailed(str(error)) from None
         finally:
             endpoint.load -= units
-        endpoint.answered += units
         endpoint.did_well = asyncio.get_running_loop().time()
         if endpoint.available:  # whose pause is over
             endpoint.reason = "in use"
@@ -350,3 +350,35 @@ class EndpointPool:
         else:
             endpoint.available, endpoint.refuses, endpoint.rests_until = True, False, 0.0
             endpoint.reason = "in use"
+
+
+class PooledEngine(Engine):
+    """Base of engines whose model runs on servers. Its `_admit` and `_check` are the pool's."""
+
+    in_process: ClassVar = False
+    pool: EndpointPool
+
+    def _connect(
+        self, urls: str | Sequence[str], timeout: float, deadline: float, key_env: str
+    ) -> None:
+        """Make the pool; raises EngineError if no server can be used."""
+        key = read_key(key_env)
+        self.pool = EndpointPool(urls, self._admit, self._check, timeout, deadline, api_key=key)
+        try:
+            self.portal.run(self.pool.start)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _admit(self, endpoint: Endpoint) -> None:
+        raise NotImplementedError
+
+    async def _check(self, endpoint: Endpoint) -> None:
+        raise NotImplementedError
+
+    @property
+    def available(self) -> bool:
+        return not self.closed and self.pool.available
+
+    async def _free(self) -> None:
+        await self.pool.close()

@@ -250,7 +250,7 @@ def test_the_other_server_does_the_work(
     servers[0].misbehave = lambda body: FAILURES[failure]
     assert completions_of(engine, 2) == completions_of(local, 2)
     assert servers[0].requests
-    assert [endpoint.answered for endpoint in engine.pool.endpoints] == [0, 2]
+    assert [endpoint.did_well > 0 for endpoint in engine.pool.endpoints] == [False, True]
 
 
 def test_a_server_that_hangs_counts_as_failed(
@@ -277,7 +277,7 @@ def test_a_server_leaves_and_returns(
     servers[0].start()
     wait_until(lambda: first.available)
     assert completions_of(engine, 20) == completions_of(local, 20)
-    assert first.answered == 10
+    assert first.did_well > 0
 
 
 def test_a_server_with_less_context_does_not_return(

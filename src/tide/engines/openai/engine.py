@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.concurrency import items_of
 from tide.core.errors import CompletionError, InputError, guarded
-from tide.core.http import Seconds, read_key
+from tide.core.http import Seconds
 from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.base import FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import (
     BannedWords,
@@ -36,7 +36,7 @@ from tide.engines.openai.words import (
     word_of,
     words_of,
 )
-from tide.engines.pool import Endpoint, EndpointPool
+from tide.engines.pool import Endpoint, PooledEngine
 from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
 
@@ -45,7 +45,7 @@ _log = logger(__name__)
 _MAX_BATCH = 64
 
 
-class OpenAIEngine(Engine):
+class OpenAIEngine(PooledEngine):
     """Servers at `base_urls`, which all serve `model` over OpenAI's completions API, streamed.
 
     model: the name by which the servers have it; with one that serves a single model, any.
@@ -61,7 +61,6 @@ class OpenAIEngine(Engine):
     InputError for options that cannot be used, and EngineError if no server can be.
     """
 
-    in_process: ClassVar = False
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts"})
     dtype: Any = None  # the server's own
 
@@ -90,14 +89,7 @@ class OpenAIEngine(Engine):
                 read = read_tokenizer(source_of(tokenizer))
                 self._named = ask_tokenizer(str(tokenizer), read)
         self._found: dict[str, Capabilities] = {}  # by address
-        self.pool = EndpointPool(
-            base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
-        )
-        try:
-            self.portal.run(self.pool.start)
-        except BaseException:
-            self.close()
-            raise
+        self._connect(base_urls, timeout, deadline, api_key_env)
         self.name = next(iter(self._found.values())).model
 
     # Text and words.
@@ -182,10 +174,6 @@ class OpenAIEngine(Engine):
     # Servers.
 
     @property
-    def available(self) -> bool:
-        return not self.closed and self.pool.available
-
-    @property
     def capability_notes(self) -> str:
         """The findings on one line."""
         (first, *_) = self._found.values()
@@ -194,9 +182,6 @@ class OpenAIEngine(Engine):
             banned = f"logit_bias ({first.banned.name})"
         goes_on = "go on in blocks" if first.continued is not None else "are one block"
         return f"serves {first.model}; words are banned by {banned}; answers to chats {goes_on}"
-
-    async def _free(self) -> None:
-        await self.pool.close()
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used."""

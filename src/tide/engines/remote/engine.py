@@ -15,27 +15,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tide.core.concurrency import gather, items_of
 from tide.core.errors import EngineError, guarded
-from tide.core.http import MIB, Seconds, ServerFailed, read_key
+from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
-from tide.engines.base import (
-    Dtype,
-    Likelihood,
-    MaxBatch,
-    Piece,
-    Request,
-    TokenPair,
-)
+from tide.engines.base import Dtype, Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.pool import Endpoint, EndpointPool, EndpointRefused
+from tide.engines.pool import Endpoint, EndpointRefused, PooledEngine
 from tide.engines.remote.protocol import (
     NEUTRAL,
     OLDEST,
@@ -58,13 +51,14 @@ from tide.plugins.options import checked
 
 _log = logger(__name__)
 _T = TypeVar("_T")
+_Asked = TypeVar("_Asked")
 
 _MAX_BATCH = 256
 # Sequences in one request: some MB at most, all repeated if the server fails.
 _REQUEST_SIZE = 64
 
 
-class RemoteEngine(EmbeddingEngine):
+class RemoteEngine(PooledEngine, EmbeddingEngine):
     """vLLM servers at `base_urls`, which all serve `model`.
 
     model: the folder or hub id that the servers run, for its tokenizer and embeddings, or "pocket".
@@ -83,8 +77,6 @@ class RemoteEngine(EmbeddingEngine):
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
     write the same from embeddings as from their token ids.
     """
-
-    in_process: ClassVar = False
 
     @checked
     def __init__(
@@ -114,14 +106,7 @@ class RemoteEngine(EmbeddingEngine):
         self._waiting: list[tuple[Request, asyncio.Future[Piece]]] = []
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
-        self.pool = EndpointPool(
-            base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
-        )
-        try:
-            self.portal.run(self.pool.start)
-        except BaseException:
-            self.close()
-            raise
+        self._connect(base_urls, timeout, deadline, api_key_env)
         usable = [endpoint.url for endpoint in self.pool.endpoints if endpoint.available]
         # One less than the servers take: to read the last token of a likelihood they write another.
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
@@ -199,9 +184,7 @@ class RemoteEngine(EmbeddingEngine):
             future.add_done_callback(left)
         body = sampling_fields(requests[0]) | self._prompts([one.prompt for one in requests])
         try:
-            found = await self._choices(
-                body, len(asked), lambda i, choice: self._piece(choice, requests[i])
-            )
+            found = await self._choices(body, requests, self._piece)
         except Exception as error:
             for future in futures:
                 if not future.done():
@@ -217,12 +200,8 @@ class RemoteEngine(EmbeddingEngine):
         async def some(rows: Sequence[TokenPair]) -> list[Likelihood]:
             whole = [[*prompt, *completion] for prompt, completion in rows]
             body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "prompt": whole}
-
-            def read(number: int, choice: Choice) -> Likelihood:
-                mean = mean_log_prob(choice, rows[number][1])
-                return Likelihood(mean, len(whole[number]))
-
-            return await self._choices(body, len(rows), read)
+            means = await self._choices(body, [row[1] for row in rows], mean_log_prob)
+            return [Likelihood(*one) for one in zip(means, map(len, whole), strict=True)]
 
         parts = await gather(map(some, self._split(pairs)))
         return [one for part in parts for one in part]
@@ -244,13 +223,6 @@ class RemoteEngine(EmbeddingEngine):
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")
 
-    @property
-    def available(self) -> bool:
-        return not self.closed and self.pool.available
-
-    async def _free(self) -> None:
-        await self.pool.close()
-
     def _split(self, rows: Sequence[_T]) -> list[Sequence[_T]]:
         """`rows` in parts that spread over the servers."""
         servers = sum(endpoint.available for endpoint in self.pool.endpoints)
@@ -258,18 +230,17 @@ class RemoteEngine(EmbeddingEngine):
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     async def _choices(
-        self, body: dict[str, Any], count: int, read: Callable[[int, Choice], _T]
+        self, body: dict[str, Any], asked: Sequence[_Asked], read: Callable[[Choice, _Asked], _T]
     ) -> list[_T]:
-        """The results of `read` for the number and choice of each prompt of a request.
+        """The results of `read` for each choice of an answer, and what was asked for.
 
         If `read` raises ServerFailed, the server has failed.
         """
 
         async def work(endpoint: Endpoint) -> list[_T]:
-            choices = await self._ask(endpoint, body, count)
-            return [read(i, choice) for i, choice in enumerate(choices)]
+            return list(map(read, await self._ask(endpoint, body, len(asked)), asked))
 
-        return await self.pool.run(count, work)
+        return await self.pool.run(len(asked), work)
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: the choices of `endpoint` for its `count` prompts."""
