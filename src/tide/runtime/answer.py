@@ -111,8 +111,7 @@ class Answer:
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
-        self._lost = 0  # times that a repair was drawn anew
-        self._draws = 0  # times that all of it was drawn anew
+        self._lost = self._draws = 0  # times that a repair, and that all of it was drawn anew
         self._parts = self._parts_given = Parts()  # of the answer that was written last
         self._given_up: set[int] = set()  # places from which searches replaced text
         self._searches = self._given_out = self._kept = 0
@@ -311,9 +310,7 @@ class Answer:
     def _policy(self, empty: bool) -> TextPolicy:
         """The policy for an answer. empty: whether all of it is nearly empty."""
         policy = self._settings.empty_policy if empty else "blank"
-        if policy == "unmodified":
-            return "one" if self._effort.trace else "zero"
-        return policy
+        return "one" if policy == "unmodified" and self._effort.trace else policy
 
     # 3. Passed text is given out.
 
@@ -549,9 +546,6 @@ class Answer:
             parts=self._parts_given if passed and not refused else Parts(),
             **self._nearest,
         )
-
-
-# Which parts of an answer are scored and given out: text, reasoning, calls of tools, a format.
 
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:

@@ -207,8 +207,7 @@ class Search:
             raise StrategyError("asked for likelihoods of nothing")
         # A completion without tokens has no likelihood; it is the last that should be chosen.
         values = dict.fromkeys(asked.evaluations, -math.inf)
-        some = [number for number in asked.evaluations if self.completions[number]]
-        if some:
+        if some := [number for number in asked.evaluations if self.completions[number]]:
             prompt, cache = self.request.prompt, self.request.prefix_cache
             assert isinstance(prompt, Sequence)
             pairs = [(prompt, self.completions[number]) for number in some]

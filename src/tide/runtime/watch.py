@@ -105,8 +105,7 @@ class Watch:
     def windows(self, after: int, place: int) -> list[str]:
         """The texts to score for a place, if the text before `after` was scored."""
         context = self.settings.block_context
-        reaches = after - context, after - _WIDER * context
-        starts = dict.fromkeys(map(self._start, reaches))
+        starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
         return ["".join(self.texts[start:place]) for start in starts]
 
     def _start(self, place: int) -> int:
