@@ -77,12 +77,6 @@ def test_code_is_not_allowed_by_another_option(options: dict[str, Any]) -> None:
         VllmEngine("pocket", **options)
 
 
-@pytest.mark.parametrize("value", [0, 10**6, "x", 1.5])
-def test_bounds_of_a_batch(value: Any) -> None:
-    with pytest.raises(InputError, match="max_batch"):
-        VllmEngine("pocket", max_batch=value)
-
-
 @pytest.mark.parametrize("size", [None, 3])
 def test_what_a_request_is_to_vllm(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
     """Tokens never drawn, seeds of what is drawn, pieces; the token that ends a text is dropped."""

@@ -126,22 +126,20 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
     assert all(isinstance(result, Result) for _, result in found)
 
 
-@pytest.mark.parametrize("prompt", [["a", "list"], ("of", "texts")])
-def test_several_texts_name_what_takes_them(prompt: Any) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        (["a", "list"], "list of texts; Detoxifier.batch and .map take several"),
+        (("of", "texts"), "tuple of texts; Detoxifier.batch and .map take several"),
+        ([{"role": "user"}], "list; detox.chat answers messages"),
+        (7, "int; detox.chat answers messages"),
+        (None, "NoneType; detox.chat answers messages"),
+        (b"bytes", "bytes; detox.chat answers messages"),
+    ],
+)
+def test_a_prompt_of_another_type_is_refused(prompt: Any, told: str) -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
-    kind = type(prompt).__name__
-    way = f"expected a text, got {kind} of texts; Detoxifier.batch and .map take several"
-    with pytest.raises(InputError, match=way):
-        detox(prompt)
-
-
-@pytest.mark.parametrize("prompt", [[{"role": "user"}], 7, None, b"bytes"])
-def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
-    (error,) = detox.check([prompt])
-    kind = type(prompt).__name__
-    assert f"expected a text, got {kind}; detox.chat answers messages" in str(error)
-    with pytest.raises(InputError, match="prompt 1: expected a text"):
+    with pytest.raises(InputError, match=f"prompt 1: expected a text, got {told}"):
         list(detox.map([PROMPTS[0], prompt]))
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.chats import CHATML, save_chat_model
-from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
-from tide.core.errors import EngineError, InputError, ScorerError, StrategyError
+from tide.core.errors import EngineError, InputError, StrategyError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
@@ -122,36 +122,6 @@ def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> 
         moved = one.displacement > 0 or one.role != "initial"
         assert isinstance(request.prompt, torch.Tensor) == moved
     assert engine.requests[0].prompt == made.request.prompt
-
-
-def test_searches_with_different_sampling_are_under_way_at_the_same_time() -> None:
-    kinds = [Sampling(temperature=t, max_new_tokens=n) for t, n in ((0.0, 5), (0.7, 20), (1.0, 9))]
-    engine = scripted_engine()
-    here, most = set[int](), 0
-
-    async def together(request: Request) -> None:
-        nonlocal most
-        here.add(request.sampling.max_new_tokens)
-        most = max(most, len(here))
-        await asyncio.sleep(0.01)
-        here.discard(request.sampling.max_new_tokens)
-
-    engine.on_write = together
-
-    def make(scoring: Scoring) -> list[Search]:
-        return [search(engine, scoring, PROMPTS[i], kind) for i, kind in enumerate(kinds)]
-
-    made, errors = outcomes(engine, ReadingScorer(), make)
-    assert errors == [None] * 3
-    assert most == 3
-    for number, one in enumerate(made):
-        alone = scripted_engine()
-
-        def again(scoring: Scoring, engine: Engine = alone, number: int = number) -> list[Search]:
-            return [search(engine, scoring, PROMPTS[number], kinds[number])]
-
-        (expected,), _ = outcomes(alone, ReadingScorer(), again)
-        assert one.effort.trace == expected.effort.trace
 
 
 def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
@@ -452,24 +422,6 @@ def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> 
     assert not left.strategy.done
     assert left.best == 0
     assert sum(map(len, scorer.batches)) == 1
-
-
-def test_a_text_that_the_scorer_cannot_take_is_the_error_of_its_search_alone() -> None:
-    engine = scripted_engine()
-    first = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[2]).best.base.text
-
-    class Picky(ReadingScorer):
-        def score(self, texts: Sequence[str]) -> Any:
-            if first in texts:
-                raise ValueError("cannot read this one")
-            return read(texts)
-
-    def make(scoring: Scoring) -> list[Search]:
-        return [search(engine, scoring, PROMPTS[i]) for i in (2, 0)]
-
-    _, (error, none) = outcomes(engine, Picky(), make)
-    assert isinstance(error, ScorerError)
-    assert none is None
 
 
 @pytest.fixture(scope="module")

@@ -268,11 +268,8 @@ class EndpointPool:
         self, endpoint: Endpoint, job: _Job, error: ServerFailed | EndpointRefused
     ) -> None:
         """Raise CompletionError if the request is to blame for a failure, and not the server."""
-        if isinstance(error, ServerFailed) and error.pause:
-            self._rest(endpoint, error)
-            return
         refused = isinstance(error, EndpointRefused)
-        if not endpoint.available:
+        if self._rests(endpoint, error) or not endpoint.available:
             return
         if endpoint.check is None:
             endpoint.check = self.begin(self._works(endpoint))
@@ -298,18 +295,20 @@ class EndpointPool:
             return 0.0
         return wait_random_exponential(multiplier=0.1, max=2.0)(state)
 
-    def _rest(self, endpoint: Endpoint, error: ServerFailed) -> None:
+    def _rests(self, endpoint: Endpoint, error: ServerFailed | EndpointRefused) -> bool:
+        """Whether a server that failed has only asked for a pause; it gets it."""
+        if isinstance(error, EndpointRefused) or not error.pause:
+            return False
         endpoint.reason = str(error)
         endpoint.rests_until = asyncio.get_running_loop().time() + error.pause
+        return True
 
     async def _works(self, endpoint: Endpoint) -> bool:
         """Whether a server answers correctly; if not, it leaves the pool."""
         try:
             await self._check(endpoint)
         except (ServerFailed, EndpointRefused) as error:
-            if isinstance(error, ServerFailed) and error.pause:
-                self._rest(endpoint, error)
-            elif endpoint.available:
+            if not self._rests(endpoint, error) and endpoint.available:
                 self._out(endpoint, error)
                 self._leave(endpoint)
             return False

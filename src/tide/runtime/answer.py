@@ -242,10 +242,9 @@ class Answer:
     def _stopped(self) -> FinishReason | None:
         """Cut the answer before a stop string."""
         end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
-        if end is None:
-            return None
-        self._watch.cut(end)
-        return "stop"
+        if end is not None:
+            self._watch.cut(end)
+        return None if end is None else "stop"
 
     async def _draw(self) -> bool:
         """Draw the whole answer until it passes. It is never edited."""

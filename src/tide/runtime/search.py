@@ -97,10 +97,8 @@ class Search:
         try:
             while not self._of_strategy("done"):
                 asked = self._of_strategy("ask")
-                if isinstance(asked, LikelihoodRequest):
-                    values = await self._likelihoods(asked)
-                else:
-                    values = await self._evaluate(asked)
+                is_scored = not isinstance(asked, LikelihoodRequest)
+                values = await (self._evaluate(asked) if is_scored else self._likelihoods(asked))
                 self._of_strategy("tell", values)
         finally:
             if self.completions:
