@@ -116,8 +116,7 @@ class Answer:
         self._given_up: set[int] = set()  # places from which searches replaced text
         self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
-        self._at_end = False  # whether the model has ended the text
-        self._base_partial = False
+        self._at_end = self._base_partial = False  # whether the model has ended the text; see Trial
 
     async def run(self) -> Trial:
         """Raises DeadlineError if nothing was scored in time, UnresolvedError if so set."""
@@ -125,7 +124,6 @@ class Answer:
         with anyio.move_on_after(seconds) as scope:
             passed = await self._write()
         if scope.cancelled_caught:
-            # It ends with the passed text.
             passed = self._cut_off()
             if not passed and not self._effort.trace:
                 raise DeadlineError(f"no text was scored within {seconds:g} s")
@@ -183,10 +181,7 @@ class Answer:
         return failure
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
-        """Add the model's pieces; at its end yields why the answer has ended.
-
-        The answer is cut before a stop string.
-        """
+        """Add the model's pieces, up to a stop string; at the end yields why the answer ended."""
         watch, effort, written = self._watch, self._effort, tuple(self._watch.ids)
         settled = len(written)  # tokens whose texts do not change
         ended: FinishReason | None = None
@@ -228,8 +223,6 @@ class Answer:
         """
         new = self._watch.texts[self._kept :]
         half = self._kept + before_half(new)
-        if half == len(self._watch.texts):
-            return False
         if HALF not in "".join(new).rstrip(HALF):
             if ended:
                 del self._watch.texts[half:], self._watch.ids[half:]
@@ -273,8 +266,7 @@ class Answer:
 
     async def _judge_whole(self, text: str, parts: Parts) -> Score:
         """The worst score of all that a whole answer says; 1 if it cannot be read."""
-        chat = self._task.chat
-        has_format = chat is not None and "response_format" in chat.asked
+        has_format = "response_format" in (self._task.chat.asked if self._task.chat else ())
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
@@ -370,8 +362,7 @@ class Answer:
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
         """Where the word that is to blame begins and ends. The text before it has passed."""
-        watch, words = self._watch, failure.words
-        start = watch.passed
+        watch, words, start = self._watch, failure.words, self._watch.passed
         if len(words) > 1:
             watch.rewind(words[-1])
             windows = [watch.windows(start, place) for place in words[:-1]]
@@ -421,10 +412,8 @@ class Answer:
         whole = not watch.ids and most is None and not self._effort.trace
         seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
         self._searches += 1
-        iterations = settings.max_iterations
-        iterations = iterations if is_last else min(iterations, _ITERATIONS)
-        update = {**sampling.model_dump(), "max_iterations": iterations}
-        own = settings.model_copy(update=update)
+        limit = settings.max_iterations if is_last else min(settings.max_iterations, _ITERATIONS)
+        own = settings.model_copy(update={**sampling.model_dump(), "max_iterations": limit})
         problem, request = start_of(task.prompt, own, seed, self._engine, tuple(watch.ids))
         request = replace(request, banned_token_ids=self._banned, priority=task.priority)
         before, to_sentence = len(self._effort.trace), sampling.max_new_tokens < left
@@ -446,10 +435,9 @@ class Answer:
         watch.keep(ids[: len(texts)], texts, Score(found.toxicity, found.empty, found.attributes))
         self._found.append(found)
         self._chosen = before + best
-        if most is None or found.finish_reason == "stop" or not ids:
+        full = len(watch.ids) >= settings.max_new_tokens
+        if most is None or full or not ids or found.finish_reason == "stop":
             self._ended = found.finish_reason
-        elif len(watch.ids) >= settings.max_new_tokens:
-            self._ended = "length"
         self._give_out()
         return True
 
@@ -493,10 +481,9 @@ class Answer:
 
     def _cut_off(self) -> bool:
         """End the answer after the passed text; True if there is any."""
-        watch = self._watch
-        if watch.passed == 0:
+        if self._watch.passed == 0:
             return self._chosen_passes
-        watch.rewind(watch.passed)
+        self._watch.rewind(self._watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
         return True
@@ -504,11 +491,9 @@ class Answer:
     def _trial(self, passed: bool) -> Trial:
         """Raises UnresolvedError if nothing passed and `on_unresolved` is "raise"."""
         task, settings, effort, watch = self._task, self._settings, self._effort, self._watch
-        trace = effort.trace
+        trace, limit = effort.trace, settings.toxicity_threshold
         if not passed and settings.on_unresolved == "raise":
-            raise UnresolvedError(
-                f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
-            )
+            raise UnresolvedError(f"no text below {limit} in {effort.iterations} iterations")
         if passed and (self._chosen is None or self._in_blocks):
             worst = watch.worst()
             if self._chosen is None:
@@ -521,8 +506,7 @@ class Answer:
         elif self._chosen is None:
             self._chosen = min(range(len(trace)), key=lambda number: trace[number].toxicity)
         empty, shown = trace[self._chosen].empty, task.on_text is not None
-        # No scorer said anything of an empty text; the published policy accepts it, a stream does
-        # not.
+        # No scorer has judged an empty text: the published policy accepts it, a stream does not.
         unscored = empty and (shown or settings.empty_policy == "unmodified")
         refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
         shown_tokens = self._given_out if refused else 0
@@ -548,10 +532,7 @@ class Answer:
 
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
-    """The texts of an answer; the worst one decides.
-
-    Raises Unread if arguments of calls, or a text of a declared format, are not JSON.
-    """
+    """The texts of an answer; the worst decides. Raises Unread if calls or a format are no JSON."""
     found = [text]
     if settings.reasoning == "scored":
         found.append(parts.reasoning)
@@ -570,12 +551,9 @@ def _read(text: str) -> list[str]:
 
 
 def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
-    """The parts of a passed answer that are given out.
-
-    A server's ids of calls are unscored texts: others replace them.
-    """
+    """The parts of a passed answer that are given out; other ids replace those of a server."""
     calls = [
-        # Mistral's models take ids of nine letters and digits alone.
+        # A server's are unscored texts. Mistral's models take nine letters and digits alone.
         call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
         for number, call in enumerate(parts.tool_calls)
     ]

@@ -98,8 +98,8 @@ class Search:
             while not self._of_strategy("done"):
                 asked = self._of_strategy("ask")
                 is_scored = not isinstance(asked, LikelihoodRequest)
-                values = await (self._evaluate(asked) if is_scored else self._likelihoods(asked))
-                self._of_strategy("tell", values)
+                answer = self._evaluate(asked) if is_scored else self._likelihoods(asked)
+                self._of_strategy("tell", await answer)
         finally:
             if self.completions:
                 self.effort.iterations += self._of_strategy("iterations") - 1
@@ -129,7 +129,6 @@ class Search:
         return {"changed_tokens": changed, "decoded_prompt": says}
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
-        """Complete the candidates and score the completions."""
         self._last = asked
         # The unmodified prompt is sent as tokens, which engines read faster and cache.
         requests = [
@@ -200,7 +199,6 @@ class Search:
         return Completion("".join(texts[:kept]), completion.token_ids[:kept], "length")
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
-        """The likelihood of completions after the unmodified prompt."""
         if not self.completions:
             raise StrategyError("asked for likelihoods of nothing")
         # A completion without tokens has no likelihood; it is the last that should be chosen.

@@ -110,10 +110,9 @@ class Watch:
 
     def _start(self, place: int) -> int:
         """The beginning of the word at a place."""
-        place = max(0, place)
         while 0 < place < len(self.texts) and not begins_word(self.texts[place]):
             place -= 1
-        return place
+        return max(0, place)
 
     def decides(self, place: int, *, ended: bool) -> bool:
         """Whether the scorer is asked at the next place, to which its screen objects.
