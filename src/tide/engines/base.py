@@ -347,17 +347,12 @@ class Engine(ABC):
             return
         again = 0  # tokens of the prompt that were written here
         if request.banned_first_ids:
-            banned = dict.fromkeys(request.banned_token_ids + request.banned_first_ids)
-            least = min(1, request.sampling.min_new_tokens)
-            update = {"max_new_tokens": 1, "min_new_tokens": least}
-            first = replace(
-                request,
-                sampling=request.sampling.model_copy(update=update),
-                banned_token_ids=tuple(banned),
-                banned_first_ids=(),
-            )
+            given, banned = request.sampling, request.banned_token_ids + request.banned_first_ids
+            update = {"max_new_tokens": 1, "min_new_tokens": min(1, given.min_new_tokens)}
+            one = given.model_copy(update=update)
+            first = replace(request, sampling=one, banned_token_ids=banned, banned_first_ids=())
             ids, ended, read = await self._whole(first)
-            over = ended == "stop" or len(ids) == request.sampling.max_new_tokens
+            over = ended == "stop" or len(ids) == given.max_new_tokens
             yield Piece(tuple(ids), ended if over else None, read)
             if over:
                 return
@@ -383,8 +378,7 @@ class Engine(ABC):
         found = await gather(map(self._whole, requests))
         written = [(ids, reason) for ids, reason, _ in found]
         made = self.completions(written, [request.sampling for request in requests])
-        reads = (read for _, _, read in found)
-        return [replace(one, read_tokens=read) for one, read in zip(made, reads, strict=True)]
+        return [replace(one, read_tokens=row[2]) for one, row in zip(made, found, strict=True)]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
         """The request that continues `request` after these tokens, at least one."""
@@ -395,17 +389,11 @@ class Engine(ABC):
             import torch  # noqa: PLC0415  (slow import)
 
             more = torch.cat([prompt, self.embed_tokens(token_ids).to(prompt.dtype)])
-        update = {
-            "max_new_tokens": sampling.max_new_tokens - len(token_ids),
-            "min_new_tokens": max(0, sampling.min_new_tokens - len(token_ids)),
-        }
-        return replace(
-            request,
-            prompt=more,
-            sampling=sampling.model_copy(update=update),
-            seed=derive_seed(request.seed, len(token_ids)),
-            banned_first_ids=(),
-        )
+        left = sampling.max_new_tokens - len(token_ids)
+        least = max(0, sampling.min_new_tokens - len(token_ids))
+        own = sampling.model_copy(update={"max_new_tokens": left, "min_new_tokens": least})
+        seed = derive_seed(request.seed, len(token_ids))
+        return replace(request, prompt=more, sampling=own, seed=seed, banned_first_ids=())
 
     async def log_likelihoods(
         self, pairs: Sequence[TokenPair], *, prefix_cache: object = None

@@ -237,11 +237,7 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     folder: the final place, for the log and the check of disk space.
     """
     gguf: Any = require("gguf", "gguf")
-    from transformers import (  # noqa: PLC0415  (slow import)
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-    )
+    import transformers  # noqa: PLC0415  (slow import)
 
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
@@ -256,10 +252,10 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
     quiet_transformers()
     source: dict[str, Any] = {"gguf_file": file.name}
-    config = AutoConfig.from_pretrained(file.parent, **source)
+    config = transformers.AutoConfig.from_pretrained(file.parent, **source)
     check_fields(json.loads(config.to_json_string()))
-    check_size(AutoModelForCausalLM, config, file.stat().st_size, {})
-    model, found = AutoModelForCausalLM.from_pretrained(
+    check_size(transformers.AutoModelForCausalLM, config, file.stat().st_size, {})
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # they are refused below, by name
@@ -271,4 +267,4 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(made)
-    AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(made)
+    transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(made)

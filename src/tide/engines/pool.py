@@ -176,19 +176,14 @@ class EndpointPool:
         *,
         api_key: SecretStr | None = None,
     ) -> None:
-        self.endpoints = [
-            # With or without the `/v1` that API clients are given.
-            Endpoint(
-                base_url(url, "base_urls").removesuffix("/v1").rstrip("/"),
-                min(timeout, deadline),
-                api_key,
-            )
-            for url in ([urls] if isinstance(urls, str) else urls)
-        ]
-        if not self.endpoints:
+        bases = [base_url(url, "base_urls") for url in ([urls] if isinstance(urls, str) else urls)]
+        # With or without the `/v1` that API clients are given.
+        bases = [base.removesuffix("/v1").rstrip("/") for base in bases]
+        if not bases:
             raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
-        if len({endpoint.url for endpoint in self.endpoints}) < len(self.endpoints):
+        if len(set(bases)) < len(bases):
             raise InputError("base_urls: the same server twice")
+        self.endpoints = [Endpoint(base, min(timeout, deadline), api_key) for base in bases]
         self._admit, self._check = admit, check
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deadline = deadline

@@ -131,9 +131,8 @@ class Sampler:
         needed where there is one. banned: of each, ids that are not to be drawn.
         """
         before = len(self._rows)
-        for i, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True)):
-            out = tuple(banned[i]) if banned else ()
-            self._rows.append(_Sequence(sampling, NoiseKeys(seed), out))
+        for own, seed, out in zip(samplings, seeds, banned or [()] * len(seeds), strict=True):
+            self._rows.append(_Sequence(own, NoiseKeys(seed), tuple(out)))
         if any(row.sampling.repetition_penalty != 1 for row in self._rows):
             rows = [[0]] * before if self._seen is None else self._seen.tolist()
             rows += [list(prompt) or [0] for prompt in prompts] or [[0]] * len(samplings)

@@ -24,18 +24,9 @@ from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.engines.base import FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.openai import words as tokens
 from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
-from tide.engines.openai.words import (
-    BannedWords,
-    ChatText,
-    Words,
-    ask_tokenizer,
-    id_of,
-    same_word,
-    text_of,
-    word_of,
-    words_of,
-)
+from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
 from tide.engines.pool import Endpoint, PooledEngine
 from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
@@ -80,14 +71,14 @@ class OpenAIEngine(PooledEngine):
         self.dim, self.context_length = 0, None
         self.max_batch = max_batch or _MAX_BATCH
         self._capacity = asyncio.Semaphore(self.max_batch)
-        self._named: BannedWords | None = None
+        self._named: tokens.BannedWords | None = None
         if tokenizer is not None:
             read_tokenizer = require("transformers", "local").AutoTokenizer.from_pretrained
             from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
 
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
                 read = read_tokenizer(source_of(tokenizer))
-                self._named = ask_tokenizer(str(tokenizer), read)
+                self._named = tokens.ask_tokenizer(str(tokenizer), read)
         self._found: dict[str, Capabilities] = {}  # by address
         self._connect(base_urls, timeout, deadline, api_key_env)
         self.name = next(iter(self._found.values())).model

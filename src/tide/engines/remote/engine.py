@@ -29,24 +29,8 @@ from tide.engines.base import Dtype, Likelihood, MaxBatch, Piece, Request, Token
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.pool import Endpoint, EndpointRefused, PooledEngine
-from tide.engines.remote.protocol import (
-    NEUTRAL,
-    OLDEST,
-    PROBES,
-    Choice,
-    CompletionResponse,
-    Event,
-    FirstToken,
-    ServedModel,
-    ServedModels,
-    ServerVersion,
-    difference,
-    encode,
-    is_older,
-    mean_log_prob,
-    sampling_fields,
-    without_end,
-)
+from tide.engines.remote import protocol
+from tide.engines.remote.protocol import Choice, FirstToken, ServedModel, sampling_fields
 from tide.plugins.options import checked
 
 _log = logger(__name__)
@@ -141,7 +125,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         body |= {"stream": True, "stream_interval": request.piece_tokens}
         full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
-        events = endpoint.stream("/v1/completions", Event, full, limit=limit)
+        events = endpoint.stream("/v1/completions", protocol.Event, full, limit=limit)
         count = 0
         async with aclosing(events):
             async for event in events:
@@ -149,7 +133,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
                     ids = tuple(part.token_ids or ())
                     count += len(ids)
                     self._check_ids(ids, count, request.sampling.max_new_tokens)
-                    piece = Piece(*without_end(ids, part.finish_reason, part.stop_reason))
+                    piece = Piece(*protocol.without_end(ids, part.finish_reason, part.stop_reason))
                     yield piece
                     if piece.finish_reason is not None:
                         return
@@ -200,19 +184,23 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         async def some(rows: Sequence[TokenPair]) -> list[Likelihood]:
             whole = [[*prompt, *completion] for prompt, completion in rows]
             body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "prompt": whole}
-            means = await self._choices(body, [row[1] for row in rows], mean_log_prob)
+            means = await self._choices(body, [row[1] for row in rows], protocol.mean_log_prob)
             return [Likelihood(*one) for one in zip(means, map(len, whole), strict=True)]
 
         parts = await gather(map(some, self._split(pairs)))
         return [one for part in parts for one in part]
 
     def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-        return NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        return (
+            protocol.NEUTRAL
+            | body
+            | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        )
 
     def _prompts(self, prompts: Sequence[Sequence[int] | Tensor]) -> dict[str, Any]:
         """The field for prompts of which all are ids, or none is."""
         ids = [list(prompt) for prompt in prompts if isinstance(prompt, Sequence)]
-        rows = [encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
+        rows = [protocol.encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
         return {"prompt": ids} if ids else {"prompt_embeds": rows}
 
     def _verify(self) -> None:
@@ -248,7 +236,9 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
         full = self._full(endpoint, body)
-        answer = await endpoint.request("/v1/completions", CompletionResponse, full, limit=limit)
+        answer = await endpoint.request(
+            "/v1/completions", protocol.CompletionResponse, full, limit=limit
+        )
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
             raise ServerFailed(f"answered {len(choices)} completions to {count} prompts")
@@ -264,7 +254,9 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
             raise ServerFailed(f"wrote a token outside the vocabulary of {known}")
 
     def _piece(self, choice: Choice, request: Request) -> Piece:
-        ids, reason = without_end(tuple(choice.token_ids), choice.finish_reason, choice.stop_reason)
+        ids, reason = protocol.without_end(
+            tuple(choice.token_ids), choice.finish_reason, choice.stop_reason
+        )
         assert reason is not None
         try:
             self.completions([(ids, reason)], [request.sampling])
@@ -274,13 +266,13 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Check a server before it is used: its version, its model and its output."""
-        version = (await endpoint.request("/version", ServerVersion)).version
-        if is_older(version):
+        version = (await endpoint.request("/version", protocol.ServerVersion)).version
+        if protocol.is_older(version):
             raise EndpointRefused(
                 f"runs vLLM {version}, which has known security holes in loading embeddings; "
-                f"update it to {OLDEST} or later"
+                f"update it to {protocol.OLDEST} or later"
             )
-        models = (await endpoint.request("/v1/models", ServedModels)).data
+        models = (await endpoint.request("/v1/models", protocol.ServedModels)).data
         ours = (self.name, self._source)
         model = next((m for m in models if m.id in ours or m.root in ours), models[0])
         if self.context_length is not None and model.max_model_len <= self.context_length:
@@ -289,7 +281,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
                 f"{self.context_length + 1}"
             )
         self._served[endpoint.url] = model
-        problem = await difference(self, partial(self._first_tokens, endpoint))
+        problem = await protocol.difference(self, partial(self._first_tokens, endpoint))
         self._differences.pop(endpoint.url, None)
         if problem is not None:
             self._differences[endpoint.url] = problem
@@ -297,7 +289,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
     async def _check(self, endpoint: Endpoint) -> None:
         """Let a server write a token after embeddings, its most frequent task."""
-        await self._first_tokens(endpoint, self.embed(PROBES[:1]))
+        await self._first_tokens(endpoint, self.embed(protocol.PROBES[:1]))
 
     async def _first_tokens(self, endpoint: Endpoint, prompts: Sequence[Any]) -> list[FirstToken]:
         body = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0, **self._prompts(prompts)}
