@@ -470,9 +470,8 @@ class Engine(ABC):
             if not prompt:
                 raise CompletionError("a prompt without a token")
         elif prompt.ndim != 2 or prompt.shape[0] == 0 or prompt.shape[1] != self.dim:
-            raise CompletionError(
-                f"embeddings: shape {tuple(prompt.shape)}, expected (tokens >= 1, {self.dim})"
-            )
+            expected = f"expected (tokens >= 1, {self.dim})"
+            raise CompletionError(f"embeddings: shape {tuple(prompt.shape)}, {expected}")
         elif not prompt.is_floating_point():
             raise CompletionError(f"embeddings: dtype {prompt.dtype}, expected a float type")
         # The minimum and maximum of NaN are NaN. Checking each number takes ten times as long.

@@ -144,10 +144,7 @@ def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
 
 @dataclass
 class _Job:
-    """State of one piece of work.
-
-    causes: by address, why a server did not do it. checks: of each server that failed at it.
-    """
+    """One piece of work. causes: why servers failed at it, by address. checks: of those servers."""
 
     began: float
     causes: dict[str, str] = field(default_factory=dict)
