@@ -14,7 +14,6 @@ from tests.runtime.world import PROMPT, WORDS, Reader, Storyteller, never
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
     DeadlineError,
-    EngineError,
     InputError,
     ScorerBrokenError,
     ScorerError,
@@ -172,17 +171,6 @@ def test_deadlines_of_prompts() -> None:
     assert detox(PROMPTS[0], deadline=3600.0) == whole
 
 
-def test_unresolved_prompts_fail_alone() -> None:
-    detox = Detoxifier(
-        scripted_engine(), scorer=ReadingScorer(), on_unresolved="raise", num_trials=2,
-        toxicity_threshold=0.3, max_iterations=2, num_samples=2, strategy="tide",
-    )  # fmt: skip
-    found = dict(outcomes(detox, PROMPTS))
-    assert set(found) == set(range(len(PROMPTS)))
-    kinds = {type(result) for result in found.values()}
-    assert len(kinds) == 2
-
-
 @pytest.mark.parametrize(
     "error", [ScorerUnavailableError("down"), ScorerRefusedError("no key"), ScorerError("broken")]
 )
@@ -193,17 +181,6 @@ def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
     detox = Detoxifier(scripted_engine(), scorer=CallableScorer(scorer))
     with pytest.raises(type(error)):
         list(outcomes(detox, PROMPTS))
-
-
-def test_a_failing_engine_stops_everything() -> None:
-    engine = scripted_engine()
-
-    def fail(request: Request) -> None:
-        raise EngineError("out of memory")
-
-    engine.on_write = fail
-    with pytest.raises(EngineError, match="out of memory"):
-        list(Detoxifier(engine, scorer=ReadingScorer()).map(PROMPTS))
 
 
 def test_a_late_search_ends_with_the_best_it_has() -> None:

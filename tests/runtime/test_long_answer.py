@@ -242,17 +242,6 @@ def test_what_fails_of_an_engine_is_its_error_or_that_of_the_text(
         detox(PROMPT)
 
 
-@pytest.mark.parametrize("later", [0, 3 * WORDS])
-def test_an_engine_that_fails_while_it_writes_is_an_engine_error(later: int) -> None:
-    class Failing(Storyteller):
-        async def _pause(self, request: Request, written: int) -> None:
-            if written >= later:
-                raise RuntimeError("out of memory")
-
-    with pytest.raises(EngineError, match="out of memory"):
-        Detoxifier(Failing(never), scorer=Reader(), **SETTINGS)(PROMPT)
-
-
 def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError("one divided by zero")
