@@ -47,9 +47,8 @@ def source_of(model: str | Path) -> str:
     if model in PACKAGES:
         return str(packaged(str(model)))
     if (bundled := pocket.FOLDERS.get(str(model))) is not None and not bundled.is_dir():
-        raise MissingDependencyError(
-            f"model {model} is not installed; in a checkout of TIDE: pip install ./models"
-        )
+        way = "in a checkout of TIDE: pip install ./models"
+        raise MissingDependencyError(f"model {model} is not installed; {way}")
     source = os.path.expanduser(pocket.FOLDERS.get(str(model), model))
     is_path = source.startswith(("./", "../", "~")) or source.endswith("/") or source.count("/") > 1
     if (is_path or os.path.isabs(source)) and not Path(source).exists():
@@ -108,11 +107,9 @@ def read_vocabulary(
         layer = model.get_input_embeddings()
         name = next(n for n, p in model.named_parameters() if p is layer.weight)
         weight = _read_tensor(source, name, f"{model.base_model_prefix}.", revision)
-        if weight.shape != layer.weight.shape:
-            raise ValueError(
-                f"they have the shape {tuple(weight.shape)}, its config says "
-                f"{tuple(layer.weight.shape)}"
-            )
+        shape, expected = tuple(weight.shape), tuple(layer.weight.shape)
+        if shape != expected:
+            raise ValueError(f"they have the shape {shape}, its config says {expected}")
         for buffer_name, buffer in layer.named_buffers():
             setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
         # Sets the buffers (Gemma's scale); the weight is still without data.

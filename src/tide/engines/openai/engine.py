@@ -168,9 +168,8 @@ class OpenAIEngine(PooledEngine):
     def capability_notes(self) -> str:
         """The findings on one line."""
         (first, *_) = self._found.values()
-        banned = "drawing again where they come"
-        if first.banned:
-            banned = f"logit_bias ({first.banned.name})"
+        again = "drawing again where they come"
+        banned = f"logit_bias ({first.banned.name})" if first.banned else again
         goes_on = "go on in blocks" if first.continued is not None else "are one block"
         return f"serves {first.model}; words are banned by {banned}; answers to chats {goes_on}"
 

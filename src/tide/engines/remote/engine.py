@@ -142,15 +142,14 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
     def _send(self) -> None:
         """Let servers complete the requests that wait."""
         alike: dict[Any, list[tuple[Request, asyncio.Future[Piece]]]] = {}
-        for one, future in self._waiting:
-            if future.done():
-                continue
+        waiting, self._waiting = self._waiting, []
+        for one, future in waiting:
             # A server's request has one value for each setting; greedy ones need no seed.
             seed = one.seed if one.sampling.temperature > 0 else None
             of_ids = isinstance(one.prompt, Sequence)
             key = one.sampling, seed, one.banned_token_ids, one.priority, of_ids
-            alike.setdefault(key, []).append((one, future))
-        self._waiting = []
+            if not future.done():
+                alike.setdefault(key, []).append((one, future))
         for rows in alike.values():
             for some in self._split(rows):
                 self.pool.begin(self._complete(some))
