@@ -143,6 +143,21 @@ def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
     assert made.effort.generated_tokens == 18 * len(made.effort.trace)
 
 
+def test_a_stop_string_that_begins_in_kept_text_ends_the_answer_there() -> None:
+    engine = ScriptedEngine(lambda x, seed: "D of it")
+
+    def make(scoring: Scoring) -> list[Search]:
+        made = search(engine, scoring, PROMPTS[0], Sampling(stop=("END",)))
+        made.watch.keep([0], ["it is the EN"], Score(0.0, False, {}))
+        return [made]
+
+    (made,), errors = outcomes(engine, ReadingScorer(), make)
+    assert errors == [None]
+    assert {(one.text, one.finish_reason) for one in made.effort.trace} == {
+        ("it is the EN", "stop")
+    }
+
+
 def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:
     """`unmodified`: 0 for the prompt itself, 1 for what was moved."""
     engine = ScriptedEngine(lambda x, seed: "")
