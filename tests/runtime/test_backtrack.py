@@ -191,7 +191,7 @@ def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
 def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 80, "block_tokens": 16, "min_new_tokens": 80}
+    settings: dict[str, Any] = {"max_new_tokens": 40, "block_tokens": 16, "min_new_tokens": 40}
     settings["strategy"] = "backtrack"
 
     def word_of(refused: list[str], after: int) -> str:
@@ -216,7 +216,7 @@ def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
 
 def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
-    prompts = [PROMPT, "My neighbour told me that", "On the way home we saw", "It was late and"]
+    prompts = [PROMPT, "On the way home we saw"]
 
     async def together() -> list[Any]:
         from tide.detoxifier.asynchronous import AsyncDetoxifier
