@@ -34,7 +34,6 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 # and the tests that mirror it.
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
-    "src/tide/runtime/parts.py": ["tests/runtime/test_parts.py"],
     "src/tide/core/strings.py": ["tests/core/test_strings.py", "tests/server/test_guardrail.py"],
     "src/tide/engines/openai/server.py": ["tests/engines/openai"],
     "src/tide/core/text.py": ["tests/core", "tests/runtime"],

@@ -37,7 +37,6 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "embed_tokens": ([1],),
         "decode_nearest": (x,),
         "prefix_cache": (x,),
-        "spellings": (1,),
         "ban": ([1],),
         "after": (Request(x), [1]),
         "write": (Request(x),),
@@ -168,7 +167,7 @@ def test_what_an_engine_answers_is_looked_at(
 def test_a_part_of_a_character_is_its_own_only_spelling() -> None:
     with ByteEngine() as engine:
         for token, text in enumerate(engine._vocabulary()):
-            alike = engine.spellings(token)
+            alike = engine.ban([token]).token_ids
             assert alike[0] == token
             assert len(alike) <= MOST_SPELLINGS
             assert HALF not in text or alike == (token,)
@@ -180,7 +179,7 @@ def test_of_many_spellings_the_plainest_are_banned() -> None:
     with ScriptedEngine(lambda x, seed: "") as engine:
         spaces = ["\n" * n for n in range(10, 0, -1)]
         ids = engine._ids("") + [engine._id(f"{space}.") for space in spaces] + [engine._id(".")]
-        assert engine.spellings(ids[0]) == (ids[0], *ids[:3:-1])
+        assert engine.ban(ids[:1]).token_ids == (ids[0], *ids[:3:-1])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tide.core.errors import EngineError, InputError
 from tide.core.pretrained import read_config
 from tide.engines import checkpoint
 from tide.engines.base import Piece, Request
-from tide.engines.checkpoint import advised_sampling, read_vocabulary, source_of
+from tide.engines.checkpoint import advised_sampling, read_vocabulary
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.engine import TransformersEngine
 
@@ -133,8 +133,3 @@ def test_checkpoints_that_cannot_be_used(tmp_path: Path) -> None:
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(EngineError, match="cannot read embeddings"):
         vocabulary(folder)
-
-
-def test_pocket_is_a_folder() -> None:
-    assert (Path(source_of("pocket")) / "config.json").is_file()
-    assert source_of("some/model") == "some/model"

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from benchmarks.writing import completed, likelihoods
 
-from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
@@ -31,19 +29,6 @@ def test_the_hook_is_called_with_each_request_before_it_is_written() -> None:
             assert [one.read_tokens for one in found] == [2, 3]
             for request in engine.requests[-2:]:
                 assert order.index(request) < order.index(request.seed)
-
-
-def test_what_the_hook_raises_is_the_engines_error() -> None:
-    def fail(request: Request) -> None:
-        if request.seed:
-            raise RuntimeError("out of memory")
-
-    with ScriptedEngine(lambda x, seed: "a text", on_write=fail) as engine:
-        (ids,) = engine.tokenize(["one word"])
-        assert completed(engine, [ids], SAMPLING, [0])[0].text == "a text"
-        with pytest.raises(EngineError, match="out of memory"):
-            completed(engine, [ids, ids], SAMPLING, [0, 1])
-        assert len(engine.requests) == 2
 
 
 def test_shorter_completions_are_likelier() -> None:

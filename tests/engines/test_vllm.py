@@ -66,21 +66,25 @@ def test_what_may_be_a_boolean_is_refused(text: str, upper: bool, nested: bool) 
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "told"),
     [
-        {"hf_overrides": {"trust_remote_code": True}},
-        {"speculative_config": {"model": "a/b", "more": [{"trust_remote_code": "true"}]}},
+        ({"hf_overrides": {"trust_remote_code": True}}, "is an option of its own"),
+        (
+            {"speculative_config": {"model": "a/b", "more": [{"trust_remote_code": "true"}]}},
+            "is an option of its own",
+        ),
+        ({"repetition_penalty": 1.2}, "repetition_penalty: not with prompt embeddings"),
+        (
+            {"override_generation_config": {"presence_penalty": 0.5}},
+            "presence_penalty: not with prompt embeddings",
+        ),
     ],
 )
-def test_code_is_not_allowed_by_another_option(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="trust_remote_code is an option of its own"):
+def test_code_and_penalties_are_not_allowed_by_any_option(
+    options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(InputError, match=told):
         VllmEngine("pocket", **options)
-
-
-@pytest.mark.parametrize("value", [0, 10**6, "x", 1.5])
-def test_bounds_of_a_batch(value: Any) -> None:
-    with pytest.raises(InputError, match="max_batch"):
-        VllmEngine("pocket", max_batch=value)
 
 
 @pytest.mark.parametrize("size", [None, 3])

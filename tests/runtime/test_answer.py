@@ -14,7 +14,6 @@ from tests.runtime.world import PROMPT, WORDS, Reader, Storyteller, never
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import (
     DeadlineError,
-    EngineError,
     InputError,
     ScorerBrokenError,
     ScorerError,
@@ -126,22 +125,20 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
     assert all(isinstance(result, Result) for _, result in found)
 
 
-@pytest.mark.parametrize("prompt", [["a", "list"], ("of", "texts")])
-def test_several_texts_name_what_takes_them(prompt: Any) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        (["a", "list"], "list of texts; Detoxifier.batch and .map take several"),
+        (("of", "texts"), "tuple of texts; Detoxifier.batch and .map take several"),
+        ([{"role": "user"}], "list; detox.chat answers messages"),
+        (7, "int; detox.chat answers messages"),
+        (None, "NoneType; detox.chat answers messages"),
+        (b"bytes", "bytes; detox.chat answers messages"),
+    ],
+)
+def test_a_prompt_of_another_type_is_refused(prompt: Any, told: str) -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
-    kind = type(prompt).__name__
-    way = f"expected a text, got {kind} of texts; Detoxifier.batch and .map take several"
-    with pytest.raises(InputError, match=way):
-        detox(prompt)
-
-
-@pytest.mark.parametrize("prompt", [[{"role": "user"}], 7, None, b"bytes"])
-def test_what_is_no_text_is_called_by_its_type(prompt: Any) -> None:
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
-    (error,) = detox.check([prompt])
-    kind = type(prompt).__name__
-    assert f"expected a text, got {kind}; detox.chat answers messages" in str(error)
-    with pytest.raises(InputError, match="prompt 1: expected a text"):
+    with pytest.raises(InputError, match=f"prompt 1: expected a text, got {told}"):
         list(detox.map([PROMPTS[0], prompt]))
 
 
@@ -174,17 +171,6 @@ def test_deadlines_of_prompts() -> None:
     assert detox(PROMPTS[0], deadline=3600.0) == whole
 
 
-def test_unresolved_prompts_fail_alone() -> None:
-    detox = Detoxifier(
-        scripted_engine(), scorer=ReadingScorer(), on_unresolved="raise", num_trials=2,
-        toxicity_threshold=0.3, max_iterations=2, num_samples=2, strategy="tide",
-    )  # fmt: skip
-    found = dict(outcomes(detox, PROMPTS))
-    assert set(found) == set(range(len(PROMPTS)))
-    kinds = {type(result) for result in found.values()}
-    assert len(kinds) == 2
-
-
 @pytest.mark.parametrize(
     "error", [ScorerUnavailableError("down"), ScorerRefusedError("no key"), ScorerError("broken")]
 )
@@ -195,17 +181,6 @@ def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
     detox = Detoxifier(scripted_engine(), scorer=CallableScorer(scorer))
     with pytest.raises(type(error)):
         list(outcomes(detox, PROMPTS))
-
-
-def test_a_failing_engine_stops_everything() -> None:
-    engine = scripted_engine()
-
-    def fail(request: Request) -> None:
-        raise EngineError("out of memory")
-
-    engine.on_write = fail
-    with pytest.raises(EngineError, match="out of memory"):
-        list(Detoxifier(engine, scorer=ReadingScorer()).map(PROMPTS))
 
 
 def test_a_late_search_ends_with_the_best_it_has() -> None:

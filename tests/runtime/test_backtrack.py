@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from tide.core.errors import InputError
-from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
@@ -56,13 +55,6 @@ class Refusing:
 def test_only_a_registered_search_takes_over(then: str) -> None:
     with pytest.raises(InputError, match="then"):
         resolve_settings({"strategy": f"backtrack:then=({then})"})
-
-
-def test_spellings(engine: TransformersEngine) -> None:
-    (ids,) = engine.tokenize([" weather"])
-    texts = {engine.texts([[i]])[0] for i in engine.spellings(ids[0])}
-    assert engine.texts([ids[:1]])[0] in texts
-    assert len({text.strip().casefold() for text in texts}) == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -199,7 +191,7 @@ def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
 def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 80, "block_tokens": 16, "min_new_tokens": 80}
+    settings: dict[str, Any] = {"max_new_tokens": 40, "block_tokens": 16, "min_new_tokens": 40}
     settings["strategy"] = "backtrack"
 
     def word_of(refused: list[str], after: int) -> str:
@@ -224,7 +216,7 @@ def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
 
 def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
-    prompts = [PROMPT, "My neighbour told me that", "On the way home we saw", "It was late and"]
+    prompts = [PROMPT, "On the way home we saw"]
 
     async def together() -> list[Any]:
         from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -236,10 +228,3 @@ def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
     alone = [detox(prompt) for prompt in prompts]
     for found, expected in zip(asyncio.run(together()), alone * 3, strict=True):
         assert [one.text for one in found.trace] == [one.text for one in expected.trace]
-
-
-def test_the_preset() -> None:
-    settings = resolve_settings(PRESETS["backtrack"])
-    assert settings.strategy.startswith("backtrack")
-    assert settings.toxicity_threshold == 0.1
-    assert settings.max_perplexity is None

@@ -25,7 +25,6 @@ from tide.core.errors import (
     CompletionError,
     DeadlineError,
     EngineError,
-    InputError,
     ScorerBrokenError,
     ScorerError,
     StrategyError,
@@ -33,7 +32,7 @@ from tide.core.errors import (
     UnresolvedError,
 )
 from tide.core.results import Result
-from tide.detoxifier.sync import Detoxifier, outcomes
+from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import FinishReason, Request
 from tide.search.tide import RandomWalkStrategy
 
@@ -173,15 +172,6 @@ def test_a_result_is_its_own(case: Any) -> None:
     assert [Result.model_validate_json(one.model_dump_json()) for one in alone] == alone
 
 
-def test_trials_differ_in_their_seeds_alone_and_can_be_added() -> None:
-    detox = story(third, num_trials=3, strategy="tide", num_samples=4)
-    whole = detox(PROMPT)
-    ((_, part),) = outcomes(detox, [PROMPT], trials=[2, 1])
-    assert isinstance(part, Result)
-    assert part.trials == whole.trials[1:]
-    assert len({trial.seed for trial in whole.trials}) == 3
-
-
 def test_short_answers_are_searched_as_a_whole() -> None:
     for changes in ({"max_new_tokens": 16}, {"block_tokens": 0}):
         trial = story(third, **changes)(PROMPT).best
@@ -233,21 +223,6 @@ def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
         list(story(never, Dead()).map([PROMPT, "one more prompt here"]))
 
 
-def test_a_text_that_the_scorer_cannot_take_fails_alone() -> None:
-    class Picky(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            if any("Bad2" in one for one in texts):
-                raise ValueError("cannot read this")
-            return super().score(texts)
-
-    def bad(number: int, moved: bool, words: list[str | None]) -> bool:
-        return number == 2 and "other" in words
-
-    found = dict(outcomes(story(bad, Picky()), [PROMPT, "an other tale here"]))
-    assert isinstance(found[0], Result)
-    assert isinstance(found[1], ScorerError)
-
-
 @pytest.mark.parametrize(
     ("hook", "kind"),
     [
@@ -267,17 +242,6 @@ def test_what_fails_of_an_engine_is_its_error_or_that_of_the_text(
         detox(PROMPT)
 
 
-@pytest.mark.parametrize("later", [0, 3 * WORDS])
-def test_an_engine_that_fails_while_it_writes_is_an_engine_error(later: int) -> None:
-    class Failing(Storyteller):
-        async def _pause(self, request: Request, written: int) -> None:
-            if written >= later:
-                raise RuntimeError("out of memory")
-
-    with pytest.raises(EngineError, match="out of memory"):
-        Detoxifier(Failing(never), scorer=Reader(), **SETTINGS)(PROMPT)
-
-
 def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError("one divided by zero")
@@ -285,11 +249,6 @@ def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RandomWalkStrategy, "__init__", fail)
     with pytest.raises(StrategyError, match="one divided by zero"):
         story(third)(PROMPT)
-
-
-def test_what_cannot_be_written_is_one_clear_line() -> None:
-    with pytest.raises(InputError, match=r"4 tokens \+ 125 new ones exceed .* 128"):
-        story(never)(PROMPT, max_new_tokens=125)
 
 
 @pytest.mark.parametrize("policy", ["unmodified", "zero", "score", "one"])

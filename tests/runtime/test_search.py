@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.chats import CHATML, save_chat_model
-from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
-from tide.core.errors import EngineError, InputError, ScorerError, StrategyError
+from tide.core.errors import EngineError, InputError, StrategyError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
@@ -25,6 +25,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.search import Effort, Search
 from tide.runtime.watch import Watch
+from tide.scorers.base import Score
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 from tide.search.backtrack import BacktrackOptions
@@ -36,16 +37,13 @@ MESSAGES = [
 ]
 
 
-def as_it_is(completion: Any) -> Any:
-    return completion
-
-
 def search(
     engine: Engine,
     scoring: Scoring,
     text: str,
     sampling: Sampling | None = None,
-    shape: Callable[[Any], Any] = as_it_is,
+    *,
+    to_sentence: bool = False,
 ) -> Search:
     """As the runtime makes it."""
     settings = Settings(**(sampling or Sampling()).model_dump())
@@ -55,7 +53,7 @@ def search(
     strategy = load_strategy("tide").create(problem, settings)
     request = Request(prompt.token_ids, settings.sampling)
     watch = Watch(settings, BacktrackOptions())
-    return Search(strategy, request, engine, scoring, settings, Effort(), watch, shape)
+    return Search(strategy, request, engine, scoring, Effort(), watch, settings, to_sentence)
 
 
 def outcomes(
@@ -126,53 +124,38 @@ def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> 
     assert engine.requests[0].prompt == made.request.prompt
 
 
-def test_searches_with_different_sampling_are_under_way_at_the_same_time() -> None:
-    kinds = [Sampling(temperature=t, max_new_tokens=n) for t, n in ((0.0, 5), (0.7, 20), (1.0, 9))]
-    engine = scripted_engine()
-    here, most = set[int](), 0
-
-    async def together(request: Request) -> None:
-        nonlocal most
-        here.add(request.sampling.max_new_tokens)
-        most = max(most, len(here))
-        await asyncio.sleep(0.01)
-        here.discard(request.sampling.max_new_tokens)
-
-    engine.on_write = together
-
-    def make(scoring: Scoring) -> list[Search]:
-        return [search(engine, scoring, PROMPTS[i], kind) for i, kind in enumerate(kinds)]
-
-    made, errors = outcomes(engine, ReadingScorer(), make)
-    assert errors == [None] * 3
-    assert most == 3
-    for number, one in enumerate(made):
-        alone = scripted_engine()
-
-        def again(scoring: Scoring, engine: Engine = alone, number: int = number) -> list[Search]:
-            return [search(engine, scoring, PROMPTS[number], kinds[number])]
-
-        (expected,), _ = outcomes(alone, ReadingScorer(), again)
-        assert one.effort.trace == expected.effort.trace
-
-
 def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
-    engine, scorer = scripted_engine(), ReadingScorer()
-
-    def short(completion: Any) -> Any:
-        return type(completion)(completion.text[:12], completion.token_ids[:1], "length")
+    engine, scorer = (
+        ScriptedEngine(lambda x, seed: f" {'a b c d ' * 4}end. toxicity"),
+        ReadingScorer(),
+    )
 
     def make(scoring: Scoring) -> list[Search]:
-        made = search(engine, scoring, PROMPTS[0], shape=short)
-        made.watch.keep([0], ["before it, "], 0.0, {})
+        made = search(engine, scoring, PROMPTS[0], to_sentence=True)
+        made.watch.keep([0], ["before it, "], Score(0.0, False, {}))
         return [made]
 
     (made,), _ = outcomes(engine, scorer, make)
     sent = {text for batch in scorer.batches for text in batch}
     assert sent == {one.text for one in made.effort.trace}
     assert all(one.text.startswith("before it, ") for one in made.effort.trace)
-    assert all(len(one.text) == 11 + 12 and one.num_tokens == 2 for one in made.effort.trace)
-    assert made.effort.generated_tokens == 2 * len(made.effort.trace)
+    assert all(one.text.endswith(" end.") and one.num_tokens == 18 for one in made.effort.trace)
+    assert made.effort.generated_tokens == 18 * len(made.effort.trace)
+
+
+def test_a_stop_string_that_begins_in_kept_text_ends_the_answer_there() -> None:
+    engine = ScriptedEngine(lambda x, seed: "D of it")
+
+    def make(scoring: Scoring) -> list[Search]:
+        made = search(engine, scoring, PROMPTS[0], Sampling(stop=("END",)))
+        made.watch.keep([0], ["it is the EN"], Score(0.0, False, {}))
+        return [made]
+
+    (made,), errors = outcomes(engine, ReadingScorer(), make)
+    assert errors == [None]
+    assert {(one.text, one.finish_reason) for one in made.effort.trace} == {
+        ("it is the EN", "stop")
+    }
 
 
 def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:
@@ -454,24 +437,6 @@ def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> 
     assert not left.strategy.done
     assert left.best == 0
     assert sum(map(len, scorer.batches)) == 1
-
-
-def test_a_text_that_the_scorer_cannot_take_is_the_error_of_its_search_alone() -> None:
-    engine = scripted_engine()
-    first = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[2]).best.base.text
-
-    class Picky(ReadingScorer):
-        def score(self, texts: Sequence[str]) -> Any:
-            if first in texts:
-                raise ValueError("cannot read this one")
-            return read(texts)
-
-    def make(scoring: Scoring) -> list[Search]:
-        return [search(engine, scoring, PROMPTS[i]) for i in (2, 0)]
-
-    _, (error, none) = outcomes(engine, Picky(), make)
-    assert isinstance(error, ScorerError)
-    assert none is None
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.settings import Settings
 from tide.runtime.watch import Failure, Watch
-from tide.scorers.base import is_empty
+from tide.scorers.base import Score, is_empty
 from tide.search.backtrack import BacktrackOptions
 
 _AT_ONCE = {"lag": 0, "at_once": 1.0}
@@ -23,13 +23,17 @@ def watch(pace: str = "word", **changes: Any) -> Watch:
     return Watch(Settings(**settings), BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
 
 
+def scored(value: float) -> Score:
+    return Score(value, False, {})
+
+
 def feed(one: Watch, scores: list[float]) -> Failure | None:
     """Words, each of which brings the next score; the last ends the text."""
     left = list(scores)
     for number in range(len(scores)):
         one.texts.append(f" word{number}")
         for place, _ in one.asks(ended=number == len(scores) - 1):
-            if (failure := one.judge(place, left.pop(0), {})) is not None:
+            if (failure := one.judge(place, scored(left.pop(0)))) is not None:
                 return failure
     return one.finish()
 
@@ -85,21 +89,21 @@ def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
     assert one.passed == 2
     one.texts += [" third", " fourth"]
     ((place, _),) = one.asks(ended=False)
-    assert one.judge(place, 0.4, {}) is None
+    assert one.judge(place, scored(0.4)) is None
     assert one.passed == 2
 
 
 def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
     failure = feed(watch(), [0.1, 0.1, 0.3, 0.4, 0.9])
-    assert failure == Failure(place=5, score=0.9, words=(3,))
+    assert failure == Failure(5, scored(0.9), (3,))
 
 
 def test_between_two_places_each_word_may_be_to_blame() -> None:
     one = watch("3")
     one.texts += [f" word{i}" for i in range(7)]
     first, second = one.asks(ended=False)
-    assert one.judge(first[0], 0.1, {}) is None
-    assert one.judge(second[0], 0.7, {}) == Failure(place=6, score=0.7, words=(4, 5, 6))
+    assert one.judge(first[0], scored(0.1)) is None
+    assert one.judge(second[0], scored(0.7)) == Failure(6, scored(0.7), (4, 5, 6))
 
 
 def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
@@ -108,10 +112,10 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
     assert feed(one, [0.1, 0.6, 0.1, 0.1]) is None
     assert one.passed == 4
     failure = feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1])
-    assert failure == Failure(place=2, score=0.6, words=(2,))
-    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, 0.6, (2,))
+    assert failure == Failure(2, scored(0.6), (2,))
+    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, scored(0.6), (2,))
     # At its end there is nothing to wait for.
-    assert feed(watch(lag=5), [0.1, 0.6]) == Failure(place=2, score=0.6, words=(2,))
+    assert feed(watch(lag=5), [0.1, 0.6]) == Failure(2, scored(0.6), (2,))
 
 
 def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
@@ -127,21 +131,16 @@ def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     one = watch(lag=3)
     one.texts += [f" word{i}" for i in range(12)]
-    assert one.judge(1, 0.1, {}) is None
+    assert one.judge(1, scored(0.1)) is None
     assert one.decides(2, ended=False)
-    assert one.judge(2, 0.1, {}) is None
+    assert one.judge(2, scored(0.1)) is None
     assert not one.decides(3, ended=False)
     assert one.passed == 1
     assert one.decides(10, ended=False)
-    assert one.judge(10, 0.6, {}) is None
+    assert one.judge(10, scored(0.6)) is None
     asked = [one.decides(place, ended=False) for place in (11, 12, 13)]
     assert asked == [False, False, True]  # all three are waited for
-    assert one.judge(13, 0.7, {}) == Failure(place=10, score=0.6, words=(2,))
-
-
-def test_a_screen_needs_windows_that_hold_all_that_is_undecided() -> None:
-    assert watch().takes_screen
-    assert not watch(block_context=5).takes_screen
+    assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), (2,))
 
 
 def test_long_texts_are_scored_by_their_last_words() -> None:
@@ -170,29 +169,31 @@ texts = st.lists(
     st.lists(st.floats(0, 1), min_size=80, max_size=80),
     st.sampled_from(["word", "3", "sentence", "whole"]),
     st.integers(0, 3),
-    st.lists(st.integers(1, 9), min_size=40, max_size=40),
+    st.lists(st.integers(1, 9), min_size=41, max_size=41),
+    st.booleans(),
 )
 def test_what_may_be_given_out_was_scored_and_passed(
-    tokens: list[str], scores: list[float], pace: str, lag: int, sizes: list[int]
+    tokens: list[str], scores: list[float], pace: str, lag: int, sizes: list[int], late: bool
 ) -> None:
-    """However the tokens arrive; and what is decided does not depend on it."""
+    """However the tokens arrive, and the end with the last or after it; the decision is equal."""
 
-    def run(sizes: list[int]) -> tuple[Any, ...]:
+    def run(sizes: list[int], late: bool) -> tuple[Any, ...]:
         one, given, left = watch(pace, lag=lag), dict[int, float](), list(tokens)
         failure, passed = None, [0]
         while failure is None:
-            size = sizes.pop()
+            ended, size = not left, sizes.pop()
             one.texts += left[:size]
             left = left[size:]
-            for place, windows in one.asks(ended=not left):
+            ended = ended or not (left or late)
+            for place, windows in one.asks(ended=ended):
                 assert windows == ["".join(tokens[:place])]
                 given[place] = scores[place]
-                failure = one.judge(place, scores[place], {})
+                failure = one.judge(place, scored(scores[place]))
                 assert one.passed >= passed[-1]
                 passed.append(one.passed)
                 if failure is not None:
                     break
-            if not left:
+            if ended:
                 failure = failure or one.finish()
                 break
         for place in {*passed, one.passed} - {0}:
@@ -206,7 +207,7 @@ def test_what_may_be_given_out_was_scored_and_passed(
             assert one.passed < failure.words[0] <= failure.words[-1] <= failure.place or not tokens
         return failure, one.passed
 
-    assert run(list(sizes)) == run([1] * 80)
+    assert run(list(sizes), late) == run([1] * 80, False)
 
 
 def test_a_text_that_says_nothing_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

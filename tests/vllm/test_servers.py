@@ -36,7 +36,7 @@ def test_one_of_two_servers_is_killed(servers: list[VllmProcess], prompts: list[
     mine, killed = engine.pool.endpoints
     detoxifier = Detoxifier(engine, preset="relative")
     unbroken = [result.text for result in detoxifier.map(prompts)]
-    assert min(mine.answered, killed.answered) > 0
+    assert min(mine.did_well, killed.did_well) > 0
 
     numbers, texts = [], {}
     for number, result in outcomes(detoxifier, prompts, ordered=False):
@@ -55,9 +55,9 @@ def test_one_of_two_servers_is_killed(servers: list[VllmProcess], prompts: list[
     while not killed.available:
         assert time.monotonic() < end
         time.sleep(0.1)
-    before = killed.answered
+    before = killed.did_well
     assert len(list(detoxifier.map(prompts[:40]))) == 40
-    assert killed.answered > before
+    assert killed.did_well > before
     engine.close()
 
 

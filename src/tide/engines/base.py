@@ -15,6 +15,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
+from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -177,10 +178,10 @@ class Engine(ABC):
         return Prompt(str(text), tuple(ids), (False,) * len(ids))
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        raise self._without("embeddings")
+        raise InputError(f"engine {type(self).__name__}: has no embeddings")
 
     def _decode_nearest(self, embeddings: Tensor) -> list[int]:
-        raise self._without("embeddings")
+        raise InputError(f"engine {type(self).__name__}: has no embeddings")
 
     def _render(self, chat: Chat) -> Rendered:
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
@@ -189,13 +190,13 @@ class Engine(ABC):
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
         """The pairs were checked."""
-        raise self._without("likelihoods")
+        raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
     def _prefix_cache(self, rows: Tensor | None) -> object:
         return None
 
     def _vocabulary(self) -> Sequence[str]:
-        """The text of each token id, or "" if it is unknown. See `spellings`."""
+        """The text of each token id, or "" if it is unknown. See `ban`."""
         return ()
 
     def _verify(self) -> None:
@@ -250,29 +251,24 @@ class Engine(ABC):
         ends.append(len(whole))
         return [whole[start:end] for start, end in pairwise(ends)]
 
-    def spellings(self, token_id: int) -> tuple[int, ...]:
-        """The token and those that differ from it only in case or surrounding spaces.
-
-        At most `MOST_SPELLINGS`, those with the fewest spaces. A part of a character has no other.
-        """
-        with self._calling("vocabulary"):
-            alike = self._spellings.get(token_id, ())
-            return tuple(dict.fromkeys((token_id, *alike)))[:MOST_SPELLINGS]
-
     def ban(self, token_ids: Sequence[int]) -> Ban:
         """The ids to ban at the place of these tokens, so that they are not written again.
 
-        That is the first visible one, in all its spellings, for the rest of the text. But many
-        characters begin with the same part, and many words with the same letter: these are banned
-        as the next token alone, or a language could not be written any more.
+        That is the first visible one, for the rest of the text, with those that differ from it only
+        in case or surrounding spaces. But many characters begin with the same part, and many words
+        with the same letter: these are banned as the next token alone, or a language could not be
+        written any more.
         """
         texts = [text for (text,) in self.token_texts([[one] for one in token_ids])]
         first = next((place for place, text in enumerate(texts) if text.strip()), None)
         if first is None:
             return Ban(0, tuple(token_ids[:1]), True)
+        own = token_ids[first]
         if self._begins_many(texts[first]):
-            return Ban(first, (token_ids[first],), False)
-        return Ban(first, self.spellings(token_ids[first]), True)
+            return Ban(first, (own,), False)
+        with self._calling("vocabulary"):
+            alike = dict.fromkeys((own, *self._spellings.get(own, ())))
+        return Ban(first, tuple(alike)[:MOST_SPELLINGS], True)
 
     def render(self, chat: Chat) -> Rendered:
         """The text of `chat`, which `tokenize` and `encode` take as a prompt.
@@ -351,17 +347,12 @@ class Engine(ABC):
             return
         again = 0  # tokens of the prompt that were written here
         if request.banned_first_ids:
-            banned = dict.fromkeys(request.banned_token_ids + request.banned_first_ids)
-            least = min(1, request.sampling.min_new_tokens)
-            update = {"max_new_tokens": 1, "min_new_tokens": least}
-            first = replace(
-                request,
-                sampling=request.sampling.model_copy(update=update),
-                banned_token_ids=tuple(banned),
-                banned_first_ids=(),
-            )
+            given, banned = request.sampling, request.banned_token_ids + request.banned_first_ids
+            update = {"max_new_tokens": 1, "min_new_tokens": min(1, given.min_new_tokens)}
+            one = given.model_copy(update=update)
+            first = replace(request, sampling=one, banned_token_ids=banned, banned_first_ids=())
             ids, ended, read = await self._whole(first)
-            over = ended == "stop" or len(ids) == request.sampling.max_new_tokens
+            over = ended == "stop" or len(ids) == given.max_new_tokens
             yield Piece(tuple(ids), ended if over else None, read)
             if over:
                 return
@@ -387,8 +378,7 @@ class Engine(ABC):
         found = await gather(map(self._whole, requests))
         written = [(ids, reason) for ids, reason, _ in found]
         made = self.completions(written, [request.sampling for request in requests])
-        reads = (read for _, _, read in found)
-        return [replace(one, read_tokens=read) for one, read in zip(made, reads, strict=True)]
+        return [replace(one, read_tokens=row[2]) for one, row in zip(made, found, strict=True)]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
         """The request that continues `request` after these tokens, at least one."""
@@ -399,17 +389,11 @@ class Engine(ABC):
             import torch  # noqa: PLC0415  (slow import)
 
             more = torch.cat([prompt, self.embed_tokens(token_ids).to(prompt.dtype)])
-        update = {
-            "max_new_tokens": sampling.max_new_tokens - len(token_ids),
-            "min_new_tokens": max(0, sampling.min_new_tokens - len(token_ids)),
-        }
-        return replace(
-            request,
-            prompt=more,
-            sampling=sampling.model_copy(update=update),
-            seed=derive_seed(request.seed, len(token_ids)),
-            banned_first_ids=(),
-        )
+        left = sampling.max_new_tokens - len(token_ids)
+        least = max(0, sampling.min_new_tokens - len(token_ids))
+        own = sampling.model_copy(update={"max_new_tokens": left, "min_new_tokens": least})
+        seed = derive_seed(request.seed, len(token_ids))
+        return replace(request, prompt=more, sampling=own, seed=seed, banned_first_ids=())
 
     async def log_likelihoods(
         self, pairs: Sequence[TokenPair], *, prefix_cache: object = None
@@ -432,9 +416,7 @@ class Engine(ABC):
         return found
 
     def completions(
-        self,
-        written: Sequence[tuple[Sequence[int], FinishReason]],
-        samplings: Sequence[Sampling],
+        self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
         """Completions from token ids, without one that ended the text.
 
@@ -444,9 +426,11 @@ class Engine(ABC):
         texts = self.texts([ids for ids, _ in written])
         found = []
         for text, (ids, reason), own in zip(texts, written, samplings, strict=True):
-            completion = Completion(text, tuple(ids), reason)
-            end = own.stop_in(text)
-            found.append(completion if end is None else self._cut(completion, text[:end]))
+            if (end := own.stop_in(text)) is None:
+                found.append(Completion(text, tuple(ids), reason))
+            else:
+                count = self.fewest(ids, methodcaller("startswith", text[:end]))
+                found.append(Completion(text[:end], tuple(ids[:count]), "stop"))
         return found
 
     def stopped(
@@ -486,9 +470,8 @@ class Engine(ABC):
             if not prompt:
                 raise CompletionError("a prompt without a token")
         elif prompt.ndim != 2 or prompt.shape[0] == 0 or prompt.shape[1] != self.dim:
-            raise CompletionError(
-                f"embeddings: shape {tuple(prompt.shape)}, expected (tokens >= 1, {self.dim})"
-            )
+            expected = f"expected (tokens >= 1, {self.dim})"
+            raise CompletionError(f"embeddings: shape {tuple(prompt.shape)}, {expected}")
         elif not prompt.is_floating_point():
             raise CompletionError(f"embeddings: dtype {prompt.dtype}, expected a float type")
         # The minimum and maximum of NaN are NaN. Checking each number takes ten times as long.
@@ -581,7 +564,7 @@ class Engine(ABC):
 
     @cached_property
     def _spellings(self) -> dict[int, tuple[int, ...]]:
-        """For each token id, the ids whose texts differ from its own only in case or spaces."""
+        """For each token id, the ids whose texts differ only in case or spaces, shortest first."""
         alike: dict[str, list[int]] = {}
         vocabulary = self._vocabulary()
         for token_id, text in enumerate(vocabulary):
@@ -618,20 +601,10 @@ class Engine(ABC):
         assert reason is not None  # `write` raises otherwise
         return ids, reason, read
 
-    def _cut(self, completion: Completion, text: str) -> Completion:
-        ids = completion.token_ids
-        count = self.fewest(ids, lambda enough: enough.startswith(text))
-        return Completion(text, ids[:count], "stop")
-
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
         """Raise EngineError for an invalid piece. written: the tokens so far, with its own."""
-        ids = piece.token_ids
-        if written > request.sampling.max_new_tokens or any(
-            type(i) is not int or i < 0 for i in ids
-        ):
+        invalid = any(type(i) is not int or i < 0 for i in piece.token_ids)
+        if invalid or written > request.sampling.max_new_tokens:
             raise EngineError(f"engine {self.name}: the answer is not a completion")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
-
-    def _without(self, what: str) -> InputError:
-        return InputError(f"engine {type(self).__name__}: has no {what}")

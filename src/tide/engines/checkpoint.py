@@ -47,9 +47,8 @@ def source_of(model: str | Path) -> str:
     if model in PACKAGES:
         return str(packaged(str(model)))
     if (bundled := pocket.FOLDERS.get(str(model))) is not None and not bundled.is_dir():
-        raise MissingDependencyError(
-            f"model {model} is not installed; in a checkout of TIDE: pip install ./models"
-        )
+        way = "in a checkout of TIDE: pip install ./models"
+        raise MissingDependencyError(f"model {model} is not installed; {way}")
     source = os.path.expanduser(pocket.FOLDERS.get(str(model), model))
     is_path = source.startswith(("./", "../", "~")) or source.endswith("/") or source.count("/") > 1
     if (is_path or os.path.isabs(source)) and not Path(source).exists():
@@ -108,11 +107,9 @@ def read_vocabulary(
         layer = model.get_input_embeddings()
         name = next(n for n, p in model.named_parameters() if p is layer.weight)
         weight = _read_tensor(source, name, f"{model.base_model_prefix}.", revision)
-        if weight.shape != layer.weight.shape:
-            raise ValueError(
-                f"they have the shape {tuple(weight.shape)}, its config says "
-                f"{tuple(layer.weight.shape)}"
-            )
+        shape, expected = tuple(weight.shape), tuple(layer.weight.shape)
+        if shape != expected:
+            raise ValueError(f"they have the shape {shape}, its config says {expected}")
         for buffer_name, buffer in layer.named_buffers():
             setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
         # Sets the buffers (Gemma's scale); the weight is still without data.
@@ -237,11 +234,7 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     folder: the final place, for the log and the check of disk space.
     """
     gguf: Any = require("gguf", "gguf")
-    from transformers import (  # noqa: PLC0415  (slow import)
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-    )
+    import transformers  # noqa: PLC0415  (slow import)
 
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
@@ -256,10 +249,10 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
     quiet_transformers()
     source: dict[str, Any] = {"gguf_file": file.name}
-    config = AutoConfig.from_pretrained(file.parent, **source)
+    config = transformers.AutoConfig.from_pretrained(file.parent, **source)
     check_fields(json.loads(config.to_json_string()))
-    check_size(AutoModelForCausalLM, config, file.stat().st_size, {})
-    model, found = AutoModelForCausalLM.from_pretrained(
+    check_size(transformers.AutoModelForCausalLM, config, file.stat().st_size, {})
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # they are refused below, by name
@@ -271,4 +264,4 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(made)
-    AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(made)
+    transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(made)

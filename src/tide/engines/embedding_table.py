@@ -67,17 +67,14 @@ class EmbeddingEngine(Engine):
         return float(self._norms.mean()) * self.embedding_scale
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        plain = [prompt for prompt in prompts if not isinstance(prompt, Rendered)]
-        found = iter(self.tokenizer(plain)["input_ids"] if plain else [])
         rows: list[list[int]] = [
-            self._read(prompt)[0] if isinstance(prompt, Rendered) else next(found)
-            for prompt in prompts
+            self._read(one)[0] if isinstance(one, Rendered) else self.tokenizer(one)["input_ids"]
+            for one in prompts
         ]
         if (outside := self._outside(rows)) is not None:
             token = self.tokenizer.convert_ids_to_tokens(outside)
-            raise InputError(
-                f"prompt: holds {token!r}, for which the model {self.name} has no embedding"
-            )
+            told = f"for which the model {self.name} has no embedding"
+            raise InputError(f"prompt: holds {token!r}, {told}")
         return rows
 
     def _encode(self, text: str) -> Prompt:
@@ -101,9 +98,8 @@ class EmbeddingEngine(Engine):
                 "model that was trained on chats, such as the bundled pocket-chat"
             )
         if not self.tokenizer.is_fast:
-            raise InputError(
-                f"messages: the tokenizer of {self.name} does not say where its tokens stand"
-            )
+            problem = "does not say where its tokens stand"
+            raise InputError(f"messages: the tokenizer of {self.name} {problem}")
 
         def template(messages: list[dict[str, str]]) -> str:
             return render_template(self.tokenizer, messages, add_generation_prompt=True)

@@ -2,6 +2,7 @@
 
 A server that fails leaves the pool, its work goes to the others, and it is tried again in the
 background until it is fit to come back. It knows HTTP, but not the content of the requests.
+`PooledEngine` is the base of engines whose model runs there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 import httpx
@@ -20,8 +21,9 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_random_exponential
 
 from tide.core.errors import CompletionError, EngineError, InputError
-from tide.core.http import MIB, Client, Reply, ServerFailed, base_url
+from tide.core.http import MIB, Client, Reply, ServerFailed, base_url, read_key
 from tide.core.sanitize import logger
+from tide.engines.base import Engine
 
 _log = logger(__name__)
 _T = TypeVar("_T")
@@ -58,15 +60,14 @@ class Endpoint:
     """One server.
 
     timeout: seconds that one request may take. key: sent as a bearer token. load: units of work
-    under way. answered: units done. refuses: it is out of the pool because it refuses all requests,
-    for good. did_well: time of its last success. check: the running check of a server in doubt.
+    under way. refuses: it is out of the pool because it refuses all requests, for good. did_well:
+    time of its last success. check: the running check of a server in doubt.
     """
 
     url: str
     timeout: float
     key: SecretStr | None
     load: int = 0
-    answered: int = 0
     available: bool = False
     rests_until: float = 0.0
     reason: str = "not tried yet"
@@ -143,10 +144,7 @@ def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
 
 @dataclass
 class _Job:
-    """State of one piece of work.
-
-    causes: by address, why a server did not do it. checks: of each server that failed at it.
-    """
+    """One piece of work. causes: why servers failed at it, by address. checks: of those servers."""
 
     began: float
     causes: dict[str, str] = field(default_factory=dict)
@@ -175,19 +173,14 @@ class EndpointPool:
         *,
         api_key: SecretStr | None = None,
     ) -> None:
-        self.endpoints = [
-            # With or without the `/v1` that API clients are given.
-            Endpoint(
-                base_url(url, "base_urls").removesuffix("/v1").rstrip("/"),
-                min(timeout, deadline),
-                api_key,
-            )
-            for url in ([urls] if isinstance(urls, str) else urls)
-        ]
-        if not self.endpoints:
+        bases = [base_url(url, "base_urls") for url in ([urls] if isinstance(urls, str) else urls)]
+        # With or without the `/v1` that API clients are given.
+        bases = [base.removesuffix("/v1").rstrip("/") for base in bases]
+        if not bases:
             raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
-        if len({endpoint.url for endpoint in self.endpoints}) < len(self.endpoints):
+        if len(set(bases)) < len(bases):
             raise InputError("base_urls: the same server twice")
+        self.endpoints = [Endpoint(base, min(timeout, deadline), api_key) for base in bases]
         self._admit, self._check = admit, check
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deadline = deadline
@@ -258,7 +251,6 @@ class EndpointPool:
             raise ServerFailed(str(error)) from None
         finally:
             endpoint.load -= units
-        endpoint.answered += units
         endpoint.did_well = asyncio.get_running_loop().time()
         if endpoint.available:  # whose pause is over
             endpoint.reason = "in use"
@@ -268,11 +260,8 @@ class EndpointPool:
         self, endpoint: Endpoint, job: _Job, error: ServerFailed | EndpointRefused
     ) -> None:
         """Raise CompletionError if the request is to blame for a failure, and not the server."""
-        if isinstance(error, ServerFailed) and error.pause:
-            self._rest(endpoint, error)
-            return
         refused = isinstance(error, EndpointRefused)
-        if not endpoint.available:
+        if self._rests(endpoint, error) or not endpoint.available:
             return
         if endpoint.check is None:
             endpoint.check = self.begin(self._works(endpoint))
@@ -298,18 +287,20 @@ class EndpointPool:
             return 0.0
         return wait_random_exponential(multiplier=0.1, max=2.0)(state)
 
-    def _rest(self, endpoint: Endpoint, error: ServerFailed) -> None:
+    def _rests(self, endpoint: Endpoint, error: ServerFailed | EndpointRefused) -> bool:
+        """Whether a server that failed has only asked for a pause; it gets it."""
+        if isinstance(error, EndpointRefused) or not error.pause:
+            return False
         endpoint.reason = str(error)
         endpoint.rests_until = asyncio.get_running_loop().time() + error.pause
+        return True
 
     async def _works(self, endpoint: Endpoint) -> bool:
         """Whether a server answers correctly; if not, it leaves the pool."""
         try:
             await self._check(endpoint)
         except (ServerFailed, EndpointRefused) as error:
-            if isinstance(error, ServerFailed) and error.pause:
-                self._rest(endpoint, error)
-            elif endpoint.available:
+            if not self._rests(endpoint, error) and endpoint.available:
                 self._out(endpoint, error)
                 self._leave(endpoint)
             return False
@@ -350,3 +341,35 @@ class EndpointPool:
         else:
             endpoint.available, endpoint.refuses, endpoint.rests_until = True, False, 0.0
             endpoint.reason = "in use"
+
+
+class PooledEngine(Engine):
+    """Base of engines whose model runs on servers. Its `_admit` and `_check` are the pool's."""
+
+    in_process: ClassVar = False
+    pool: EndpointPool
+
+    def _connect(
+        self, urls: str | Sequence[str], timeout: float, deadline: float, key_env: str
+    ) -> None:
+        """Make the pool; raises EngineError if no server can be used."""
+        key = read_key(key_env)
+        self.pool = EndpointPool(urls, self._admit, self._check, timeout, deadline, api_key=key)
+        try:
+            self.portal.run(self.pool.start)
+        except BaseException:
+            self.close()
+            raise
+
+    async def _admit(self, endpoint: Endpoint) -> None:
+        raise NotImplementedError
+
+    async def _check(self, endpoint: Endpoint) -> None:
+        raise NotImplementedError
+
+    @property
+    def available(self) -> bool:
+        return not self.closed and self.pool.available
+
+    async def _free(self) -> None:
+        await self.pool.close()

@@ -22,12 +22,7 @@ from tide.core.pretrained import read_config
 from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.remote.protocol import (
-    FirstToken,
-    difference,
-    sampling_fields,
-    without_end,
-)
+from tide.engines.remote.protocol import FirstToken, difference, sampling_fields, without_end
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256

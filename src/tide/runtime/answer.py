@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import anyio
@@ -28,13 +27,12 @@ from tide.core.errors import DeadlineError, UnresolvedError
 from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.core.strings import Unread
-from tide.core.text import HALF, before_half, has_letter, last_end, last_whole, word_starts
-from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
-from tide.runtime.parts import given_out, texts_of
+from tide.core.strings import Unread, readings, strings_of_json
+from tide.core.text import HALF, before_half, has_letter, last_whole, word_starts
+from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
-from tide.runtime.watch import Failure, Watch, cut
-from tide.scorers.base import Scores, TextPolicy, is_empty
+from tide.runtime.watch import AGAIN, Failure, Watch, cut
+from tide.scorers.base import Score, Scores, TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
@@ -81,13 +79,8 @@ class TrialTask:
         return derive_seed(self.settings.seed, self.prompt.text, self.number)
 
 
-@dataclass
-class _Asked:
-    """Places whose scores are awaited, each with its windows."""
-
-    places: list[tuple[int, list[str]]]
-    policy: TextPolicy
-    scores: asyncio.Future[Scores]
+# Places, each with its windows, and their scores.
+_Asked = tuple[list[tuple[int, list[str]]], asyncio.Future[Scores]]
 
 
 class Answer:
@@ -107,7 +100,8 @@ class Answer:
         pace = scoring.pace if options.pace == "auto" else options.pace
         own = {"pace": pace if self._goes_on else "whole"}
         self._watch = Watch(settings, options.model_copy(update=own))
-        self._screened = scoring.has_screen and self._watch.takes_screen
+        # Each window has to reach back to the scorer's last text.
+        self._screened = scoring.has_screen and settings.block_context >= 2 * AGAIN
         self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._ended: FinishReason | None = None
@@ -117,14 +111,12 @@ class Answer:
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
-        self._lost = 0  # times that a repair was drawn anew
-        self._draws = 0  # times that all of it was drawn anew
+        self._lost = self._draws = 0  # times that a repair, and that all of it was drawn anew
         self._parts = self._parts_given = Parts()  # of the answer that was written last
         self._given_up: set[int] = set()  # places from which searches replaced text
         self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
-        self._at_end = False  # whether the model has ended the text
-        self._base_partial = False
+        self._at_end = self._base_partial = False  # whether the model has ended the text; see Trial
 
     async def run(self) -> Trial:
         """Raises DeadlineError if nothing was scored in time, UnresolvedError if so set."""
@@ -132,7 +124,6 @@ class Answer:
         with anyio.move_on_after(seconds) as scope:
             passed = await self._write()
         if scope.cancelled_caught:
-            # It ends with the passed text.
             passed = self._cut_off()
             if not passed and not self._effort.trace:
                 raise DeadlineError(f"no text was scored within {seconds:g} s")
@@ -168,7 +159,7 @@ class Answer:
                     if self._places and self._goes_on and self._loses_way(ended is not None):
                         return None
                     self._at_end = ended is not None
-                    new = self._ask(self._at_end)
+                    new = self._ask()
                     # A quick scorer has answered by now; a slow one has until the next place.
                     if asked and (new or ended or watch.options.pace == "word"):
                         if (failure := await self._judge(asked)) is not None:
@@ -179,47 +170,43 @@ class Answer:
                 failure = (await self._judge(asked) if asked else None) or watch.finish()
         finally:
             if asked is not None:
-                asked.scores.cancel()
+                asked[1].cancel()
         self._give_out()
         if failure is None:
             self._ended = ended
             return None
         if not effort.trace:
             self._base_partial = not (self._at_end and failure.place == len(watch.texts))
-        self._record(failure.place, failure.score, failure.attributes, "length")
+        self._record(failure.place, failure.score, "length")
         return failure
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
-        """Add the model's pieces; at its end yields why the answer has ended.
-
-        The answer is cut before a stop string.
-        """
-        watch, settled = self._watch, len(self._watch.ids)  # tokens whose texts do not change
+        """Add the model's pieces, up to a stop string; at the end yields why the answer ended."""
+        watch, effort, written = self._watch, self._effort, tuple(self._watch.ids)
+        settled = len(written)  # tokens whose texts do not change
         ended: FinishReason | None = None
         drawn = len(self._places) + self._searches + self._lost + self._draws
         request = Request(
-            self._task.prompt.token_ids + tuple(self._watch.ids),
+            self._task.prompt.token_ids + written,
             self._sampling(),
             derive_seed(self._task.seed, "sampling", drawn),
             banned_token_ids=self._banned,
-            banned_first_ids=self._banned_next.get(tuple(self._watch.ids), ()),
+            banned_first_ids=self._banned_next.get(written, ()),
             priority=self._task.priority,
             prefix_cache=self._prefix_cache,
             # More at a time cost a server less, and are wasted where the text fails.
-            piece_tokens={"whole": None, "word": 1}.get(self._watch.options.pace, 4),
+            piece_tokens={"whole": None, "word": 1}.get(watch.options.pace, 4),
         )
         async with aclosing(self._pieces(request)) as pieces:
             while ended is None:
                 piece = await anext(pieces)
                 ended = piece.finish_reason
                 watch.ids += piece.token_ids
-                self._effort.generated_tokens += len(piece.token_ids)
-                self._effort.read_tokens += piece.read_tokens or 0
-                (texts,) = self._engine.token_texts([watch.ids[settled:]])
-                watch.texts[settled:] = texts
+                effort.generated_tokens += len(piece.token_ids) + piece.parts.num_tokens
+                effort.read_tokens += piece.read_tokens or 0
+                (watch.texts[settled:],) = self._engine.token_texts([watch.ids[settled:]])
                 ended = self._stopped() or ended
                 self._parts = piece.parts
-                self._effort.generated_tokens += piece.parts.num_tokens
                 yield ended
                 settled += max(word_starts(watch.texts[settled:]), default=0)
                 if len(watch.texts) - settled > _LONGEST_WORD:
@@ -236,8 +223,6 @@ class Answer:
         """
         new = self._watch.texts[self._kept :]
         half = self._kept + before_half(new)
-        if half == len(self._watch.texts):
-            return False
         if HALF not in "".join(new).rstrip(HALF):
             if ended:
                 del self._watch.texts[half:], self._watch.ids[half:]
@@ -250,10 +235,9 @@ class Answer:
     def _stopped(self) -> FinishReason | None:
         """Cut the answer before a stop string."""
         end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
-        if end is None:
-            return None
-        self._watch.cut(end)
-        return "stop"
+        if end is not None:
+            self._watch.cut(end)
+        return None if end is None else "stop"
 
     async def _draw(self) -> bool:
         """Draw the whole answer until it passes. It is never edited."""
@@ -266,59 +250,50 @@ class Answer:
                 *_, ended = [one async for one in pieces]
             assert ended is not None
             self._parts_given = given_out(self._parts, settings, self._task.seed)
-            score, attributes = await self._judge_whole(watch.text, self._parts)
-            place = len(watch.ids)
+            score = await self._judge_whole(watch.text, self._parts)
             called = settings.tool_calls == "withheld" and bool(self._parts.tool_calls)
-            if settings.passes(score) and not (called and is_empty(watch.text)):
-                watch.keep((), (), score, attributes)
+            if settings.passes(score.value) and not (called and is_empty(watch.text)):
+                watch.keep((), (), score)
                 self._ended = ended
                 self._give_out()
                 return True
-            self._record(place, score, attributes, ended)
-            if settings.passes(score):
+            self._record(len(watch.ids), score, ended)
+            if settings.passes(score.value):
                 break  # all of it is withheld
         return False
 
     # 2. The text so far is scored.
 
-    async def _judge_whole(self, text: str, parts: Parts) -> tuple[float, dict[str, float]]:
-        """The worst score of all that a whole answer says, with its attributes.
-
-        1 if it cannot be read.
-        """
-        chat = self._task.chat
-        has_format = chat is not None and "response_format" in chat.asked
+    async def _judge_whole(self, text: str, parts: Parts) -> Score:
+        """The worst score of all that a whole answer says; 1 if it cannot be read."""
+        has_format = "response_format" in (self._task.chat.asked if self._task.chat else ())
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
-            return 1.0, {}
+            return Score(1.0, False, {})
         self._effort.scorer_calls += len(texts)
         policy = self._policy(len(texts) == 1 and is_empty(text))
-        worst = (await self._scoring.send(texts, policy)).worst()
-        return worst.value, worst.attributes
+        return (await self._scoring.send(texts, policy)).worst()
 
-    def _ask(self, ended: bool) -> _Asked | None:
-        asks = self._watch.asks(ended=ended)
-        if not asks:
+    def _ask(self) -> _Asked | None:
+        if not (places := self._watch.asks(ended=self._at_end)):
             return None
-        policy = self._policy(ended and is_empty(self._watch.text))
-        texts = [text for _, windows in asks for text in windows]
+        texts = [text for _, windows in places for text in windows]
         self._effort.scorer_calls += len(set(texts))
-        scores = self._scoring.send(texts, policy, screened=self._screened)
-        return _Asked(asks, policy, scores)
+        policy = self._policy(self._at_end and is_empty(self._watch.text))
+        return places, self._scoring.send(texts, policy, screened=self._screened)
 
     async def _judge(self, asked: _Asked) -> Failure | None:
         """Await the scores of places; returns the first failure."""
-        watch, failure = self._watch, None
-        every = (await asked.scores).split([len(windows) for _, windows in asked.places])
-        for (place, windows), scores in zip(asked.places, every, strict=True):
+        (places, found), watch, failure = asked, self._watch, None
+        every = (await found).split([len(windows) for _, windows in places])
+        for (place, windows), scores in zip(places, every, strict=True):
             if self._screened and not self._settings.passes(scores.values.max()):
                 if not watch.decides(place, ended=self._at_end):
                     continue
-                scores = await self._scoring.send(windows, asked.policy)  # noqa: PLW2901
-            worst = scores.worst()
-            failure = watch.judge(place, worst.value, worst.attributes)
-            if failure is not None:
+                policy = self._policy(self._at_end and is_empty(watch.text))
+                scores = await self._scoring.send(windows, policy)  # noqa: PLW2901
+            if (failure := watch.judge(place, scores.worst())) is not None:
                 break
         self._give_out()
         return failure
@@ -326,18 +301,16 @@ class Answer:
     def _policy(self, empty: bool) -> TextPolicy:
         """The policy for an answer. empty: whether all of it is nearly empty."""
         policy = self._settings.empty_policy if empty else "blank"
-        if policy == "unmodified":
-            return "one" if self._effort.trace else "zero"
-        return policy
+        return "one" if policy == "unmodified" and self._effort.trace else policy
 
     # 3. Passed text is given out.
 
     def _give_out(self) -> None:
-        passed, texts = self._watch.passed, self._watch.texts
-        if self._task.on_text is None or passed == self._given_out:
+        on_text, passed, texts = self._task.on_text, self._watch.passed, self._watch.texts
+        if on_text is None or passed == self._given_out:
             return
         if self._given_out or not self._says_nothing("".join(texts[:passed])):
-            self._task.on_text("".join(texts[self._given_out : passed]))
+            on_text("".join(texts[self._given_out : passed]))
             self._given_out = passed
 
     def _says_nothing(self, text: str) -> bool:
@@ -348,33 +321,30 @@ class Answer:
 
     async def _repair(self, failure: Failure) -> bool:
         """Rewind, or search; True if the answer continues."""
-        options = self._watch.options
-        if not self._rewinds:
-            self._watch.rewind(self._watch.passed)
-            return await self._search_back(self._task.strategy)
-        start, end = await self._blamed(failure)
-        self._effort.iterations += 1
-        stretch = start - _STRETCH if self._goes_on else -1
-        if sum(place > stretch for place in self._places) < options.holds:
-            place = self._ban(start, end)
-            if self._task.on_text is None:
-                place = min(place, before_half(self._watch.texts[:place]))
-            self._places.append(place)
-            self._watch.rewind(place)
-            return True
-        self._watch.rewind(self._watch.passed)
-        then = load_fallback(options.then)
+        watch, then = self._watch, self._task.strategy
+        if self._rewinds:
+            start, end = await self._blamed(failure)
+            self._effort.iterations += 1
+            stretch = start - _STRETCH if self._goes_on else -1
+            if sum(place > stretch for place in self._places) < watch.options.holds:
+                place = self._ban(start, end)
+                if self._task.on_text is None:
+                    place = min(place, before_half(watch.texts[:place]))
+                self._places.append(place)
+                watch.rewind(place)
+                return True
+            then = load_fallback(watch.options.then)
+        watch.rewind(watch.passed)
         if then is None or (then.moves and not self._engine.has_embeddings):
             return False
         return await self._search_back(then)
 
     def _ban(self, start: int, end: int) -> int:
         """Ban the word between two places; returns the place to go on from."""
-        texts = self._watch.texts[start:end]
-        first = next((i for i, text in enumerate(texts) if has_letter(text)), 0)
-        while first > 0 and not texts[first - 1]:  # the parts of a character before the last
-            first -= 1
-        place = start + first
+        texts, letters = self._watch.texts, range(start, end)
+        place = next((one for one in letters if has_letter(texts[one])), start)
+        while place > start and not texts[place - 1]:  # the parts of a character before the last
+            place -= 1
         ids = tuple(self._watch.ids[place:end])
         if ids and self._watch.options.hold:
             ban = self._engine.ban(ids)
@@ -388,13 +358,11 @@ class Answer:
     def _ban_next(self, place: int, token_ids: Sequence[int]) -> None:
         """Ban tokens as the next one after the answer up to a place, and nowhere else."""
         before = tuple(self._watch.ids[:place])
-        banned = (*self._banned_next.get(before, ()), *token_ids)
-        self._banned_next[before] = tuple(dict.fromkeys(banned))
+        self._banned_next[before] = (*self._banned_next.get(before, ()), *token_ids)
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
         """Where the word that is to blame begins and ends. The text before it has passed."""
-        watch, words = self._watch, failure.words
-        start = watch.passed
+        watch, words, start = self._watch, failure.words, self._watch.passed
         if len(words) > 1:
             watch.rewind(words[-1])
             windows = [watch.windows(start, place) for place in words[:-1]]
@@ -404,11 +372,11 @@ class Answer:
             for place, scores in zip(words[:-1], every, strict=True):
                 worst = scores.worst()
                 if worst.value >= watch.level:
-                    self._give_out()
-                    return start, place
+                    words = (place,)
+                    break
                 start = place
                 if self._goes_on and not is_empty("".join(watch.texts[:place])):
-                    watch.judge(place, worst.value, worst.attributes)
+                    watch.judge(place, worst)
             self._give_out()
         return start, words[-1]
 
@@ -444,84 +412,51 @@ class Answer:
         whole = not watch.ids and most is None and not self._effort.trace
         seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
         self._searches += 1
-        own = settings.model_copy(update=sampling.model_dump())
-        if not is_last:
-            own = own.model_copy(update={"max_iterations": min(own.max_iterations, _ITERATIONS)})
+        limit = settings.max_iterations if is_last else min(settings.max_iterations, _ITERATIONS)
+        own = settings.model_copy(update={**sampling.model_dump(), "max_iterations": limit})
         problem, request = start_of(task.prompt, own, seed, self._engine, tuple(watch.ids))
-        search = Search(
-            strategy.create(problem, own),
-            replace(
-                request,
-                sampling=sampling,
-                banned_token_ids=self._banned,
-                priority=task.priority,
-            ),
-            self._engine,
-            self._scoring,
-            own,
-            self._effort,
-            watch,
-            partial(self._shaped, to_sentence=sampling.max_new_tokens < left),
-        )
-        before = len(self._effort.trace)
+        request = replace(request, banned_token_ids=self._banned, priority=task.priority)
+        before, to_sentence = len(self._effort.trace), sampling.max_new_tokens < left
+        world = self._engine, self._scoring, self._effort, watch
+        search = Search(strategy.create(problem, own), request, *world, own, to_sentence)
         try:
             await search.run()
         finally:
             if whole and self._effort.trace:
                 self._chosen = search.best
                 self._chosen_passes = settings.passes(search.told[search.best])
-        found = self._effort.trace[before + search.best]
-        if not settings.passes(search.told[search.best]):
+        best = search.best
+        if not settings.passes(search.told[best]):
             return False
         if whole and settings.decode:
             self._nearest = search.nearest(task.prompt)
-        ids = search.completions[search.best]
+        found, ids = self._effort.trace[before + best], search.completions[best]
         texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(watch.text))
-        watch.keep(ids[: len(texts)], texts, found.toxicity, found.attributes)
+        watch.keep(ids[: len(texts)], texts, Score(found.toxicity, found.empty, found.attributes))
         self._found.append(found)
-        self._chosen = before + search.best
-        if most is None or found.finish_reason == "stop" or not ids:
+        self._chosen = before + best
+        full = len(watch.ids) >= settings.max_new_tokens
+        if most is None or full or not ids or found.finish_reason == "stop":
             self._ended = found.finish_reason
-        elif len(watch.ids) >= settings.max_new_tokens:
-            self._ended = "length"
         self._give_out()
         return True
-
-    def _shaped(self, completion: Completion, *, to_sentence: bool) -> Completion:
-        """The usable part of a completion after the kept text; to a sentence end if truncated."""
-        before = self._watch.text
-        stop = self._settings.stop_in(before + completion.text)
-        if stop is not None and stop < len(before):
-            # It begins in kept text, which is never taken back: the answer ends there.
-            return Completion("", (), "stop")
-        if not to_sentence or completion.finish_reason == "stop":
-            return completion
-        (texts,) = self._engine.token_texts([completion.token_ids])
-        kept = last_end(texts, self._settings.stop)
-        return Completion("".join(texts[:kept]), completion.token_ids[:kept], "length")
 
     def _sampling(self, most: int | None = None) -> Sampling:
         """That of up to `most` further tokens."""
         settings, kept = self._settings, len(self._watch.ids)
         most = settings.max_new_tokens - kept if most is None else most
-        least, temperature = settings.min_new_tokens, settings.temperature
-        sets_least = "min_new_tokens" in self._engine.capabilities
-        if self._places and sets_least:
-            least = max(least, self._watch.options.least)
-        if self._draws:
-            temperature = max(_WARM, temperature)
+        repaired = self._places and "min_new_tokens" in self._engine.capabilities
+        least = max(settings.min_new_tokens, self._watch.options.least if repaired else 0)
         update = {
             "max_new_tokens": most,
             "min_new_tokens": min(max(0, least - kept), most),
-            "temperature": temperature,
+            "temperature": max(settings.temperature, _WARM if self._draws else 0.0),
         }
         return settings.sampling.model_copy(update=update)
 
     # What it is made of.
 
-    def _record(
-        self, place: int, score: float, attributes: dict[str, float], reason: FinishReason
-    ) -> None:
+    def _record(self, place: int, score: Score, reason: FinishReason) -> None:
         """Add the answer, as it stands up to a place, to the trace."""
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
@@ -533,23 +468,22 @@ class Answer:
                 iteration=self._effort.iterations,
                 role=self._found[-1].role if displacement else role,
                 text=text,
-                toxicity=score,
+                toxicity=score.value,
                 empty=self._says_nothing(text) and not beside,
                 cosine=min((one.cosine for one in self._found), default=1.0),
                 displacement=displacement,
                 num_tokens=place,
                 finish_reason=reason,
                 kept_tokens=min(self._kept, place),
-                attributes=attributes,
+                attributes=score.attributes,
             )
         )
 
     def _cut_off(self) -> bool:
         """End the answer after the passed text; True if there is any."""
-        watch = self._watch
-        if watch.passed == 0:
+        if self._watch.passed == 0:
             return self._chosen_passes
-        watch.rewind(watch.passed)
+        self._watch.rewind(self._watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
         return True
@@ -557,26 +491,22 @@ class Answer:
     def _trial(self, passed: bool) -> Trial:
         """Raises UnresolvedError if nothing passed and `on_unresolved` is "raise"."""
         task, settings, effort, watch = self._task, self._settings, self._effort, self._watch
-        trace = effort.trace
+        trace, limit = effort.trace, settings.toxicity_threshold
         if not passed and settings.on_unresolved == "raise":
-            raise UnresolvedError(
-                f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
-            )
+            raise UnresolvedError(f"no text below {limit} in {effort.iterations} iterations")
         if passed and (self._chosen is None or self._in_blocks):
-            toxicity, attributes = watch.worst()
+            worst = watch.worst()
             if self._chosen is None:
                 assert self._ended is not None
-                self._record(len(watch.ids), toxicity, attributes, self._ended)
+                self._record(len(watch.ids), worst, self._ended)
                 self._chosen = len(trace) - 1
             else:
-                update = {"toxicity": toxicity, "attributes": attributes}
+                update = {"toxicity": worst.value, "attributes": worst.attributes}
                 trace[self._chosen] = trace[self._chosen].model_copy(update=update)
         elif self._chosen is None:
-            scores = [one.toxicity for one in trace]
-            self._chosen = scores.index(min(scores))
+            self._chosen = min(range(len(trace)), key=lambda number: trace[number].toxicity)
         empty, shown = trace[self._chosen].empty, task.on_text is not None
-        # No scorer said anything of an empty text; the published policy accepts it, a stream does
-        # not.
+        # No scorer has judged an empty text: the published policy accepts it, a stream does not.
         unscored = empty and (shown or settings.empty_policy == "unmodified")
         refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
         shown_tokens = self._given_out if refused else 0
@@ -599,3 +529,36 @@ class Answer:
             parts=self._parts_given if passed and not refused else Parts(),
             **self._nearest,
         )
+
+
+def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
+    """The texts of an answer; the worst decides. Raises Unread if calls or a format are no JSON."""
+    found = [text]
+    if settings.reasoning == "scored":
+        found.append(parts.reasoning)
+    if settings.tool_calls == "scored":
+        for call in parts.tool_calls:
+            found += [call.name, *_read(call.arguments or "{}")]
+    if has_format and not (parts.tool_calls and is_empty(text)):
+        found += _read(text)
+    return list(dict.fromkeys(found))
+
+
+def _read(text: str) -> list[str]:
+    """A text that is JSON: as it stands, and each string and key of it, and all together."""
+    said = strings_of_json(text)
+    return [*readings(text), *said, " ".join(said)]
+
+
+def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
+    """The parts of a passed answer that are given out; other ids replace those of a server."""
+    calls = [
+        # A server's are unscored texts. Mistral's models take nine letters and digits alone.
+        call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
+        for number, call in enumerate(parts.tool_calls)
+    ]
+    return Parts(
+        reasoning="" if settings.reasoning == "withheld" else parts.reasoning,
+        tool_calls=() if settings.tool_calls == "withheld" else tuple(calls),
+        num_tokens=parts.num_tokens,
+    )

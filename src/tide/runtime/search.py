@@ -6,15 +6,14 @@ In a round a strategy asks, the engine completes, the scorer scores, the strateg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion
 from tide.core.settings import Settings
-from tide.core.text import is_degenerate
+from tide.core.text import is_degenerate, last_end
 from tide.engines.base import Completion, Engine, Prompt, Request
 from tide.runtime.watch import Watch
 from tide.scorers.base import TextPolicy, is_empty
@@ -29,11 +28,7 @@ _LAST = "last:8"
 
 
 def start_of(
-    prompt: Prompt,
-    settings: Settings,
-    seed: int,
-    engine: Engine,
-    written: tuple[int, ...] = (),
+    prompt: Prompt, settings: Settings, seed: int, engine: Engine, written: tuple[int, ...] = ()
 ) -> tuple[Problem, Request]:
     """Starting point of a search: the prompt plus the answer so far (its token ids, `written`).
 
@@ -46,9 +41,10 @@ def start_of(
     from tide.search.geometry import movable_rows  # noqa: PLC0415
 
     ids, more = prompt.token_ids + written, (False,) * len(written)
+    request = Request(ids, settings.sampling)
     if not engine.has_embeddings:
         rows = torch.ones(len(ids), dtype=torch.bool)
-        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False), Request(ids)
+        return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False), request
     fixed = torch.tensor(prompt.fixed_mask + more)
     user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask + more)
     own = not written or settings.perturb.startswith("last:")
@@ -56,7 +52,7 @@ def start_of(
     x = engine.embed_tokens(ids)
     prefix_cache = engine.prefix_cache(x[: int(movable.int().argmax())])
     problem = Problem(x, movable, seed, engine.dtype, movable | ~fixed)
-    return problem, Request(ids, prefix_cache=prefix_cache)
+    return problem, replace(request, prefix_cache=prefix_cache)
 
 
 @dataclass
@@ -77,18 +73,18 @@ class Search:
     """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
     request: to continue the unmodified prompt; the candidates' differ in prompt and seed. watch: of
-    the answer so far, with which, or with whose last words, completions are scored. shape: applied
-    to a completion before scoring.
+    the answer so far, with which, or with whose last words, completions are scored. to_sentence:
+    truncated completions are cut after their last sentence.
     """
 
     strategy: Strategy
     request: Request
     engine: Engine
     scoring: Scoring
-    settings: Settings
     effort: Effort
     watch: Watch
-    shape: Callable[[Completion], Completion]
+    settings: Settings
+    to_sentence: bool
     told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
     completions: list[tuple[int, ...]] = field(default_factory=list)  # their token ids
     _loops: bool = False  # the completion of the prompt
@@ -98,28 +94,22 @@ class Search:
         """Raises StrategyError, and the errors of engine and scorer."""
         from tide.search.base import LikelihoodRequest  # noqa: PLC0415  (slow import)
 
-        strategy = self.strategy
         try:
-            while not self._asks("done"):
-                with self._strategy():
-                    asked = strategy.ask()
-                if isinstance(asked, LikelihoodRequest):
-                    values = await self._likelihoods(asked)
-                else:
-                    values = await self._evaluate(asked)
-                with self._strategy():
-                    strategy.tell(values)
+            while not self._of_strategy("done"):
+                asked = self._of_strategy("ask")
+                is_scored = not isinstance(asked, LikelihoodRequest)
+                answer = self._evaluate(asked) if is_scored else self._likelihoods(asked)
+                self._of_strategy("tell", await answer)
         finally:
             if self.completions:
-                self.effort.iterations += self._asks("iterations") - 1
+                self.effort.iterations += self._of_strategy("iterations") - 1
 
     @property
     def best(self) -> int:
         """The evaluation to return, of this search. Raises StrategyError if it does not exist."""
-        best: int = self._asks("best")
+        best: int = self._of_strategy("best")
         if not 0 <= best < len(self.completions):
-            evaluations = len(self.completions)
-            raise StrategyError(f"the strategy chose evaluation {best} of {evaluations}")
+            raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")
         return best
 
     def nearest(self, prompt: Prompt) -> dict[str, Any]:
@@ -139,17 +129,12 @@ class Search:
         return {"changed_tokens": changed, "decoded_prompt": says}
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
-        """Complete the candidates and score the completions."""
         self._last = asked
         # The unmodified prompt is sent as tokens, which engines read faster and cache.
         requests = [
-            replace(
-                self.request,
-                prompt=one.embeddings
-                if one.role != "initial" or one.displacement > 0
-                else self.request.prompt,
-                seed=one.sampling_seed,
-            )
+            replace(self.request, seed=one.sampling_seed)
+            if one.role == "initial" and one.displacement == 0
+            else replace(self.request, prompt=one.embeddings, seed=one.sampling_seed)
             for one in asked
         ]
         for request in requests:
@@ -158,24 +143,25 @@ class Search:
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
         written = await self.engine.complete(requests)
-        effort = self.effort
+        effort, policy = self.effort, self._policy()
         effort.read_tokens += sum(one.read_tokens for one in written)
         effort.generated_tokens += sum(len(one.token_ids) for one in written)
-        shaped = list(map(self.shape, written))
-        texts, policy = [one.text for one in shaped], self._policy()
-        kept, start = self.watch.text, len(self.watch.ids)
+        shaped = list(map(self._usable, written))
+        texts = [one.text for one in shaped]
+        start, before = len(self.watch.ids), len(self.told)
         context = self.watch.windows(start, start)
         # Of each text the scores after all contexts.
         scores = await self.scoring.send(
-            [text for text in texts for _ in context],
-            policy,
-            [before for _ in texts for before in context],
+            [text for text in texts for _ in context], policy, [*context] * len(texts)
         )
         found = [one.worst() for one in scores.split([len(context)] * len(texts))]
         effort.rounds += 1
+        sent = set[str]()
         for candidate, completion, one in zip(asked, shaped, found, strict=True):
             self.completions.append(completion.token_ids)
-            text = kept + completion.text
+            text = self.watch.text + completion.text
+            if policy == "score" or not one.empty:
+                sent.add(text)
             effort.trace.append(
                 ScoredCompletion(
                     round=effort.rounds,
@@ -192,27 +178,32 @@ class Search:
                     attributes=one.attributes,
                 )
             )
-        empty = {text for text, one in zip(texts, found, strict=True) if one.empty}
-        sent = set(texts) - (set() if policy == "score" else empty)
-        effort.scorer_calls += len(context) * len(sent)
-        told = [one.value for one in found]
-        if self.settings.reject_degenerate:
             # The policy decides the score of an empty text.
-            loops = [text not in empty and is_degenerate(kept + text) for text in texts]
-            self._loops = self._loops or (not self.told and loops[0])
-            if not self._loops:
-                told = [1.0 if loop else score for loop, score in zip(loops, told, strict=True)]
-        self.told += told
-        return told
+            loops = self.settings.reject_degenerate and not one.empty and is_degenerate(text)
+            self._loops = self._loops or (loops and not self.told)
+            self.told.append(1.0 if loops and not self._loops else one.value)
+        effort.scorer_calls += len(context) * len(sent)
+        return self.told[before:]
+
+    def _usable(self, completion: Completion) -> Completion:
+        """The part of a completion that may follow the kept text."""
+        before, stop = self.watch.text, self.settings.stop
+        end = self.settings.stop_in(before + completion.text)
+        if end is not None and end < len(before):
+            # It begins in kept text, which is never taken back: the answer ends there.
+            return Completion("", (), "stop")
+        if not self.to_sentence or completion.finish_reason == "stop":
+            return completion
+        (texts,) = self.engine.token_texts([completion.token_ids])
+        kept = last_end(texts, stop)
+        return Completion("".join(texts[:kept]), completion.token_ids[:kept], "length")
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
-        """The likelihood of completions after the unmodified prompt."""
         if not self.completions:
             raise StrategyError("asked for likelihoods of nothing")
         # A completion without tokens has no likelihood; it is the last that should be chosen.
         values = dict.fromkeys(asked.evaluations, -math.inf)
-        some = [number for number in asked.evaluations if self.completions[number]]
-        if some:
+        if some := [number for number in asked.evaluations if self.completions[number]]:
             prompt, cache = self.request.prompt, self.request.prefix_cache
             assert isinstance(prompt, Sequence)
             pairs = [(prompt, self.completions[number]) for number in some]
@@ -230,10 +221,8 @@ class Search:
             policy = "one" if before else "zero"
         return "blank" if self.watch.ids and policy == "zero" else policy
 
-    def _asks(self, name: str) -> Any:
-        """An attribute of the strategy, maybe computed by user code."""
-        with self._strategy():
-            return getattr(self.strategy, name)
-
-    def _strategy(self) -> AbstractContextManager[None]:
-        return guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed")
+    def _of_strategy(self, name: str, *values: Any) -> Any:
+        """An attribute of the strategy, or the result of its method: maybe user code."""
+        with guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed"):
+            found = getattr(self.strategy, name)
+            return found(*values) if callable(found) else found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 from tide.core.settings import Settings
 from tide.core.text import begins_word, first_end, maybe_stops, word_starts
-from tide.scorers.base import is_empty
+from tide.scorers.base import Score, is_empty
 from tide.search.backtrack import BacktrackOptions
 
 # Tokens that are held back although they pass, since their score is suspicious: a rewind can then
@@ -18,7 +17,7 @@ _HELD = 16
 # A long answer is also scored in windows of this many times the context.
 _WIDER = 3
 # The scorer is asked again after this many tokens of a text to which its screen objects.
-_AGAIN = 8
+AGAIN = 8
 
 
 @dataclass(frozen=True)
@@ -26,21 +25,12 @@ class Failure:
     """An answer that failed at `place`, with this score.
 
     words: the places of the word ends after the passed text, up to the first suspicious one; the
-    word that ends at one of them is to blame. attributes: those that are known.
+    word that ends at one of them is to blame.
     """
 
     place: int
-    score: float
+    score: Score
     words: tuple[int, ...]
-    attributes: dict[str, float] = field(default_factory=dict, compare=False)
-
-
-class Judged(NamedTuple):
-    """The score of the beginning at a place."""
-
-    place: int
-    score: float
-    attributes: dict[str, float]
 
 
 @dataclass
@@ -59,13 +49,13 @@ class Watch:
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
-    scores: list[Judged] = field(default_factory=list)
+    scores: list[tuple[int, Score]] = field(default_factory=list)  # of the places, judged so far
     _asked: list[int] = field(default_factory=lambda: [-1])
     _silent: int = 0  # an empty beginning, which need not be examined again
     _risen: int = 0  # the first suspicious place after `passed`; 0 without one
-    _failed: Judged | None = None  # the first that failed, while others may pass
+    _failed: tuple[int, Score] | None = None  # the first that failed, while others may pass
     _waited: int = 0
-    _decided: int = -_AGAIN  # the last place at which the scorer itself was asked
+    _decided: int = -AGAIN  # the last place at which the scorer itself was asked
 
     @property
     def level(self) -> float:
@@ -97,12 +87,12 @@ class Watch:
         stop = self.settings.stop
         if self.options.pace == "sentence":
             most = self.settings.block_tokens or self.settings.max_new_tokens
-            while True:
-                size = first_end(self.texts[start:], most, ended=ended, stop=stop)
-                start += size or 0
+            while (size := first_end(self.texts[start:], most, ended=ended, stop=stop)) is not None:
+                start += size
                 nothing = self._asked[-1] < 0 and is_empty("".join(self.texts[:start]))
-                if size is None or not nothing or (ended and start == end):
-                    return None if size is None else start
+                if not nothing or (ended and start == end):
+                    return start
+            return None
         if self.options.pace != "whole":
             least = 1 if self.options.pace == "word" else int(self.options.pace)
             for place in word_ends(self.texts, max(start, self._silent)):
@@ -115,21 +105,14 @@ class Watch:
     def windows(self, after: int, place: int) -> list[str]:
         """The texts to score for a place, if the text before `after` was scored."""
         context = self.settings.block_context
-        reaches = after - context, after - _WIDER * context
-        starts = dict.fromkeys(map(self._start, reaches))
+        starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
         return ["".join(self.texts[start:place]) for start in starts]
 
     def _start(self, place: int) -> int:
         """The beginning of the word at a place."""
-        place = max(0, place)
         while 0 < place < len(self.texts) and not begins_word(self.texts[place]):
             place -= 1
-        return place
-
-    @property
-    def takes_screen(self) -> bool:
-        """Whether each window reaches back to the scorer's last text."""
-        return self.settings.block_context >= 2 * _AGAIN
+        return max(0, place)
 
     def decides(self, place: int, *, ended: bool) -> bool:
         """Whether the scorer is asked at the next place, to which its screen objects.
@@ -140,19 +123,19 @@ class Watch:
         """
         self._risen = self._risen or place
         waits = self._failed is not None
-        due = self._waited + 1 >= self.options.lag if waits else place - self._decided >= _AGAIN
+        due = self._waited + 1 >= self.options.lag if waits else place - self._decided >= AGAIN
         if due or (ended and place == len(self.texts)):
             self._decided = place
             return True
         self._waited += waits
         return False
 
-    def judge(self, place: int, score: float, attributes: dict[str, float]) -> Failure | None:
+    def judge(self, place: int, score: Score) -> Failure | None:
         """Take the score of the next place; returns a failure that will not pass any more."""
-        self.scores.append(Judged(place, score, attributes))
-        if self.settings.passes(score):
+        self.scores.append((place, score))
+        if self.settings.passes(score.value):
             self._failed, self._waited = None, 0
-            suspicious = score >= self.level or place == self._decided
+            suspicious = score.value >= self.level or place == self._decided
             if not suspicious or place - self.passed > _HELD:
                 self.passed, self._risen = place, 0
                 return None
@@ -161,14 +144,14 @@ class Watch:
         else:
             self._waited += 1
         self._risen = self._risen or place
-        over = self._waited >= self.options.lag or score >= self.options.at_once
+        over = self._waited >= self.options.lag or score.value >= self.options.at_once
         return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
         """The answer ends with the last place that was judged; its failure, or all has passed."""
-        place, score, _ = self.scores[-1]
+        place, score = self.scores[-1]
         assert place == len(self.texts)
-        if not self.settings.passes(score):
+        if not self.settings.passes(score.value):
             return self._failure()
         self.passed, self._risen = place, 0
         return None
@@ -176,7 +159,7 @@ class Watch:
     def _failure(self) -> Failure:
         assert self._failed is not None
         words = (*word_ends(self.texts[: self._risen], self.passed), self._risen)
-        return Failure(self._failed.place, self._failed.score, words, self._failed.attributes)
+        return Failure(*self._failed, words)
 
     def cut(self, length: int) -> None:
         """End the text after this many characters; the last token's text is cut."""
@@ -186,34 +169,31 @@ class Watch:
     def rewind(self, place: int) -> None:
         """Go on from this place. The passed text is then the last beginning that passed."""
         del self.ids[place:], self.texts[place:]
-        if place < self.passed:
-            passes = self.settings.passes
-            passed = (one for one, score, _ in self.scores if passes(score) and one <= place)
-            self.passed = max(passed, default=0)
-        self.scores = [one for one in self.scores if one.place <= self.passed]
+        last, passes = min(place, self.passed), self.settings.passes
+        passed = (at for at, score in self.scores if at <= last and passes(score.value))
+        self.passed = max(passed, default=0)
+        self.scores = [one for one in self.scores if one[0] <= self.passed]
         self._asked = [self.passed or -1]
         self._silent = min(self._silent, place)
         self._risen, self._failed, self._waited = 0, None, 0
-        self._decided = -_AGAIN
+        self._decided = -AGAIN
 
-    def keep(
-        self, ids: Sequence[int], texts: Sequence[str], score: float, attributes: dict[str, float]
-    ) -> None:
+    def keep(self, ids: Sequence[int], texts: Sequence[str], score: Score) -> None:
         """Add tokens that have passed with this score."""
         self.ids += ids
         self.texts += texts
         self.passed = len(self.texts)
         self._asked = [self.passed]
-        self.scores.append(Judged(self.passed, score, attributes))
+        self.scores.append((self.passed, score))
 
-    def worst(self) -> tuple[float, dict[str, float]]:
+    def worst(self) -> Score:
         """The largest score, and of each known attribute, of the passed text or of its windows."""
         context, passes = self.settings.block_context, self.settings.passes
-        some = [one for one in self.scores if context < one.place <= self.passed]
-        some = [one for one in some if passes(one.score)] or self.scores[-1:]
+        some = [score for place, score in self.scores if context < place <= self.passed]
+        some = [one for one in some if passes(one.value)] or [self.scores[-1][1]]
         names = set.intersection(*(set(one.attributes) for one in some))
         attributes = {name: max(one.attributes[name] for one in some) for name in sorted(names)}
-        return max(one.score for one in some), attributes
+        return Score(max(one.value for one in some), False, attributes)
 
 
 def word_ends(texts: Sequence[str], start: int) -> list[int]:

@@ -127,7 +127,7 @@ class MonitoredAnswer(Answer):
 
     async def forecast(self, text: str) -> Forecast:
         if (failure := await self._draft()) is not None:
-            score, place = failure.score, self._watch.passed
+            score, place = failure.score.value, self._watch.passed
             if self._rewinds:
                 place = self._ban(*await self._blamed(failure))
             character = len("".join(self._watch.texts[:place]))
@@ -140,7 +140,7 @@ class MonitoredAnswer(Answer):
 
     async def forecast_whole(self, text: str, parts: Parts) -> Forecast:
         """The forecast of an answer in parts: enforcing would have drawn it again as a whole."""
-        score, _ = await self._judge_whole(text, parts)
+        score = (await self._judge_whole(text, parts)).value
         return Forecast(score) if self._settings.passes(score) else Forecast(score, 0, 0)
 
     async def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:

@@ -11,11 +11,10 @@ from benchmarks.writing import completed, likelihoods
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from tests.engines.test_base import calls_of_a_closed_engine
-from tests.models import CONFIGS, CONTEXT, ending_with, save_causal_lm, save_mamba
+from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
 from tide.baselines.common.decoding import Writing, decode
-from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
-from tide.engines import Engine
 from tide.engines.local import sampler
 from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
@@ -97,22 +96,6 @@ def test_a_row_is_written_alone_as_in_mixed_company(folder: Path) -> None:
         assert full or completion.finish_reason == "stop"
 
 
-def test_rows_that_end_early_stay_within_the_context(folder: Path) -> None:
-    """A prompt that fills the context, and a neighbour that writes as much again."""
-    engine = TransformersEngine(folder)
-    embeddings = [engine._embed_ids(row).float() for row in ([7, 8] * (CONTEXT // 2 - 1), [5])]
-    samplings = [GREEDY.model_copy(update={"max_new_tokens": n}) for n in (2, CONTEXT - 1)]
-    together = completed(engine, embeddings, samplings, [0, 0])
-    alone = [completed(engine, [x], s, [0])[0] for x, s in zip(embeddings, samplings, strict=True)]
-    assert together == alone
-
-
-def test_the_context_holds_prompt_and_completion(pocket: TransformersEngine) -> None:
-    x = pocket.embed(PROMPTS[:1])[0]
-    with pytest.raises(CompletionError, match=r"2 tokens \+ 255 new ones exceed the context"):
-        completed(pocket, [x, x], [GREEDY, Sampling(max_new_tokens=255)], [0, 0])
-
-
 def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
     engine = TransformersEngine(folder, max_batch=3)
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -125,18 +108,6 @@ def test_likelihood_equals_the_plain_computation(folder: Path) -> None:
         rows = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         expected.append(float(rows[torch.arange(len(completion)), completion].mean()))
     assert likelihoods(engine, prompts, completions) == pytest.approx(expected, abs=1e-4)
-
-
-def test_nearest_tokens_of_a_prompt_are_its_own(folder: Path) -> None:
-    engine = TransformersEngine(folder)
-    (ids,), (x,) = engine.tokenize([PROMPTS[1]]), engine.embed([PROMPTS[1]])
-    assert x.shape == (len(ids), engine.dim)
-    assert engine.decode_nearest(x) == ids
-
-
-def test_is_an_engine(pocket: TransformersEngine) -> None:
-    assert isinstance(pocket, Engine)
-    assert (pocket.dim, pocket.context_length, pocket.dtype) == (256, 256, torch.float32)
 
 
 def test_batches_are_capped_and_change_nothing(
@@ -169,25 +140,6 @@ def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine
     assert all(completions)
     measured = likelihoods(half, prompts, completions)
     assert measured == pytest.approx(likelihoods(pocket, prompts, completions), abs=0.05)
-
-
-def test_sampling_belongs_to_the_seed(pocket: TransformersEngine) -> None:
-    sampling = Sampling(temperature=1.0)
-    one, two, again = complete(pocket, ["The weather"] * 3, sampling, [1, 2, 1])
-    assert one == again
-    assert one != two
-
-
-def test_a_stop_token_ends_the_text(tmp_path: Path) -> None:
-    """With the second greedy token declared as the end, the completion is the first one alone."""
-    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    embeddings = engine.embed(PROMPTS[:2])
-    whole = completed(engine, embeddings, GREEDY, [0, 0])
-    stop = whole[0].token_ids[1]
-    with ending_with(engine, stop):
-        cut = completed(engine, embeddings, GREEDY, [0, 0])
-    assert cut[0].token_ids == whole[0].token_ids[: whole[0].token_ids.index(stop)]
-    assert (whole[0].finish_reason, cut[0].finish_reason) == ("length", "stop")
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -225,32 +177,6 @@ def test_special_tokens_are_marked(tmp_path: Path) -> None:
     assert prompt.fixed_mask == (True, *[False] * (len(prompt.token_ids) - 1))
     assert prompt.user_mask is None
     assert engine.tokenize(["The weather"]) == [list(prompt.token_ids)]
-
-
-def test_half_precision_runs(pocket: TransformersEngine) -> None:
-    engine = TransformersEngine("pocket", dtype="bfloat16")
-    (x,) = engine.embed(["The weather"])
-    assert engine.dtype == torch.bfloat16
-    assert x.dtype == torch.float32
-    assert len(complete(engine, ["The weather"], GREEDY, [0])[0]) == 12
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "message"),
-    [
-        (torch.zeros(3, 7), "shape"),
-        (torch.zeros(0, 256), "shape"),
-        (torch.zeros(256), "shape"),
-        (torch.full((2, 256), float("nan")), "NaN"),
-        (torch.zeros(3, 256, dtype=torch.int64), "float"),
-        (torch.zeros(250, 256), "context of 256"),
-    ],
-)
-def test_bad_embeddings_never_reach_the_model(
-    pocket: TransformersEngine, embeddings: torch.Tensor, message: str
-) -> None:
-    with pytest.raises(CompletionError, match=message):
-        completed(pocket, [torch.zeros(2, 256), embeddings], Sampling(), [0, 0])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
@@ -296,14 +222,6 @@ def test_a_model_without_a_usable_embedding_layer(
     monkeypatch.setattr(GPT2LMHeadModel, "get_input_embeddings", lambda self: table)
     with pytest.raises(EngineError, match="no usable input embedding layer"):
         TransformersEngine(folder)
-
-
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
-    save_causal_lm(tmp_path, "gpt2")
-    (tmp_path / "model.safetensors").unlink()
-    torch.save({}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(EngineError, match="cannot be loaded"):
-        TransformersEngine(tmp_path)
 
 
 def test_embeddings_are_the_rows_of_the_table_times_a_scale(folder: Path) -> None:

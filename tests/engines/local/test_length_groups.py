@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,14 +29,6 @@ def test_every_index_once_at_the_least_cost(lengths: list[int]) -> None:
     groups = length_groups(lengths)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     assert total(lengths, groups) == least_cost(lengths)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "groups"),
-    [([], []), ([7, 7, 7], [[0, 1, 2]]), ([300, 5, 300, 6], [[1, 3], [0, 2]])],
-)
-def test_examples(lengths: list[int], groups: list[list[int]]) -> None:
-    assert length_groups(lengths) == groups
 
 
 @given(st.lists(st.integers(1, 9), max_size=20), st.integers(1, 6))

@@ -26,7 +26,7 @@ from tide.core.concurrency import gather
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
 from tide.engines.local import cache
-from tide.engines.local.cache import Handle, PrefixCache
+from tide.engines.local.cache import PrefixCache
 from tide.engines.local.engine import TransformersEngine, reads_alike
 from tide.engines.local.stream import Forward
 
@@ -248,26 +248,6 @@ def test_what_is_kept_is_bounded_and_goes_with_who_asked(llama: TransformersEngi
     assert [prefix.beginning.layers is not None for prefix in held] == [True, False, True]  # type: ignore[union-attr]
     del held, one
     assert alive(llama) == 0
-
-
-def test_only_equal_rows_are_shared(llama: TransformersEngine) -> None:
-    x, other = moved(llama, [*range(10, 40)], 4, 1)
-    held, longer = llama.prefix_cache(x[:-4]), llama.prefix_cache(x[:-2])
-    assert isinstance(held, Handle)
-    assert isinstance(longer, Handle)
-    nearly = x.clone()
-    nearly[9, 3] += 1e-6
-    some = [x, other, nearly, x[:-4], x[:-3], x.double()]
-    assert [held.beginning.begins(one) for one in some] == [True, True, False, False, True, False]
-    assert [longer.beginning.begins(one) for one in some] == [
-        True,
-        False,
-        False,
-        False,
-        False,
-        False,
-    ]
-    assert llama.prefix_cache(x[: LEAST - 1]) is None
 
 
 def test_a_request_with_another_prompts_prefix_is_read_whole(llama: TransformersEngine) -> None:

@@ -44,8 +44,8 @@ def draw(
 
 def test_noise_is_gumbel_over_tokens_seeds_and_steps() -> None:
     assert stats.kstest(noise([5], 100_000).ravel(), "gumbel_r").pvalue > 0.001
-    assert stats.kstest(noise(list(range(20_000)), 3)[0, :, 2], "gumbel_r").pvalue > 0.001
-    assert stats.kstest(noise([9], 2, steps=20_000)[:, 0, 1], "gumbel_r").pvalue > 0.001
+    assert stats.kstest(noise(list(range(8_000)), 3)[0, :, 2], "gumbel_r").pvalue > 0.001
+    assert stats.kstest(noise([9], 2, steps=8_000)[:, 0, 1], "gumbel_r").pvalue > 0.001
 
 
 def test_noise_of_neighbouring_seeds_steps_and_tokens_is_uncorrelated() -> None:
@@ -56,36 +56,14 @@ def test_noise_of_neighbouring_seeds_steps_and_tokens_is_uncorrelated() -> None:
         assert abs(np.corrcoef(x, y)[0, 1]) < 0.02
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5))
-@settings(max_examples=30)
-def test_a_seed_has_its_noise_in_any_batch(seeds: list[int]) -> None:
-    together = noise(seeds, 50, steps=3)
-    for row, seed in enumerate(seeds):
-        assert np.array_equal(together[:, row], noise([seed], 50, steps=3)[:, 0])
-    assert np.isfinite(together).all()
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_draws_follow_the_tempered_distribution(temperature: float) -> None:
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
-    count = 20_000
+    count = 8_000
     sampling = Sampling(temperature=temperature, max_new_tokens=1)
     drawn = torch.bincount(draw(sampling, range(count), logits.expand(count, -1)), minlength=5)
     expected = (logits.double() / temperature).softmax(-1) * count
     assert stats.chisquare(drawn.numpy(), expected.numpy()).pvalue > 0.001
-
-
-def test_equal_seeds_share_their_noise() -> None:
-    logits = torch.zeros(6, 100)
-    tokens = draw(Sampling(temperature=1.0), [3, 8, 3, 3, 8, 1], logits)
-    alone = [int(draw(Sampling(temperature=1.0), [s], logits[:1])) for s in (3, 8, 1)]
-    assert tokens.tolist() == [alone[i] for i in (0, 1, 0, 0, 1, 2)]
-
-
-def test_temperature_zero_is_greedy() -> None:
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    drawn = draw(Sampling(temperature=0.0), [1, 2, 3, 4], logits)
-    assert torch.equal(drawn, logits.argmax(-1))
 
 
 def keep_likely(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
@@ -108,19 +86,6 @@ def test_top_k_and_top_p_by_hand() -> None:
     assert kept(99, 1.0) == [0, 1, 2, 3, 4]
 
 
-@given(st.floats(0.05, 1.0), st.integers(0, 12), st.integers(0, 2**31))
-@settings(max_examples=50)
-def test_kept_mass_reaches_top_p(top_p: float, top_k: int, seed: int) -> None:
-    logits = 3 * torch.randn(3, 10, generator=torch.Generator().manual_seed(seed))
-    kept = keep_likely(logits, top_k, top_p)
-    assert torch.isfinite(kept.amax(dim=-1)).all()
-    if top_k == 0:
-        mass = logits.softmax(-1).masked_fill(kept.isinf(), 0.0).sum(-1)
-        assert bool((mass >= top_p - 1e-5).all())
-    else:
-        assert bool((kept.isfinite().sum(-1) <= min(top_k, 10)).all())
-
-
 def test_matches_the_filters_of_transformers() -> None:
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
@@ -140,14 +105,6 @@ def test_each_step_has_noise_of_its_own() -> None:
         vocabulary = 30 if step % 9 == 8 else 50
         expected = torch.tensor(noise(seeds, vocabulary, 70)[step].argmax(-1))
         assert torch.equal(sampler.draw(torch.zeros(2, vocabulary))[0], expected)
-
-
-def test_keys_are_the_same_in_any_order() -> None:
-    forwards, backwards = NoiseKeys(2**63 - 1), NoiseKeys(2**63 - 1)
-    steps = [*range(100)]
-    last = [backwards[step] for step in steps[::-1]]
-    assert [forwards[step] for step in steps] == last[::-1]
-    assert len({tuple(key) for key in last}) == 100
 
 
 @given(st.floats(0.02, 2.0), st.integers(0, 2**31), st.booleans())

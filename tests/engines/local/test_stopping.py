@@ -206,15 +206,6 @@ def test_rows_that_hold_their_stop_strings_are_read_no_further(pocket: Transform
     assert pocket.forward_tokens - before < full / 4
 
 
-def test_a_penalty_far_above_one_repeats_nothing(tmp_path: Path) -> None:
-    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    (prompt,) = engine.tokenize(PROMPTS[:1])
-    for temperature in (0.0, 1.0):
-        own = greedy(repetition_penalty=100.0, temperature=temperature)
-        ids = written(engine, own, PROMPTS[:1])[0].token_ids
-        assert len({*ids, *prompt}) == len(ids) + len(set(prompt))
-
-
 @pytest.mark.parametrize("where", ["tokenizer_config", "generation_config", "config"])
 def test_the_end_of_a_turn_and_of_a_document_both_end_a_text(where: str, tmp_path: Path) -> None:
     """Whichever of the two stands where."""

@@ -191,19 +191,3 @@ def test_a_server_that_fails_at_every_request_is_no_fault_of_a_prompt(status: st
             assert time.monotonic() < until
             time.sleep(0.02)
         assert write(engine, PROMPTS[0]).text
-
-
-@pytest.mark.parametrize("status", ["HTTP 401", "HTTP 404", "HTTP 503"])
-def test_the_other_server_does_what_one_refuses(status: str) -> None:
-    with (
-        TextServer() as one,
-        TextServer() as other,
-        OpenAIEngine("tiny", base_urls=[one.url, other.url]) as engine,
-    ):
-        expected = write(engine, PROMPTS[0])
-        one.answer = lambda path, _: STATUSES[status] if "completions" in path else None
-        assert write(engine, PROMPTS[0]) == expected
-        other.faults = {"broken": (500, {})}
-        with pytest.raises(CompletionError, match="HTTP 500"):
-            write(engine, "A broken text")
-        assert [endpoint.available for endpoint in engine.pool.endpoints] == [False, True]

@@ -117,10 +117,8 @@ class KeyValueCache:
     def copy(self, row: int) -> list[Pair]:
         """The keys and values of one row, (1, heads, T, width) of each layer."""
         columns = slice(self.starts[row], self.end)
-        return [
-            (keys[row : row + 1, :, columns].clone(), values[row : row + 1, :, columns].clone())
-            for keys, values in self.stores
-        ]
+        rows = slice(row, row + 1)
+        return [(k[rows, :, columns].clone(), v[rows, :, columns].clone()) for k, v in self.stores]
 
     def step(self) -> bool:
         """Prepare a column for the next forward pass; returns whether the rows were moved."""

@@ -158,9 +158,8 @@ class TransformersEngine(EmbeddingEngine):
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
         """The cached beginning of (T, d) rows, if they begin with it, and the tokens to be read."""
-        if not isinstance(handle, Handle) or handle.beginning.rows is None:
+        if not isinstance(handle, Handle) or (rows := handle.beginning.rows) is None:
             return None, len(x)
-        rows = handle.beginning.rows
         if not handle.beginning.begins(x.float().cpu()):
             return None, len(x)
         read = len(x) - len(rows) * handle.counted
@@ -230,10 +229,8 @@ def load_model(
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
     source = source_of(name)
-    if dtype == "auto":
-        wanted: Any = torch.float32 if device.type == "cpu" else "auto"
-    else:
-        wanted = getattr(torch, dtype)
+    auto: Any = torch.float32 if device.type == "cpu" else "auto"
+    wanted = auto if dtype == "auto" else getattr(torch, dtype)
     with guarded(EngineError, f"model {source}: cannot be loaded"):
         return load_pretrained(
             AutoModelForCausalLM, source, device, wanted, trust_remote_code=trust_remote_code

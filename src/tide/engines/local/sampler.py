@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,13 +69,9 @@ def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def _keep_top_k(logits: Tensor, top_k: int | Tensor) -> Tensor:
-    most = top_k if isinstance(top_k, int) else int(top_k.max())
+def _keep_top_k(logits: Tensor, top_k: Tensor, *, most: int) -> Tensor:
     largest = logits.topk(min(most, logits.shape[-1]), dim=-1).values
-    if isinstance(top_k, int):
-        least = largest[:, -1:]
-    else:
-        least = largest.gather(-1, top_k.clamp(max=largest.shape[-1]) - 1)
+    least = largest.gather(-1, top_k.clamp(max=largest.shape[-1]) - 1)
     return logits.masked_fill(logits < least, -torch.inf)
 
 
@@ -119,7 +116,7 @@ class Sampler:
         self._tokens = torch.empty(0, dtype=torch.int32, device=device)
         self._waiting: list[int] = []  # rows that may still be too short to stop
         self._banned: tuple[Tensor, ...] | None = None
-        self._penalty: Any = 1.0
+        self._penalty = torch.empty(0, 1)
 
     def enter(
         self,
@@ -134,9 +131,8 @@ class Sampler:
         needed where there is one. banned: of each, ids that are not to be drawn.
         """
         before = len(self._rows)
-        for i, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True)):
-            out = tuple(banned[i]) if banned else ()
-            self._rows.append(_Sequence(sampling, NoiseKeys(seed), out))
+        for own, seed, out in zip(samplings, seeds, banned or [()] * len(seeds), strict=True):
+            self._rows.append(_Sequence(own, NoiseKeys(seed), tuple(out)))
         if any(row.sampling.repetition_penalty != 1 for row in self._rows):
             rows = [[0]] * before if self._seen is None else self._seen.tolist()
             rows += [list(prompt) or [0] for prompt in prompts] or [[0]] * len(samplings)
@@ -217,22 +213,23 @@ class Sampler:
         banned = [(i, token) for i, row in enumerate(rows) for token in row.banned]
         self._banned = tuple(torch.tensor(banned, device=device).T) if banned else None
         penalties = [own.repetition_penalty for own in samplings]
-        self._penalty = _one_or_each(penalties, device)
+        self._penalty = _column(penalties, device)
         if set(penalties) <= {1.0}:
             self._seen = None
         drawn = [i for i, own in enumerate(samplings) if own.temperature > 0]
         self._greedy = not drawn
         self._drawn_rows = _numbers(drawn, len(rows), device)
         self._noisy = [rows[i] for i in drawn]
-        self._temperature = _one_or_each([own.temperature or 1.0 for own in samplings], device)
+        self._temperature = _column([own.temperature or 1.0 for own in samplings], device)
         self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
+        keep_top_k = partial(_keep_top_k, most=max((own.top_k for own in samplings), default=0))
         for keep, values, off in (
-            (_keep_top_k, [own.top_k for own in samplings], 0),
+            (keep_top_k, [own.top_k for own in samplings], 0),
             (keep_nucleus, [own.top_p for own in samplings], 1.0),
         ):
             some = [i for i in drawn if values[i] != off]
             if some:
-                limit = _one_or_each([values[i] for i in some], device)
+                limit = _column([values[i] for i in some], device)
                 self._filters.append((_numbers(some, len(rows), device), keep, limit))
 
     def _draw(self, scores: Tensor, best: Tensor) -> Tensor:
@@ -264,8 +261,6 @@ def _numbers(rows: list[int], count: int, device: torch.device) -> Tensor | None
     return None if len(rows) == count else torch.tensor(rows, dtype=torch.int64, device=device)
 
 
-def _one_or_each(values: list[Any], device: torch.device) -> Any:
-    """The value that all rows share, or else one of each, (B, 1)."""
-    if len(set(values)) <= 1:
-        return values[0] if values else 1.0
+def _column(values: list[Any], device: torch.device) -> Tensor:
+    """One value of each row, (B, 1)."""
     return torch.tensor(values, device=device)[:, None]

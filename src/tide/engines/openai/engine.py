@@ -18,25 +18,16 @@ from typing import Any, ClassVar
 from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.concurrency import items_of
 from tide.core.errors import CompletionError, InputError, guarded
-from tide.core.http import Seconds, read_key
+from tide.core.http import Seconds
 from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.engines.base import Engine, FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.base import FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.openai import words as tokens
 from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
-from tide.engines.openai.words import (
-    BannedWords,
-    ChatText,
-    Words,
-    ask_tokenizer,
-    id_of,
-    same_word,
-    text_of,
-    word_of,
-    words_of,
-)
-from tide.engines.pool import Endpoint, EndpointPool
+from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
+from tide.engines.pool import Endpoint, PooledEngine
 from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
 
@@ -45,7 +36,7 @@ _log = logger(__name__)
 _MAX_BATCH = 64
 
 
-class OpenAIEngine(Engine):
+class OpenAIEngine(PooledEngine):
     """Servers at `base_urls`, which all serve `model` over OpenAI's completions API, streamed.
 
     model: the name by which the servers have it; with one that serves a single model, any.
@@ -61,7 +52,6 @@ class OpenAIEngine(Engine):
     InputError for options that cannot be used, and EngineError if no server can be.
     """
 
-    in_process: ClassVar = False
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts"})
     dtype: Any = None  # the server's own
 
@@ -81,23 +71,16 @@ class OpenAIEngine(Engine):
         self.dim, self.context_length = 0, None
         self.max_batch = max_batch or _MAX_BATCH
         self._capacity = asyncio.Semaphore(self.max_batch)
-        self._named: BannedWords | None = None
+        self._named: tokens.BannedWords | None = None
         if tokenizer is not None:
             read_tokenizer = require("transformers", "local").AutoTokenizer.from_pretrained
             from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
 
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
                 read = read_tokenizer(source_of(tokenizer))
-                self._named = ask_tokenizer(str(tokenizer), read)
+                self._named = tokens.ask_tokenizer(str(tokenizer), read)
         self._found: dict[str, Capabilities] = {}  # by address
-        self.pool = EndpointPool(
-            base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
-        )
-        try:
-            self.portal.run(self.pool.start)
-        except BaseException:
-            self.close()
-            raise
+        self._connect(base_urls, timeout, deadline, api_key_env)
         self.name = next(iter(self._found.values())).model
 
     # Text and words.
@@ -182,21 +165,13 @@ class OpenAIEngine(Engine):
     # Servers.
 
     @property
-    def available(self) -> bool:
-        return not self.closed and self.pool.available
-
-    @property
     def capability_notes(self) -> str:
         """The findings on one line."""
         (first, *_) = self._found.values()
-        banned = "drawing again where they come"
-        if first.banned:
-            banned = f"logit_bias ({first.banned.name})"
+        again = "drawing again where they come"
+        banned = f"logit_bias ({first.banned.name})" if first.banned else again
         goes_on = "go on in blocks" if first.continued is not None else "are one block"
         return f"serves {first.model}; words are banned by {banned}; answers to chats {goes_on}"
-
-    async def _free(self) -> None:
-        await self.pool.close()
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Look at a server before it is used."""

@@ -134,10 +134,20 @@ class Detokenized(BaseModel):
 
 
 class _Wire(NamedTuple):
+    """How a server is asked about its tokens: two paths, and the fields of a text."""
+
     tokenize: str
     detokenize: str
     field: str
     more: dict[str, Any]
+
+    async def tokens(self, endpoint: Endpoint, model: str, text: str) -> list[int]:
+        body = {"model": model, self.field: text, **self.more}
+        return list((await endpoint.request(self.tokenize, Tokens, body)).tokens)
+
+    async def text(self, endpoint: Endpoint, model: str, ids: Sequence[int]) -> str:
+        body = {"model": model, "tokens": list(ids)}
+        return (await endpoint.request(self.detokenize, Detokenized, body)).said
 
 
 _WIRES = (
@@ -223,12 +233,12 @@ async def ask_server(endpoint: Endpoint, model: str) -> BannedWords | None:
     Raises ServerFailed for impossible answers.
     """
     for wire in _WIRES:
-        tokenize = partial(_tokens, endpoint, model, wire)
+        tokenize = partial(wire.tokens, endpoint, model)
         try:
             ids = await tokenize(_PROBE)
         except EndpointRefused:  # another wire, or none
             continue
-        detokenize = partial(_text, endpoint, model, wire)
+        detokenize = partial(wire.text, endpoint, model)
         if not ids:  # it looked for the text in another field
             continue
         if not (await detokenize(ids)).endswith(_PROBE.strip()):  # after a token that begins texts
@@ -249,13 +259,3 @@ def ask_tokenizer(name: str, tokenizer: Any) -> BannedWords:
         return str(tokenizer.decode(list(ids)))
 
     return BannedWords(f"the tokenizer {name}", tokenize, detokenize)
-
-
-async def _tokens(endpoint: Endpoint, model: str, wire: _Wire, text: str) -> list[int]:
-    body = {"model": model, wire.field: text, **wire.more}
-    return list((await endpoint.request(wire.tokenize, Tokens, body)).tokens)
-
-
-async def _text(endpoint: Endpoint, model: str, wire: _Wire, ids: Sequence[int]) -> str:
-    body = {"model": model, "tokens": list(ids)}
-    return (await endpoint.request(wire.detokenize, Detokenized, body)).said

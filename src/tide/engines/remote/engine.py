@@ -15,56 +15,34 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tide.core.concurrency import gather, items_of
 from tide.core.errors import EngineError, guarded
-from tide.core.http import MIB, Seconds, ServerFailed, read_key
+from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
-from tide.engines.base import (
-    Dtype,
-    Likelihood,
-    MaxBatch,
-    Piece,
-    Request,
-    TokenPair,
-)
+from tide.engines.base import Dtype, Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.pool import Endpoint, EndpointPool, EndpointRefused
-from tide.engines.remote.protocol import (
-    NEUTRAL,
-    OLDEST,
-    PROBES,
-    Choice,
-    CompletionResponse,
-    Event,
-    FirstToken,
-    ServedModel,
-    ServedModels,
-    ServerVersion,
-    difference,
-    encode,
-    is_older,
-    mean_log_prob,
-    sampling_fields,
-    without_end,
-)
+from tide.engines.pool import Endpoint, EndpointRefused, PooledEngine
+from tide.engines.remote import protocol
+from tide.engines.remote.protocol import Choice, FirstToken, ServedModel, sampling_fields
 from tide.plugins.options import checked
 
 _log = logger(__name__)
 _T = TypeVar("_T")
+_Asked = TypeVar("_Asked")
 
 _MAX_BATCH = 256
 # Sequences in one request: some MB at most, all repeated if the server fails.
 _REQUEST_SIZE = 64
 
 
-class RemoteEngine(EmbeddingEngine):
+class RemoteEngine(PooledEngine, EmbeddingEngine):
     """vLLM servers at `base_urls`, which all serve `model`.
 
     model: the folder or hub id that the servers run, for its tokenizer and embeddings, or "pocket".
@@ -83,8 +61,6 @@ class RemoteEngine(EmbeddingEngine):
     run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
     write the same from embeddings as from their token ids.
     """
-
-    in_process: ClassVar = False
 
     @checked
     def __init__(
@@ -114,14 +90,7 @@ class RemoteEngine(EmbeddingEngine):
         self._waiting: list[tuple[Request, asyncio.Future[Piece]]] = []
         self._served: dict[str, ServedModel] = {}  # by address
         self._differences: dict[str, str] = {}
-        self.pool = EndpointPool(
-            base_urls, self._admit, self._check, timeout, deadline, api_key=read_key(api_key_env)
-        )
-        try:
-            self.portal.run(self.pool.start)
-        except BaseException:
-            self.close()
-            raise
+        self._connect(base_urls, timeout, deadline, api_key_env)
         usable = [endpoint.url for endpoint in self.pool.endpoints if endpoint.available]
         # One less than the servers take: to read the last token of a likelihood they write another.
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
@@ -156,7 +125,7 @@ class RemoteEngine(EmbeddingEngine):
         body |= {"stream": True, "stream_interval": request.piece_tokens}
         full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
-        events = endpoint.stream("/v1/completions", Event, full, limit=limit)
+        events = endpoint.stream("/v1/completions", protocol.Event, full, limit=limit)
         count = 0
         async with aclosing(events):
             async for event in events:
@@ -164,7 +133,7 @@ class RemoteEngine(EmbeddingEngine):
                     ids = tuple(part.token_ids or ())
                     count += len(ids)
                     self._check_ids(ids, count, request.sampling.max_new_tokens)
-                    piece = Piece(*without_end(ids, part.finish_reason, part.stop_reason))
+                    piece = Piece(*protocol.without_end(ids, part.finish_reason, part.stop_reason))
                     yield piece
                     if piece.finish_reason is not None:
                         return
@@ -173,15 +142,14 @@ class RemoteEngine(EmbeddingEngine):
     def _send(self) -> None:
         """Let servers complete the requests that wait."""
         alike: dict[Any, list[tuple[Request, asyncio.Future[Piece]]]] = {}
-        for one, future in self._waiting:
-            if future.done():
-                continue
+        waiting, self._waiting = self._waiting, []
+        for one, future in waiting:
             # A server's request has one value for each setting; greedy ones need no seed.
             seed = one.seed if one.sampling.temperature > 0 else None
             of_ids = isinstance(one.prompt, Sequence)
             key = one.sampling, seed, one.banned_token_ids, one.priority, of_ids
-            alike.setdefault(key, []).append((one, future))
-        self._waiting = []
+            if not future.done():
+                alike.setdefault(key, []).append((one, future))
         for rows in alike.values():
             for some in self._split(rows):
                 self.pool.begin(self._complete(some))
@@ -199,9 +167,7 @@ class RemoteEngine(EmbeddingEngine):
             future.add_done_callback(left)
         body = sampling_fields(requests[0]) | self._prompts([one.prompt for one in requests])
         try:
-            found = await self._choices(
-                body, len(asked), lambda i, choice: self._piece(choice, requests[i])
-            )
+            found = await self._choices(body, requests, self._piece)
         except Exception as error:
             for future in futures:
                 if not future.done():
@@ -217,23 +183,23 @@ class RemoteEngine(EmbeddingEngine):
         async def some(rows: Sequence[TokenPair]) -> list[Likelihood]:
             whole = [[*prompt, *completion] for prompt, completion in rows]
             body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "prompt": whole}
-
-            def read(number: int, choice: Choice) -> Likelihood:
-                mean = mean_log_prob(choice, rows[number][1])
-                return Likelihood(mean, len(whole[number]))
-
-            return await self._choices(body, len(rows), read)
+            means = await self._choices(body, [row[1] for row in rows], protocol.mean_log_prob)
+            return [Likelihood(*one) for one in zip(means, map(len, whole), strict=True)]
 
         parts = await gather(map(some, self._split(pairs)))
         return [one for part in parts for one in part]
 
     def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-        return NEUTRAL | body | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        return (
+            protocol.NEUTRAL
+            | body
+            | {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        )
 
     def _prompts(self, prompts: Sequence[Sequence[int] | Tensor]) -> dict[str, Any]:
         """The field for prompts of which all are ids, or none is."""
         ids = [list(prompt) for prompt in prompts if isinstance(prompt, Sequence)]
-        rows = [encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
+        rows = [protocol.encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
         return {"prompt": ids} if ids else {"prompt_embeds": rows}
 
     def _verify(self) -> None:
@@ -244,13 +210,6 @@ class RemoteEngine(EmbeddingEngine):
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")
 
-    @property
-    def available(self) -> bool:
-        return not self.closed and self.pool.available
-
-    async def _free(self) -> None:
-        await self.pool.close()
-
     def _split(self, rows: Sequence[_T]) -> list[Sequence[_T]]:
         """`rows` in parts that spread over the servers."""
         servers = sum(endpoint.available for endpoint in self.pool.endpoints)
@@ -258,18 +217,17 @@ class RemoteEngine(EmbeddingEngine):
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     async def _choices(
-        self, body: dict[str, Any], count: int, read: Callable[[int, Choice], _T]
+        self, body: dict[str, Any], asked: Sequence[_Asked], read: Callable[[Choice, _Asked], _T]
     ) -> list[_T]:
-        """The results of `read` for the number and choice of each prompt of a request.
+        """The results of `read` for each choice of an answer, and what was asked for.
 
         If `read` raises ServerFailed, the server has failed.
         """
 
         async def work(endpoint: Endpoint) -> list[_T]:
-            choices = await self._ask(endpoint, body, count)
-            return [read(i, choice) for i, choice in enumerate(choices)]
+            return list(map(read, await self._ask(endpoint, body, len(asked)), asked))
 
-        return await self.pool.run(count, work)
+        return await self.pool.run(len(asked), work)
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: the choices of `endpoint` for its `count` prompts."""
@@ -277,7 +235,9 @@ class RemoteEngine(EmbeddingEngine):
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
         full = self._full(endpoint, body)
-        answer = await endpoint.request("/v1/completions", CompletionResponse, full, limit=limit)
+        answer = await endpoint.request(
+            "/v1/completions", protocol.CompletionResponse, full, limit=limit
+        )
         choices = sorted(answer.choices, key=lambda choice: choice.index)
         if [choice.index for choice in choices] != list(range(count)):
             raise ServerFailed(f"answered {len(choices)} completions to {count} prompts")
@@ -293,7 +253,9 @@ class RemoteEngine(EmbeddingEngine):
             raise ServerFailed(f"wrote a token outside the vocabulary of {known}")
 
     def _piece(self, choice: Choice, request: Request) -> Piece:
-        ids, reason = without_end(tuple(choice.token_ids), choice.finish_reason, choice.stop_reason)
+        ids, reason = protocol.without_end(
+            tuple(choice.token_ids), choice.finish_reason, choice.stop_reason
+        )
         assert reason is not None
         try:
             self.completions([(ids, reason)], [request.sampling])
@@ -303,13 +265,13 @@ class RemoteEngine(EmbeddingEngine):
 
     async def _admit(self, endpoint: Endpoint) -> None:
         """Check a server before it is used: its version, its model and its output."""
-        version = (await endpoint.request("/version", ServerVersion)).version
-        if is_older(version):
+        version = (await endpoint.request("/version", protocol.ServerVersion)).version
+        if protocol.is_older(version):
             raise EndpointRefused(
                 f"runs vLLM {version}, which has known security holes in loading embeddings; "
-                f"update it to {OLDEST} or later"
+                f"update it to {protocol.OLDEST} or later"
             )
-        models = (await endpoint.request("/v1/models", ServedModels)).data
+        models = (await endpoint.request("/v1/models", protocol.ServedModels)).data
         ours = (self.name, self._source)
         model = next((m for m in models if m.id in ours or m.root in ours), models[0])
         if self.context_length is not None and model.max_model_len <= self.context_length:
@@ -318,7 +280,7 @@ class RemoteEngine(EmbeddingEngine):
                 f"{self.context_length + 1}"
             )
         self._served[endpoint.url] = model
-        problem = await difference(self, partial(self._first_tokens, endpoint))
+        problem = await protocol.difference(self, partial(self._first_tokens, endpoint))
         self._differences.pop(endpoint.url, None)
         if problem is not None:
             self._differences[endpoint.url] = problem
@@ -326,7 +288,7 @@ class RemoteEngine(EmbeddingEngine):
 
     async def _check(self, endpoint: Endpoint) -> None:
         """Let a server write a token after embeddings, its most frequent task."""
-        await self._first_tokens(endpoint, self.embed(PROBES[:1]))
+        await self._first_tokens(endpoint, self.embed(protocol.PROBES[:1]))
 
     async def _first_tokens(self, endpoint: Endpoint, prompts: Sequence[Any]) -> list[FirstToken]:
         body = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0, **self._prompts(prompts)}

@@ -38,11 +38,8 @@ NEUTRAL = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-
-
 # The strongest bias that vLLM takes: at usual temperatures such a token is never drawn.
 NEVER = -100.0
-
 
 PROBES = (
     "The weather today is",
