@@ -20,6 +20,7 @@ from tide.core.concurrency import items_of
 from tide.core.errors import CompletionError, InputError, guarded
 from tide.core.http import Seconds
 from tide.core.optional import require
+from tide.core.pool import Endpoint
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
@@ -27,7 +28,7 @@ from tide.engines.base import FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai import words as tokens
 from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
-from tide.engines.pool import Endpoint, PooledEngine
+from tide.engines.pool import PooledEngine
 from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
 

@@ -16,11 +16,11 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from tide.core.chat import Parts, ToolCall
 from tide.core.http import MIB, Rows, ServerFailed
+from tide.core.pool import Endpoint, EndpointRefused
 from tide.core.sanitize import logger
 from tide.core.text import Thoughts
 from tide.engines.base import FinishReason
 from tide.engines.openai.words import LONGEST_TOKEN, BannedWords, ask_server, same_word, words_of
-from tide.engines.pool import Endpoint, EndpointRefused
 from tide.engines.remote.protocol import NEUTRAL, NEVER
 
 _log = logger(__name__)

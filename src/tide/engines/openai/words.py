@@ -22,9 +22,9 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from tide.core.chat import Chat, Rendered
 from tide.core.http import Rows, ServerFailed
+from tide.core.pool import Endpoint, EndpointRefused
 from tide.core.text import UNSPACED, is_letter
 from tide.engines.base import MOST_SPELLINGS
-from tide.engines.pool import Endpoint, EndpointRefused
 
 _Text = Annotated[str, Field(max_length=1_000_000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]

@@ -23,12 +23,13 @@ from torch import Tensor
 from tide.core.concurrency import gather, items_of
 from tide.core.errors import EngineError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
+from tide.core.pool import Endpoint, EndpointRefused
 from tide.core.pretrained import read_config
 from tide.core.sanitize import logger
 from tide.engines.base import Dtype, Likelihood, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.pool import Endpoint, EndpointRefused, PooledEngine
+from tide.engines.pool import PooledEngine
 from tide.engines.remote import protocol
 from tide.engines.remote.protocol import Choice, FirstToken, ServedModel, sampling_fields
 from tide.plugins.options import checked

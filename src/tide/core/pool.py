@@ -1,0 +1,341 @@
+"""A pool of servers that do the same work: the least loaded gets the next request.
+
+A server that fails leaves the pool, its work goes to the others, and it is tried again in the
+background until it is fit to come back. It knows HTTP, but not the content of the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+import httpx
+from pydantic import BaseModel, SecretStr
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
+from tenacity.wait import wait_random_exponential
+
+from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.http import MIB, Client, Reply, ServerFailed, base_url
+from tide.core.sanitize import logger
+
+_log = logger(__name__)
+_T = TypeVar("_T")
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+
+# Seconds
+_LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # pause of an overloaded server
+_FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
+
+# Attempts at one request, by servers that do other work, before it fails alone.
+_ATTEMPTS = 5
+
+# HTTP
+_OVERLOADED = 429
+_FORBIDDEN = (401, 403)
+# The time httpx takes for a request grows with the connections of its client: 5 ms with 256 of
+# them, 0.5 ms with 4.
+_CLIENT_REQUESTS = 4
+
+
+class EndpointRefused(Exception):
+    """A server refuses a request, and would refuse it again.
+
+    status: of its HTTP answer; 0 without one.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass
+class Endpoint:
+    """One server.
+
+    timeout: seconds that one request may take. key: sent as a bearer token. load: units of work
+    under way. refuses: it is out of the pool because it refuses all requests, for good. did_well:
+    time of its last success. check: the running check of a server in doubt.
+    """
+
+    url: str
+    timeout: float
+    key: SecretStr | None
+    load: int = 0
+    available: bool = False
+    rests_until: float = 0.0
+    reason: str = "not tried yet"
+    refuses: bool = False
+    did_well: float = 0.0
+    check: asyncio.Task[bool] | None = None
+    clients: list[Client] = field(default_factory=list)
+
+    async def request(
+        self, path: str, kind: type[_Parsed], body: Any = None, *, limit: int = MIB
+    ) -> _Parsed:
+        """Its answer, of at most `limit` bytes; a `body` is posted.
+
+        Raises ServerFailed if the connection or the server failed, or the answer is no `kind`, and
+        EndpointRefused if the server refuses the request.
+        """
+        method, client = "GET" if body is None else "POST", self._client()
+        ask = partial(client.ask, method, self.url + path, body, limit=limit)
+        try:
+            reply = await ask()
+        except ServerFailed as error:
+            if not error.broken:
+                raise
+            reply = await ask()  # on a connection that is not idle
+        _raise_for_status(reply, path)
+        return reply.parse(kind)
+
+    async def stream(
+        self, path: str, kind: type[_Parsed], body: Any, *, limit: int = MIB
+    ) -> AsyncGenerator[_Parsed, None]:
+        """As `request`, of a server that sends events: each as a `kind`, up to `[DONE]`."""
+        events = self._client().events(self.url + path, body, limit=limit)
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Reply):
+                    _raise_for_status(event, path)
+                    raise ServerFailed("did not stream its answer")
+                if event == b"[DONE]":
+                    return
+                yield _parsed(event, kind)
+        raise ServerFailed("ended a stream in its middle")
+
+    def _client(self) -> Client:
+        client = next((c for c in self.clients if c.under_way < _CLIENT_REQUESTS), None)
+        if client is None:
+            self.clients.append(client := Client(self.timeout, key=self.key))
+        return client
+
+
+def _raise_for_status(reply: Reply, path: str) -> None:
+    """Raise the error that an unsuccessful answer means."""
+    status = reply.status
+    if status == _OVERLOADED:
+        seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)
+        raise ServerFailed(f"HTTP {status}", seconds)
+    if reply.passing:
+        raise ServerFailed(f"HTTP {status}: {reply.message()}")
+    if status in _FORBIDDEN:
+        raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})", status)
+    if not 200 <= status < 300:
+        raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}", status)
+
+
+def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
+    """One event of a stream. Raises ServerFailed if it is an error, or no `kind`."""
+    reply = Reply(200, httpx.Headers(), event)
+    try:
+        return reply.parse(kind)
+    except ServerFailed:
+        if b'"error"' not in event:
+            raise
+        raise ServerFailed(f"an error in a stream: {reply.message()}") from None
+
+
+@dataclass
+class _Job:
+    """One piece of work. causes: why servers failed at it, by address. checks: of those servers."""
+
+    began: float
+    causes: dict[str, str] = field(default_factory=dict)
+    checks: list[asyncio.Task[bool]] = field(default_factory=list)
+
+
+class EndpointPool:
+    """Servers at `urls`. Must be used inside one event loop, and closed there.
+
+    admit: looks at a server before its first use and before each return; raises ServerFailed or
+    EndpointRefused if it cannot be used now. check: sends a request that a working server answers;
+    raises the same. timeout: seconds that one request may take. deadline: seconds that work may
+    take, with all attempts. api_key: sent as a bearer token to all of them.
+
+    A server that fails is checked. If it fails the check, it leaves the pool; otherwise the request
+    is to blame, and only that request fails.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        admit: Callable[[Endpoint], Awaitable[None]],
+        check: Callable[[Endpoint], Awaitable[None]],
+        timeout: float,
+        deadline: float,
+        *,
+        api_key: SecretStr | None = None,
+    ) -> None:
+        bases = [base_url(url, "base_urls") for url in ([urls] if isinstance(urls, str) else urls)]
+        # With or without the `/v1` that API clients are given.
+        bases = [base.removesuffix("/v1").rstrip("/") for base in bases]
+        if not bases:
+            raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
+        if len(set(bases)) < len(bases):
+            raise InputError("base_urls: the same server twice")
+        self.endpoints = [Endpoint(base, min(timeout, deadline), api_key) for base in bases]
+        self._admit, self._check = admit, check
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._deadline = deadline
+
+    async def start(self) -> None:
+        """Check all servers. Those that fail are tried again later; EngineError if all fail."""
+        await asyncio.gather(*(self._enter(endpoint) for endpoint in self.endpoints))
+        if not self.available:
+            raise EngineError(f"no server can be used: {self.reasons()}")
+        for endpoint in self.endpoints:
+            if not endpoint.available:
+                self._leave(endpoint)
+
+    async def run(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
+        """`await work(server)` on the least loaded server, again elsewhere where one fails.
+
+        units: how much work it is, for the balance. Raises CompletionError if servers that do other
+        work fail at this, and EngineError if no server works.
+        """
+        job = _Job(asyncio.get_running_loop().time())
+        retrying = AsyncRetrying(retry=retry_if_exception_type(ServerFailed), wait=self._pause)
+        with anyio.move_on_after(self._deadline):
+            return await retrying(self._attempt, job, units, work)
+        told = "; ".join(f"{e.url}: {job.causes.get(e.url, e.reason)}" for e in self.endpoints)
+        late = f"within {self._deadline:g} s (deadline): {told}"
+        if any(e.available and e.did_well > job.began for e in self.endpoints):
+            raise CompletionError(f"the servers do other work, but did not finish this {late}")
+        raise EngineError(f"the servers did not finish {late}")
+
+    @property
+    def available(self) -> bool:
+        """Whether a server can be used."""
+        return any(endpoint.available for endpoint in self.endpoints)
+
+    def reasons(self) -> str:
+        """For each server, "in use" or the reason why it is not."""
+        return "; ".join(f"{endpoint.url}: {endpoint.reason}" for endpoint in self.endpoints)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for client in (client for endpoint in self.endpoints for client in endpoint.clients):
+            await client.aclose()
+
+    async def _attempt(
+        self, job: _Job, units: int, work: Callable[[Endpoint], Awaitable[_T]]
+    ) -> _T:
+        usable = self._usable()
+        if not usable:
+            if all(endpoint.refuses for endpoint in self.endpoints):
+                raise EngineError(f"no server can be used: {self.reasons()}")
+            raise ServerFailed("no server available")
+        # Prefer a server that did not fail at it and is not in doubt.
+        endpoint = min(usable, key=lambda e: (e.url in job.causes, e.check is not None, e.load))
+        began = asyncio.get_running_loop().time()
+        endpoint.load += units
+        try:
+            result = await work(endpoint)
+        except asyncio.CancelledError:  # at the deadline, most often
+            waited = asyncio.get_running_loop().time() - began
+            before = f", and before: {cause}" if (cause := job.causes.get(endpoint.url)) else ""
+            job.causes[endpoint.url] = f"no answer within {waited:.3g} seconds{before}"
+            raise
+        except (ServerFailed, EndpointRefused) as error:
+            job.causes[endpoint.url] = str(error)
+            await self._blame(endpoint, job, error)
+            raise ServerFailed(str(error)) from None
+        finally:
+            endpoint.load -= units
+        endpoint.did_well = asyncio.get_running_loop().time()
+        if endpoint.available:  # whose pause is over
+            endpoint.reason = "in use"
+        return result
+
+    async def _blame(
+        self, endpoint: Endpoint, job: _Job, error: ServerFailed | EndpointRefused
+    ) -> None:
+        """Raise CompletionError if the request is to blame for a failure, and not the server."""
+        refused = isinstance(error, EndpointRefused)
+        if self._rests(endpoint, error) or not endpoint.available:
+            return
+        if endpoint.check is None:
+            endpoint.check = self.begin(self._works(endpoint))
+        job.checks.append(check := endpoint.check)
+        if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
+            return  # another server tries the request meanwhile
+        # Not cancelled with this job: others wait for them, too.
+        job.checks = [one for one in job.checks if await asyncio.shield(one)]
+        if len(job.checks) >= _ATTEMPTS or (refused and check in job.checks):
+            raise CompletionError(f"{endpoint.url}: {error}") from None
+
+    def _usable(self) -> list[Endpoint]:
+        now = asyncio.get_running_loop().time()
+        return [e for e in self.endpoints if e.available and e.rests_until <= now]
+
+    def _fresh(self, job: _Job) -> bool:
+        """Whether there is a usable server that did not fail at the job."""
+        return any(e.url not in job.causes for e in self._usable())
+
+    def _pause(self, state: RetryCallState) -> float:
+        """Seconds before the next attempt: none while another server can take it at once."""
+        if self._fresh(state.args[0]):
+            return 0.0
+        return wait_random_exponential(multiplier=0.1, max=2.0)(state)
+
+    def _rests(self, endpoint: Endpoint, error: ServerFailed | EndpointRefused) -> bool:
+        """Whether a server that failed has only asked for a pause; it gets it."""
+        if isinstance(error, EndpointRefused) or not error.pause:
+            return False
+        endpoint.reason = str(error)
+        endpoint.rests_until = asyncio.get_running_loop().time() + error.pause
+        return True
+
+    async def _works(self, endpoint: Endpoint) -> bool:
+        """Whether a server answers correctly; if not, it leaves the pool."""
+        try:
+            await self._check(endpoint)
+        except (ServerFailed, EndpointRefused) as error:
+            if not self._rests(endpoint, error) and endpoint.available:
+                self._out(endpoint, error)
+                self._leave(endpoint)
+            return False
+        finally:
+            endpoint.check = None
+        endpoint.did_well = asyncio.get_running_loop().time()
+        return True
+
+    def _out(self, endpoint: Endpoint, error: ServerFailed | EndpointRefused) -> None:
+        endpoint.reason, endpoint.available = str(error), False
+        endpoint.refuses = isinstance(error, EndpointRefused)
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        _log.warning("%s is out of the pool: %s", endpoint.url, endpoint.reason)
+        self.begin(self._probe(endpoint))
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """A task of the pool, which `close` cancels."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        pause = _FIRST_PROBE
+        while not endpoint.available:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            await self._enter(endpoint)
+        _log.warning("%s is back in the pool", endpoint.url)
+
+    async def _enter(self, endpoint: Endpoint) -> None:
+        """Check a server; it becomes available, or `reason` says why not."""
+        try:
+            await self._admit(endpoint)
+        except (ServerFailed, EndpointRefused) as error:
+            self._out(endpoint, error)
+        else:
+            endpoint.available, endpoint.refuses, endpoint.rests_until = True, False, 0.0
+            endpoint.reason = "in use"
