@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -195,41 +192,6 @@ def test_a_scorer_that_fails_ends_the_fit(
     with pytest.raises(ScorerError, match="judge"):
         fit(kind, data, tmp_path / "out", model=model, scorer=f"{judge}:Judge", **SETTINGS)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_baseline_of_another_package(model: Path, data: Path, tmp_path: Path) -> None:
-    """It says what it learned; the folder is that of its `kind`, where it will look for it."""
-    package = tmp_path / "site"
-    note = package / "other-1.0.dist-info"
-    note.mkdir(parents=True)
-    (note / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (note / "entry_points.txt").write_text("[tide.baselines]\nmine = other:Mine\n")
-    (package / "other.py").write_text(
-        "import torch\n"
-        "from tide.baselines.common.fit import Fitted\n"
-        "class Mine:\n"
-        "    kind = 'mine'\n"
-        "    learned = True\n"
-        "    @staticmethod\n"
-        "    def fit(task):\n"
-        "        texts, _ = task.texts()\n"
-        "        return Fitted({'w': torch.ones(2)}, {'read': float(len(texts))})\n"
-    )
-    path = os.pathsep.join([str(package), *filter(None, sys.path)])
-    command = ["fit", "mine", "--model", model, "--data", data, "--out", tmp_path / "out"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tide", *map(str, command)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "mine" in ran.stdout
-    assert "read 752.000" in ran.stdout  # without the 40 rows and more that are held out
-    artefact = json.loads((tmp_path / "out/mine/artefact.json").read_text())
-    assert artefact["baseline"] == "mine"
 
 
 def test_a_smaller_model_may_learn_instead(

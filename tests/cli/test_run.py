@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,7 @@ import pytest
 
 from tests.command import tide
 from tests.engines.remote.vllm_server import VllmServer
-from tests.models import save_causal_lm, save_classifier
+from tests.models import save_causal_lm
 from tide.cli.display import on_one_line
 from tide.core.errors import EngineError
 from tide.engines import REGISTRY as ENGINES
@@ -37,22 +33,6 @@ def prompts_file(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("\n".join(PROMPTS) + "\n")
     return path
-
-
-def killed_after(lines: int, command: list[str], output: Path) -> bytes:
-    """Run `command`, kill -9 it when `output` has so many lines; the whole lines that it left."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while not (output.exists() and output.read_bytes().count(b"\n") >= lines):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    left = output.read_bytes()
-    kept = left[: left.rfind(b"\n") + 1]
-    assert kept.count(b"\n") >= lines
-    return kept
 
 
 def records(path: Path) -> list[dict[str, Any]]:
@@ -163,14 +143,6 @@ def test_refused_prompts_are_counted_apart(
         assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
         assert "1 of 2 prompts failed (see above), 1 of them refused for their own score" in said
     assert len(records(tmp_path / "out.jsonl")) == 1
-
-
-def test_prompts_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("run", *PROMPTS[:2], "--mask") == 0
-    out = capsys.readouterr().out
-    assert "before and after" in out
-    assert "toxic rate" in out
-    assert "She told me" in out
 
 
 def test_a_file_with_a_judge(
@@ -319,18 +291,6 @@ def test_the_same_command_again_changes_nothing(prompts_file: Path, tmp_path: Pa
     assert [record["id"] for record in records(tmp_path / "out.jsonl")] == [0, 1, 2, 3]
 
 
-def test_another_model_and_scorer(prompts_file: Path, tmp_path: Path) -> None:
-    """The same command on a folder with a tiny random Llama and a classifier folder."""
-    llama = save_causal_lm(tmp_path / "llama", "llama", bos=True)
-    classifier = save_classifier(tmp_path / "classifier", ["neutral", "toxic"])
-    output = tmp_path / "out.jsonl"
-    assert tide(
-        "run", "-i", prompts_file, "-o", output, "--model", llama, "--scorer", f"hf:{classifier}",
-        "--max-iterations", 2
-    ) == 0  # fmt: skip
-    assert len(records(output)) == 4
-
-
 @pytest.mark.slow
 def test_a_server(prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Records of the remote engine are those of the local one; `doctor` looks at a server, too."""
@@ -367,32 +327,6 @@ def test_options_that_decide_the_records_may_not_change(
     again = (*command, "quantization=fp8", "--engine-option", "cores=2")
     assert tide(*again) == 0
     assert tide(*command, "quantization=awq") == 1
-
-
-@pytest.mark.slow
-def test_killed_and_started_again(tmp_path: Path) -> None:
-    """Kill -9 in the middle: nothing lost, nothing twice, nothing changed."""
-    prompts = tmp_path / "prompts.jsonl"
-    texts = [f"{prompt} number {i}" for i in range(10) for prompt in PROMPTS]
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-
-    def command(output: Path) -> list[str]:
-        tail = ["run", "-i", prompts, "-o", output, "--max-batch", "4", "--seed", "5"]
-        return [sys.executable, "-m", "tide", *map(str, tail)]
-
-    output = tmp_path / "killed.jsonl"
-    kept = killed_after(5, command(output), output)
-    assert kept.count(b"\n") < len(texts)
-
-    subprocess.run(command(output), check=True, capture_output=True)
-    assert set(kept.splitlines()) <= set(output.read_bytes().splitlines())
-    unbroken = tmp_path / "unbroken.jsonl"
-    subprocess.run(command(unbroken), check=True, capture_output=True)
-    resumed, whole = ({r["id"]: r for r in records(path)} for path in (output, unbroken))
-    assert len(records(output)) == len(texts)
-    assert list(resumed) == list(whole) == list(range(len(texts)))
-    same = sum(resumed[i]["trials"][0]["text"] == whole[i]["trials"][0]["text"] for i in whole)
-    assert same >= 0.97 * len(texts)  # float summation order may differ with the batch
 
 
 # Bad input: one line on stderr, exit code 1
@@ -456,26 +390,6 @@ def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
     assert len(out.splitlines()) == 1
 
 
-def test_vllm_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    assert tide("run", "hi", "--engine", "vllm") == 1
-    says = "vllm is not installed; in a checkout of TIDE: pip install -e '.[vllm]'"
-    assert says in capsys.readouterr().err
-
-
-def test_a_malformed_line_is_named_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"prompt": "one"}\n{"prompt": "two"\n')
-    output = tmp_path / "out.jsonl"
-    assert tide("run", "-i", path, "-o", output) == 1
-    assert "line 2: not JSON" in capsys.readouterr().err
-    assert not output.exists()
-
-
 def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
     prompts_file: Path,
     tmp_path: Path,
@@ -503,17 +417,6 @@ def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
     assert tide(*command) == 0
     assert output.read_bytes().startswith(kept)
     assert [record["id"] for record in records(output)] == [0, 1, 2, 3]
-
-
-def test_another_seed_does_not_mix_into_a_file(
-    prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ("run", "-i", prompts_file, "-o", tmp_path / "out.jsonl", "--limit", 1)
-    assert tide(*command) == 0
-    assert tide(*command, "--seed", 1) == 1
-    assert "settings.seed = 0, this run has 1" in capsys.readouterr().err
-    assert tide(*command, "--seed", 1, "--overwrite") == 0
-    assert len(records(tmp_path / "out.jsonl")) == 1
 
 
 def test_stop_strings_decide_the_records(

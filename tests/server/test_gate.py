@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from pydantic import SecretStr
@@ -165,11 +164,10 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_ends_its_work(stream: bool, n: int) -> None:
+def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
     held, scorer = Held(), ReadingScorer()
     with running(held.engine, scorer, toxicity_threshold=0.001, max_iterations=1000) as server:
-        body = f'{{"prompt": "{PROMPTS[0]}", "n": {n}, "stream": {str(stream).lower()}}}'
+        body = f'{{"prompt": "{PROMPTS[0]}", "n": 3, "stream": {str(stream).lower()}}}'
         with post(server, body.encode()):
             assert held.writing.wait(20)
         wait_until(lambda: server.metric("tide_completions_under_way") == 0)
@@ -279,10 +277,17 @@ def test_without_a_scorer_nothing_leaves(
     with running(scorer=scorer) as server:
         answers = [server.ask(), server.ask(stream=True)]
         answers += [server.http.post("/v1/moderations", json={"input": "x"})]
+        body = {"input_type": "request", "texts": ["text"]}
+        answers += [server.http.post("/beta/litellm_basic_guardrail_api", json=body)]
         for answer in answers:
             assert answer.status_code == status
             assert answer.json()["error"]["code"] == code
             assert "toxicity 0" not in answer.text
+        comment = {"comment": {"text": "text"}, "requestedAttributes": {"TOXICITY": {}}}
+        answer = server.http.post("/v1alpha1/comments:analyze", json=comment)
+        assert answer.status_code == answer.json()["error"]["code"] == status
+        kind = type(error).__name__
+        assert server.metric(f'tide_scorer_errors_total{{kind="{kind}"}}') >= 3
         assert ("x-should-retry" not in answers[0].headers) == again
         assert server.http.get("/health").status_code == 200
         assert server.http.get("/ready").status_code == 503
@@ -344,32 +349,11 @@ def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCapt
 
 def test_a_number_of_the_client_is_taken_if_it_is_one() -> None:
     with running() as server:
-        for given, kept in (
-            ("abc-1.2_3", True),
-            ("a b", False),
-            ("x" * 65, False),
-            ("\xe9", False),
-        ):
+        for given in ("abc-1.2_3", "a b", "x" * 65, "\xe9"):
             headers = {"x-request-id": given.encode("latin-1")}
             number = server.http.get("/health", headers=headers).headers["x-request-id"]
-            assert (number == given) == kept
+            assert (number == given) == (given == "abc-1.2_3")
             assert number.isascii()
-
-
-def test_open_requests_end_before_the_server_does() -> None:
-    held = Held()
-    found: list[httpx.Response] = []
-    with running(held.engine) as server:
-        asking = threading.Thread(target=lambda: found.append(server.ask()))
-        asking.start()
-        assert held.writing.wait(20)
-        server.server.should_exit = True
-        time.sleep(0.3)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/health")
-        held.go.set()
-        asking.join(20)
-    assert [answer.status_code for answer in found] == [200]
 
 
 @pytest.mark.parametrize("by", ["cause", "context"])

@@ -90,12 +90,3 @@ def test_a_scorer_that_dies_in_the_middle_is_an_error_event() -> None:
             with pytest.raises(openai.APIError, match="nothing unscored"):
                 taken.extend(chunk.choices[0].text for chunk in stream)
         assert server.ask(PROMPT).status_code == 503
-
-
-def test_very_little_text_waits_for_its_result() -> None:
-    engine = Storyteller(never)
-    engine._story = lambda request: ([engine._id(".")], "stop")  # type: ignore[method-assign]
-    with running(engine, Reader(), **{**SETTINGS, "block_tokens": 0}) as server:
-        found = events(server)
-        assert pieces(found) == [""]
-        assert found[-1]["tide"]["empty"] is True
