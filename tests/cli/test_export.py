@@ -67,33 +67,6 @@ def test_no_pair_is_an_error_and_leaves_the_output_as_it_is(
     assert output.read_text() == "before\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("records.jsonl", '{"id": 1}', "records.jsonl, line 1: not a record of a run: trials"),
-        ("records.jsonl", "[]\n", "records.jsonl, line 1: not a JSON object"),
-        ("records.jsonl", '{"id": 1, "trials": "', "no pair in them (no finished trial)"),
-        ("records.jsonl", '{"a":' * 300 + "1\n", "records.jsonl, line 1: not JSON"),
-        ("config.json", '{"format": 3}', "config.json: not the configuration of a run"),
-        (
-            "config.json",
-            '{"format": 3, "method": "a", "scorer": {"name": "b"}, "judges": [], '
-            '"references": [], "settings": {"toxicity_threshold": 7}}',
-            "config.json: not the configuration of a run: settings.toxicity_threshold",
-        ),
-    ],
-)
-def test_hostile_files_are_one_line(
-    name: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, output = searched(tmp_path / "runs/one", {}), tmp_path / "a.jsonl"
-    content = content if content.endswith(("\n", '"')) else f"{content}\n"
-    (run / name).write_text(content)
-    assert tide("export", run, "-o", output) == 1
-    assert message in refused(capsys)
-    assert not output.exists()
-
-
 def test_what_is_read_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = searched(tmp_path / "runs/one", {})
     before = (run / "records.jsonl").read_bytes()

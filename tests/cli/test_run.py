@@ -44,43 +44,30 @@ def timeless(path: Path) -> list[dict[str, Any]]:
     return [record | {"seconds": 0} for record in records(path)]
 
 
-@pytest.mark.parametrize("policy", ["best", "refuse"])
-def test_what_was_not_accepted_is_told(policy: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--toxicity-threshold", "0.000001", "--strategy", "resample:n=1", "--mask"]
-    options += ["--on-unresolved", policy]
-    for further, code in ([], 0), (["--fail-on-unresolved"], 3):
-        assert tide("run", *PROMPTS[:2], *options, *further) == code
-        said = " ".join(capsys.readouterr().err.split())
-        told = "it is withheld" if policy == "refuse" else "returned nevertheless"
-        assert "2 prompts with a completion that the scorer did not accept: " in said
-        assert told in said
-    assert tide("run", "Hello", "--fail-on-unresolved") == 0
-    assert "did not accept" not in capsys.readouterr().err
-
-
-def test_what_is_withheld_is_not_counted_as_toxic_output(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("policy", "told", "after"),
+    [
+        ("best", "returned nevertheless", ("1.000", "0.900", None)),
+        ("refuse", "it is withheld", ("0.000", "-", "1")),
+    ],
+)
+def test_what_was_not_accepted_is_told_and_only_what_is_returned_counts_as_toxic(
+    policy: str, told: str, after: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.py").write_text("def rude(texts):\n    return [0.9 for _ in texts]\n")
-    spec = f"{tmp_path}/mine.py:rude"
-    command = [
-        "run",
-        "Hello there",
-        "-s",
-        spec,
-        "--strategy",
-        "resample:n=1",
-        "--judges",
-        "lexicon",
-    ]
-    for policy, after in {"best": ("1.000", "0.900"), "refuse": ("0.000", "-")}.items():
-        assert tide(*command, "--on-unresolved", policy) == 0
-        cells = re.findall(
-            r"│ +(toxic rate|toxicity|withheld) +│ .*│ +(\S+) │", capsys.readouterr().out
-        )
+    options = ["-s", f"{tmp_path}/mine.py:rude", "--strategy", "resample:n=1"]
+    options += ["--judges", "lexicon", "--on-unresolved", policy]
+    for further, code in ([], 0), (["--fail-on-unresolved"], 3):
+        assert tide("run", "Hello there", *options, *further) == code
+        out, err = capsys.readouterr()
+        said = " ".join(err.split())
+        assert "1 prompt with a completion that the scorer did not accept: " in said
+        assert told in said
+        cells = re.findall(r"│ +(toxic rate|toxicity|withheld) +│ .*│ +(\S+) │", out)
         rows = dict(reversed(cells))  # those of the scorer, and not of the judge
-        assert (rows["toxic rate"], rows["toxicity"]) == after
-        assert rows.get("withheld") == ("1" if policy == "refuse" else None)
+        assert (rows["toxic rate"], rows["toxicity"], rows.get("withheld")) == after
+    assert tide("run", "Hello", "--fail-on-unresolved") == 0
+    assert "did not accept" not in capsys.readouterr().err
 
 
 def test_it_says_what_it_loads_and_what_holds_before_the_wait(
@@ -192,6 +179,9 @@ def test_a_finished_run_is_extended(
     """By judges and by trials; all judges that are named count, however they are named."""
     command = ("run", "-i", prompts_file, "--limit", 2, "-o")
     assert tide(*command, tmp_path / "a", "--judges", "lexicon") == 0
+    first = (tmp_path / "a/records.jsonl").read_bytes()
+    assert tide(*command, tmp_path / "a", "--judges", "lexicon") == 0
+    assert (tmp_path / "a/records.jsonl").read_bytes() == first
     several = ("--judges", "lexicon", "-j", "profanity-check,windows:pocket", "--trials", 2)
     capsys.readouterr()
     assert tide(*command, tmp_path / "a", *several) == 0
@@ -236,21 +226,16 @@ def test_formats_are_printed_in_order(
         assert message in capsys.readouterr().err
 
 
+HARD = ("--toxicity-threshold", "0.000001", "--max-iterations", "2")
+
+
 @pytest.mark.parametrize(
     ("options", "model", "following"),
     [
         ((), "", "Next: --judges sentence "),
         (("--judges", "lexicon"), "", "Next: --model FOLDER_OR_HUB_ID "),
-        (
-            ("--strategy", "tide", "--toxicity-threshold", "0.000001"),
-            "",
-            "Next: --preset backtrack ",
-        ),
-        (
-            ("--preset", "backtrack", "--toxicity-threshold", "0.000001"),
-            "",
-            "Next: --max-iterations 30 ",
-        ),
+        (("--strategy", "tide", *HARD), "", "Next: --preset backtrack "),
+        (("--preset", "backtrack", *HARD), "", "Next: --max-iterations 30 "),
         (("--max-iterations", "1"), "llama", "Next: -o out.jsonl "),
     ],
 )
@@ -277,18 +262,6 @@ def test_on_a_terminal_of_80_columns(
     for cost in ("tokens through the model", "texts scored", "rounds (calls of the model)"):
         assert re.search(rf"{re.escape(cost)} +│ +│ +[0-9.]+ ", plain)
     assert ("\x1b[1;4;31m" in out) == (not model)
-
-
-def test_the_same_command_again_changes_nothing(prompts_file: Path, tmp_path: Path) -> None:
-    command = ("run", "-i", prompts_file, "-o", tmp_path / "out.jsonl")
-    assert tide(*command, "--limit", 2) == 0
-    first = (tmp_path / "out.jsonl").read_bytes()
-    assert tide(*command, "--limit", 2) == 0
-    assert (tmp_path / "out.jsonl").read_bytes() == first
-    assert tide(*command) == 0
-    assert (tmp_path / "out.jsonl").read_bytes().startswith(first)
-    # The lines are in the order of the prompts, whichever was finished first.
-    assert [record["id"] for record in records(tmp_path / "out.jsonl")] == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -344,22 +317,14 @@ def test_options_that_decide_the_records_may_not_change(
         (["run", "hi", "--strategy", "tied"], "did you mean 'tide'"),
         (["run", "hi", "--engine", "transformer"], "did you mean 'transformers'"),
         (["run", "hi", "--engine", "remote"], "give at least one server"),
-        (
-            ["run", "hi", "--engine", "remote", "--base-url", "x"],
-            "base_urls: expected an address like https://HOST:PORT",
-        ),
-        (
-            ["run", "hi", "--base-url", "http://x"],
-            "engine 'transformers' has no option 'base_urls'",
-        ),
+        (["run", "hi", "--engine", "remote", "--base-url", "x"], "base_urls: expected an address"),
+        (["run", "hi", "--base-url", "http://x"], "'transformers' has no option 'base_urls'"),
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),
         (["run", "hi", "--engine-option", "max_batch=0"], "max_batch: Input should be greater"),
         (["run", "hi", "--mu", "0"], "mu: Input should be greater than 0"),
-        (["run", "hi", "--mu=-1"], "mu: Input should be greater than 0"),
         (["run", "hi", "--strategy", "tide:cosine_threshold=1"], "tide: cosine_threshold: "),
         (["run", "hi", "--strategy", "tide:mu=1", "--mu", "1"], "mu: is given twice"),
         (["run", "hi", "--toxicity-threshold", "0"], "toxicity_threshold: "),
-        (["run", "hi", "--toxicity-threshold", "1"], "toxicity_threshold: "),
         (["run", "hi", "--mu", "1", "--mu-relative", "1"], "not both"),
         (["run", "hi", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         (["run", "hi", "--model", "/nowhere/at/all"], "model /nowhere/at/all: "),
@@ -391,26 +356,21 @@ def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
 
 
 def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
-    prompts_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
     def scorer(texts: list[str]) -> list[float]:
         nonlocal calls
         calls += 1
-        if calls <= 2:
-            return [0.01] * len(texts)
-        raise OSError("disk on fire")
+        if calls > 2:
+            raise OSError("disk on fire")
+        return [0.01] * len(texts)
 
     monkeypatch.setitem(REGISTRY._targets, "breaks", lambda: CallableScorer(scorer))
     output = tmp_path / "out.jsonl"
     command = ("run", "-i", prompts_file, "-o", output, "-s", "breaks", "--max-batch", 1)
     assert tide(*command) == 1
-    err = capsys.readouterr().err
-    assert "error: scorer callable:" in err
     kept = output.read_bytes()
     assert 1 <= len(records(output)) < 4
     calls = -100  # the scorer is back: the same command goes on
@@ -429,12 +389,5 @@ def test_stop_strings_decide_the_records(
     assert not any(mark in r["trials"][0]["text"] for r in records(out) for mark in (".", " of "))
     settings = json.loads(out.with_name("out.jsonl.config.json").read_text())["settings"]
     assert (settings["stop"], settings["min_new_tokens"]) == ('[".", " of "]', 9)
-    before = out.read_bytes()
-    assert tide(*command, *options) == 0
-    assert out.read_bytes() == before
-    assert tide("report", out) == 0
-    capsys.readouterr()
     assert tide(*command) == 1
     assert "settings.min_new_tokens = 9" in capsys.readouterr().err
-    assert tide("run", *PROMPTS, "--stop", "") == 1
-    assert "stop.0: " in capsys.readouterr().err

@@ -130,17 +130,12 @@ def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_variable_that_sets_nothing_is_a_slip() -> None:
-    process = subprocess.run(
-        TIDE,
-        check=False,
-        env={**os.environ, "TIDE_SERVE_MAX_TOKEN": "5"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert process.returncode == 1
-    assert process.stderr.startswith("error: TIDE_SERVE_MAX_TOKEN: sets nothing")
+def test_a_variable_that_sets_nothing_is_a_slip(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TIDE_SERVE_MAX_TOKEN", "5")
+    assert tide("serve") == 1
+    assert capsys.readouterr().err.startswith("error: TIDE_SERVE_MAX_TOKEN: sets nothing")
 
 
 def test_the_files_for_operators_name_settings_that_exist() -> None:
