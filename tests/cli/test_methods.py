@@ -61,7 +61,7 @@ def test_everything_is_listed_and_nothing_cut(
         ("transformers", ["trust_remote_code=false", "--engine transformers --engine-option "]),
         ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words",
                        "backtrack (preset)", "toxicity_threshold=0.1"]),
-        ("rad", ["order=shift-warp (warp-shift or shift-warp)"]),
+        ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["written: --scorer max:SCORER,SCORER"]),
     ],
 )  # fmt: skip
