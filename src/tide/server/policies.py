@@ -336,38 +336,40 @@ class Policies:
             file = PolicyFile(policies={ONLY: Policy()})
         else:
             file = PolicyFile.read(self._path)
-        with self._collecting() as found:
-            with _noting(found):
-                check_exposure(self._host, [*self._keys, *file.keys])
-            plans = {}
-            for name, policy in file.policies.items():
-                with _noting(found, *self._place(name)):
-                    preset, settings = self._line.settings(policy)
-                with _noting(found, *self._place(name, "scorer")):
-                    measured = self._scorers.load(self._line.spec(policy))
-                    mode = policy.mode or self._line.mode
-                    own = policy.guardrail_rewrite
-                    rewrites = self._line.guardrail_rewrite if own is None else own
-                    if not found:
-                        plans[name] = Plan(
-                            name, mode, preset, policy.never, settings, measured, rewrites
-                        )
+        found: list[str] = []
+        with self._noting(found):
+            check_exposure(self._host, [*self._keys, *file.keys])
+        plans = {}
+        for name, policy in file.policies.items():
+            with self._noting(found, name):
+                preset, settings = self._line.settings(policy)
+            with self._noting(found, name, "scorer"):
+                measured = self._scorers.load(self._line.spec(policy))
+                mode = policy.mode or self._line.mode
+                own = policy.guardrail_rewrite
+                rewrites = self._line.guardrail_rewrite if own is None else own
+                if not found:
+                    plans[name] = Plan(
+                        name, mode, preset, policy.never, settings, measured, rewrites
+                    )
+        self._raise(found)
         return file, plans
 
     def _made(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
         made: dict[str, ServedPolicy] = {}
-        with self._collecting() as found:
-            for name, plan in plans.items():
-                with _noting(found, *self._place(name)):
-                    old = self.table.policies.get(name)
-                    if old is not None and old.plan == plan:
-                        made[name] = old
-                        continue
-                    if plan.rewrites:
-                        check_rewriter(self.engine)
-                    scorer = plan.scorer
-                    detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
-                    made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
+        found: list[str] = []
+        for name, plan in plans.items():
+            with self._noting(found, name):
+                old = self.table.policies.get(name)
+                if old is not None and old.plan == plan:
+                    made[name] = old
+                    continue
+                if plan.rewrites:
+                    check_rewriter(self.engine)
+                scorer = plan.scorer
+                detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
+                made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
+        self._raise(found)
         default = tuple(made[name] for name in file.default or list(made)[:1])
         own = {
             bytes.fromhex(key.sha256): tuple(made[name] for name in key.policies)
@@ -375,28 +377,21 @@ class Policies:
         }
         return Table(made, default, {**dict.fromkeys(self._keys, default), **own})
 
-    def _place(self, *names: str) -> tuple[str, ...]:
-        """Where a problem is; the options of a command line have names of their own."""
-        return names if self._path is not None else ()
-
     @contextmanager
-    def _collecting(self) -> Iterator[list[str]]:
-        """Yield a list to add problems to; raise PolicyError at the end if it holds any."""
-        found: list[str] = []
-        yield found
-        if found and self._path is None:  # of the command line's options
-            raise InputError(found[0])
+    def _noting(self, found: list[str], *place: str) -> Iterator[None]:
+        """Add an error raised inside to `found`, with its policy and field.
+
+        One of the command line's options has its own name, and is raised at once.
+        """
+        try:
+            yield
+        except TideError as error:
+            if self._path is None:
+                raise
+            field = str(error).partition(":")[0]
+            dot = "." if field in Policy.model_fields and len(place) == 1 else ": "
+            found.append(f"{'.'.join(['policies', *place])}{dot}{error}" if place else str(error))
+
+    def _raise(self, found: list[str]) -> None:
         if found:
             raise PolicyError(self._path, found)
-
-
-@contextmanager
-def _noting(found: list[str], *place: str) -> Iterator[None]:
-    """Add an error raised inside to `found`, with its policy and field."""
-    try:
-        yield
-    except TideError as error:
-        joined = ".".join(["policies", *place]) if place else ""
-        field = str(error).partition(":")[0]
-        dot = "." if field in Policy.model_fields and len(place) == 1 else ": "
-        found.append(f"{joined}{dot}{error}" if joined else str(error))
