@@ -22,12 +22,14 @@ def test_methods_side_by_side(
 ) -> None:
     out = tmp_path / "runs"
     command = [
-        "eval", benchmark_file, "--methods", "base,random-walk,resample:temperature=1.0", "-o", out,
+        "eval", benchmark_file, "--methods", "base,random-walk,resample:temperature=1.0|0.5",
+        "-o", out,
         "--judges", "profanity-check", "--trials", 2,
     ]  # fmt: skip
     assert tide(*command) == 0
     runs = {folder.name: read_run(folder) for folder in out.iterdir() if folder.is_dir()}
-    assert set(runs) == {"base", "random-walk", "resample-temperature=1"}
+    resampled = {"resample-temperature=1", "resample-temperature=0.5"}
+    assert set(runs) == {"base", "random-walk", *resampled}
     shown = " ".join(capsys.readouterr().out.split())
     assert "the search's scorer" in shown
     assert "a judge" in shown
@@ -71,22 +73,6 @@ def test_the_commands_of_the_readme_in_one_folder(
     assert "base (3 seeds)" in Path("runs/mine-pocket/report/cost.md").read_text()
     assert tide("judge", "runs") == 1
     assert "nothing to add" in capsys.readouterr().err
-
-
-def test_a_temperature_sweep_draws_its_curve(
-    benchmark_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert tide(
-        "eval", benchmark_file, "--methods", "tide:temperature=0.1|0.5|0.9", "--limit", 2,
-        "--trials", 1, "--reference", "none"
-    ) == 0  # fmt: skip
-    assert tide("report", "runs") == 0
-    folder = Path("runs/mine-pocket")
-    assert {path.name for path in folder.iterdir()} == {
-        *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report")
-    }
-    assert (folder / "report/sensitivity-tide-temperature.png").is_file()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,11 @@ class Running:
 
     def ask_with(self, headers: dict[str, str]) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+
+    def connect(self) -> socket.socket:
+        """A connection of its own."""
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=20)
 
     def metric(self, name: str) -> float:
         """The value of `name`, with its labels as Prometheus writes them; 0 if there is none."""

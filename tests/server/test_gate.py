@@ -54,9 +54,8 @@ class Held:
 
 def post(server: Running, body: bytes, *headers: str) -> socket.socket:
     """A request on a connection of its own, which is left open."""
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
-    head = ["POST /v1/completions HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+    connection = server.connect()
+    head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     head += headers or [f"Content-Length: {len(body)}"]
     connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
     return connection

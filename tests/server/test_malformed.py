@@ -130,8 +130,7 @@ def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
     headers = data.draw(st.lists(header, max_size=3))
     lines = b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers)
     rest = data.draw(st.sampled_from([b"\r\n", b"\r\n{}", b"", b'\r\n5\r\n{"a":\r\n0\r\n\r\n']))
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with server.connect() as connection:
         answer = b""
         try:
             connection.sendall(line + lines + rest)

@@ -401,53 +401,6 @@ def test_usage_counts_what_is_beside_the_text(serve: Serve) -> None:
             assert usage["completion_tokens"] == len(words_of('They ask.find{"a": "b"}'))
 
 
-def function(**parts: Any) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": {"name": "find", **parts}}]
-
-
-DEPTH = 900
-DEEP = "[" * DEPTH + "]" * DEPTH
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"tools": "find"}, "tools"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
-        ({"tools": function(name=5)}, "tools.0.function.name"),
-        ({"tools": function(description="\ud800")}, "tools"),
-        ({"tools": function(parameters=DEEP)}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {}}, "tools": TOOLS}, "tool_choice"),
-        ({"parallel_tool_calls": "no", "tools": TOOLS}, "parallel_tool_calls"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": "\udc00"}}, "response_format"),
-        ({"functions": [{"name": "find"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"messages": TURNS[:2]}, "messages"),
-        ({"messages": TURNS[1:]}, "messages"),
-        ({"messages": [USER, TURNS[1], {"role": "tool", "content": "x"}]}, "messages.2"),
-        ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages.0"),
-        ({"messages": [{**USER, "tool_calls": TURNS[1]["tool_calls"]}]}, "messages.0"),
-        ({"messages": [USER, {"role": "assistant", "content": None}, USER]}, "messages.1.content"),
-        ({"messages": with_call(arguments=5)}, "messages.1.tool_calls.0.function.arguments"),  # type: ignore[arg-type]
-        ({"messages": with_call(arguments="\ud800")}, "messages.1.tool_calls.0.function.arguments"),
-    ],
-)  # fmt: skip
-def test_what_is_no_request(serve: Serve, more: dict[str, Any], param: str) -> None:
-    with serve(FINE) as server:
-        content = json.dumps({"messages": [USER], **more}).replace(f'"{DEEP}"', DEEP)
-        headers = {"content-type": "application/json"}
-        answer = server.http.post("/v1/chat/completions", content=content, headers=headers)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param)
-        assert error["message"].startswith(param)
-        assert "\n" not in error["message"]
-
-
 def test_what_other_engines_and_completions_do_not_take() -> None:
     with running() as server:
         for more in ({"tools": TOOLS}, JSON, {"messages": TURNS}):

@@ -45,6 +45,18 @@ def test_what_asks_for_nothing_is_let_be(server: Running) -> None:
     assert chat(server, **for_chat).status_code == 200
 
 
+TOOLS = [{"type": "function", "function": {"name": "find"}}]
+CALL = {"id": "x", "function": {"name": "find", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+ANSWER = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
+DEEP = json.loads("[" * 900 + "]" * 900)
+
+
+def with_arguments(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "x", "function": {"name": "find", "arguments": arguments}}
+    return [USER, {**CALLS, "tool_calls": [call]}, ANSWER]
+
+
 REFUSED: list[tuple[dict[str, Any], str | None]] = [
     *(({name: value}, name) for name, values in {
         "logprobs": [0, 5, True], "echo": [True], "best_of": [2], "logit_bias": [{"50256": -100}],
@@ -71,6 +83,33 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": [[]]}, "messages.0"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+    *(({"messages": [USER], **more}, param) for more, param in (
+        ({"tools": "find"}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools.0.function.name"),
+        ({"tools": [{**TOOLS[0], "description": "\ud800"}]}, "tools"),
+        ({"tools": [{**TOOLS[0], "parameters": DEEP}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {}}, "tools": TOOLS}, "tool_choice"),
+        ({"parallel_tool_calls": "no", "tools": TOOLS}, "parallel_tool_calls"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),
+        ({"functions": TOOLS}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"guided_json": {}}, "guided_json"),
+    )),
+    *(({"messages": turns}, param) for turns, param in (
+        ([USER, CALLS], "messages"),
+        ([CALLS, ANSWER], "messages"),
+        ([USER, CALLS, {"role": "tool", "content": "x"}], "messages.2"),
+        ([{**USER, "tool_call_id": "x"}], "messages.0"),
+        ([{**USER, "tool_calls": [CALL]}], "messages.0"),
+        ([USER, {"role": "assistant", "content": None}, USER], "messages.1.content"),
+        (with_arguments(5), "messages.1.tool_calls.0.function.arguments"),
+        (with_arguments("\ud800"), "messages.1.tool_calls.0.function.arguments"),
+    )),
 ]  # fmt: skip
 
 
