@@ -176,3 +176,23 @@ def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) 
     assert tide(*command, "pocket", *bad) == 1
     err = capsys.readouterr().err
     assert "OneJump: count: Input should be greater than or equal to 1" in err.replace("\n", "")
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_the_help_states_the_defaults_that_hold(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that a preset sets are the preset's; a server withholds what is not accepted."""
+    monkeypatch.setenv("COLUMNS", "400")
+    assert tide(command, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+
+    def default(flag: str) -> str:
+        _, _, says = shown.partition(f" {flag} <")
+        return says.partition("default: ")[2].partition("]")[0]
+
+    for flag in ("--toxicity-threshold", "--strategy", "--num-samples"):
+        assert default(flag) == "by --preset"
+    assert default("--preset") == "auto"
+    assert default("--max-new-tokens") == "20; of a chat 512"
+    assert default("--on-unresolved") == ("refuse" if command == "serve" else "best")

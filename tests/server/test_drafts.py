@@ -17,8 +17,8 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.scripted import ScriptedEngine
-from tide.server.detoxifier import ServedDetoxifier
 from tide.server.monitor import Draft, Forecast
+from tide.server.policies import ServedDetoxifier
 
 BACKTRACK = {"preset": "backtrack", "max_new_tokens": 400}
 WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")

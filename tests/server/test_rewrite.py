@@ -16,7 +16,7 @@ from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.scorers.words import ParticularsScorer
-from tide.server.detoxifier import ServedDetoxifier
+from tide.server.policies import ServedDetoxifier
 from tide.server.rewrite import _BEFORE, _read
 
 FIRST, LAST = "The weather is fine.", "Bring a coat."
