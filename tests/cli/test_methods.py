@@ -154,14 +154,6 @@ def test_judges_are_read_by_the_grammar_of_scorers() -> None:
         options.judges(["pocket,,lexicon"])
 
 
-def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    scorers = ("-s", "windows:100:pocket", "-s", "tests.scorers.test_load:Tuned:words=([b])")
-    assert tide("score", "some text", *scorers) == 0
-    out = capsys.readouterr().out.replace("\n", "")
-    assert "windows:100:pocket" in out
-    assert "tuned:words=[b]" in out
-
-
 def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("run", "She told me to shut the", "What a load of", "--scorer")
     engine = ("--engine", "tests.cli.test_methods:Counting", "--max-new-tokens", 5)

@@ -99,14 +99,6 @@ def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_what_is_somebodys
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["cost.md"]
 
 
-def test_folder_format_and_opponent_of_ones_own(runs: Path, tmp_path: Path) -> None:
-    out = tmp_path / "elsewhere/deep"
-    command = ("report", runs / "tide", runs / "shuffled", "--out", out)
-    assert tide(*command, "--format", "pdf", "--against", "shuffled") == 0
-    assert (out / "trade-off.pdf").read_bytes().startswith(b"%PDF")
-    assert "less toxic than shuffled?" in (out / "significance-judge-1.md").read_text()
-
-
 @pytest.mark.usefixtures("no_matplotlib")
 def test_other_benchmarks_and_models_go_to_tables_of_their_own(runs: Path) -> None:
     for folder, model in (("other", "one/gpt2-large"), ("another", "two/gpt2-large")):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.command import tide
-from tests.engines.remote.vllm_server import VllmServer
 from tests.models import save_causal_lm
 from tide.cli.display import on_one_line
 from tide.core.errors import EngineError
@@ -262,26 +261,6 @@ def test_on_a_terminal_of_80_columns(
     for cost in ("tokens through the model", "texts scored", "rounds (calls of the model)"):
         assert re.search(rf"{re.escape(cost)} +│ +│ +[0-9.]+ ", plain)
     assert ("\x1b[1;4;31m" in out) == (not model)
-
-
-@pytest.mark.slow
-def test_a_server(prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Records of the remote engine are those of the local one; `doctor` looks at a server, too."""
-    made = []
-    with VllmServer(TransformersEngine("pocket")) as server:
-        remote = ("--engine", "remote", "--base-url", server.url, "--dtype", "float32")
-        for name, options in (("local", ()), ("remote", (*remote, "--engine-option", "timeout=9"))):
-            output = tmp_path / f"{name}.jsonl"
-            # Where a text is rewound, a server's own cache is not ours to count.
-            command = ("run", "-i", prompts_file, "-o", output, "--preset", "relative", *options)
-            assert tide(*command) == 0
-            made.append(timeless(output))
-        assert made[0] == made[1]
-        assert tide("doctor", *remote) == 0
-        server.scale = 3.0
-        capsys.readouterr()
-        assert tide("doctor", *remote) == 1
-        assert "does it run another model?" in capsys.readouterr().err
 
 
 def test_options_that_decide_the_records_may_not_change(

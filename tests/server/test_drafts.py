@@ -135,11 +135,8 @@ def test_a_search_changes_a_block_that_fails() -> None:
             if place is not None:
                 assert draft.text[forecast.character :].startswith(f"Bad{place}")
                 assert forecast.word == 8 * place
-
-
-def test_a_whole_text_that_is_searched_fails_as_a_whole() -> None:
-    settings = {**SETTINGS, "block_tokens": 0}
-    with ServedDetoxifier(Storyteller(third), scorer=Reader(), **settings) as detox:
+    whole = {**SETTINGS, "block_tokens": 0}  # then it fails as a whole
+    with ServedDetoxifier(Storyteller(third), scorer=Reader(), **whole) as detox:
         draft, _, forecast = asyncio.run(monitored(detox, PROMPT))
         assert "Bad2" in draft.text
         assert (forecast.character, forecast.word, forecast.score) == (1, 0, 0.9)
