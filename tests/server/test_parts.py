@@ -174,15 +174,6 @@ def test_a_conversation_with_tools_is_passed_on(serve: Serve, text_server: TextS
     ]
 
 
-# What is hidden in calls; the tests of `strings_of_json` have all of its places.
-HIDDEN = {
-    "a string": '{"a": "a Wombat"}',
-    "escapes": '{"a": "wo\\u006dbat"}',
-    "no JSON, and fine": "the town",
-    "half of JSON": '{"a": "the to',
-}
-
-
 def assert_refused(choice: dict[str, Any]) -> None:
     assert choice["finish_reason"] == "content_filter"
     message = choice["message"]
@@ -190,43 +181,53 @@ def assert_refused(choice: dict[str, Any]) -> None:
     assert not {"tool_calls", "reasoning_content"} & set(message)
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_calls_that_do_not_pass_are_drawn_again_and_then_refused(
+def with_call(name: str = "find", arguments: str = "{}") -> Said:
+    return Said("I look.", calls=[("find", "{}"), (name, arguments)])
+
+
+AS_JSON = {"tools": [], **JSON}
+# The tests of `strings_of_json` have all places where a text may be hidden.
+NOT_PASSING: dict[str, tuple[Said, dict[str, Any]]] = {
+    "a text": (Said("A wombat.", calls=[("find", "{}")]), {}),
+    "a name": (with_call(name="wombat"), {}),
+    "an argument": (with_call(arguments='{"a": "a Wombat"}'), {}),
+    "escapes": (with_call(arguments='{"a": "wo\\u006dbat"}'), {}),
+    "no JSON, and fine": (with_call(arguments="the town"), {}),
+    "half of JSON": (with_call(arguments='{"a": "the to'), {}),
+    "reasoning": (Said("Fine.", "They ask for a wombat.", [("find", "{}")]), {}),
+    "a thought": (Said("<think>A wombat.</think>Fine."), {}),
+    "a thought without end": (Said("<think>A wombat"), {}),
+    "the end of a thought": (Said("<think>Fine.</think> And </think> a wombat."), {}),
+    "a key of a format": (Said('{"a wombat": 1}'), AS_JSON),
+    "no JSON in a format": (Said("The river is there."), AS_JSON),
+    "a format that is cut off": (Said('{"a": "the ri'), AS_JSON),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PASSING)
+def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     serve: Serve, text_server: TextServer, name: str
 ) -> None:
-    bad = Said("I look.", calls=[("find", "{}"), ("find", HIDDEN[name])])
-    with serve(bad, max_new_tokens=100) as server:
-        assert_refused(ask(server))
-        seeds = [body["seed"] for body in text_server.requests]
-        assert len(set(seeds)) == len(seeds) == 4
-        assert len({body["temperature"] for body in text_server.requests[1:]}) == 1
-        deltas, last = streamed(server)
+    bad, more = NOT_PASSING[name]
+    with serve(bad, reasoning="scored", max_new_tokens=100) as server:
+        assert_refused(ask(server, **more))
+        requests = [*text_server.requests]
+        assert len({body["seed"] for body in requests}) == len(requests) == 4
+        assert len({body["temperature"] for body in requests[1:]}) == 1
+        for body in requests:
+            assert "logit_bias" not in body
+            assert body.get("response_format") == more.get("response_format")
+        deltas, last = streamed(server, **more)
         assert (deltas, last["finish_reason"]) == ([{"role": "assistant"}], "content_filter")
-    with serve(bad, bad, FINE) as server:
+    good = Said('\n{"a": "the river"}') if more else FINE
+    with serve(bad, bad, good, reasoning="scored") as server:
         before = server.metric(changed := 'tide_changed_completions_total{failed="whole"}')
-        again = ask(server)
-        assert called(again["message"]) == list(FINE.calls)
-        assert again["tide"]["rounds"] == 3
-        assert server.metric(changed) == (before or 0) + 1
-        assert len(text_server.requests) == 3
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        Said("A wombat.", calls=[("find", "{}")]),
-        Said("Fine.", calls=[("wombat", "{}")]),
-        Said("Fine.", "They ask for a wombat.", [("find", "{}")]),
-        Said("<think>A wombat.</think>Fine."),
-        Said("<think>A wombat"),
-        Said("<think>Fine.</think> And </think> a wombat."),
-    ],
-)
-def test_text_names_and_reasoning_are_scored(serve: Serve, said: Said) -> None:
-    with serve(said, reasoning="scored") as server:
-        assert_refused(ask(server))
-        deltas, last = streamed(server)
-        assert (deltas, last["finish_reason"]) == ([{"role": "assistant"}], "content_filter")
+        again = ask(server, **more)
+        assert (again["message"]["content"], called(again["message"])) == (
+            good.text, [*good.calls],
+        )  # fmt: skip
+        assert again["tide"]["rounds"] == len(text_server.requests) == 3
+        assert server.metric(changed) == before + 1
 
 
 @pytest.mark.parametrize("tools", [TOOLS, []])
@@ -273,27 +274,6 @@ def test_a_call_without_text_is_an_answer(serve: Serve) -> None:
         with serve(Said(calls=[("find", "")]), **preset) as server:
             message = ask(server)["message"]
             assert (message["content"], called(message)) == (None, [("find", "")])
-
-
-FORMATTED = {
-    "a key": '{"a wombat": 1}',
-    "no JSON": "The river is there.",
-    "cut off": '{"a": "the ri',
-}
-
-
-@pytest.mark.parametrize("name", FORMATTED)
-def test_an_answer_of_a_format_is_drawn_again_as_a_whole(
-    serve: Serve, text_server: TextServer, name: str
-) -> None:
-    with serve(Said(FORMATTED[name])) as server:
-        assert_refused(ask(server, tools=[], **JSON))
-        assert "logit_bias" not in text_server.requests[-1]
-        assert text_server.requests[-1]["response_format"] == JSON["response_format"]
-    with serve(Said(FORMATTED[name]), Said('\n{"a": "the river"}')) as server:
-        choice = ask(server, tools=[], **JSON)
-        assert choice["message"]["content"] == '\n{"a": "the river"}'
-        assert choice["finish_reason"] == "stop"
 
 
 def test_a_schema_is_passed_on(serve: Serve, text_server: TextServer) -> None:
@@ -363,7 +343,7 @@ TURNS = [
 ]  # fmt: skip
 
 
-def with_call(**function: str) -> list[dict[str, Any]]:
+def with_function(**function: str) -> list[dict[str, Any]]:
     call = {"id": "x", "function": {"name": "find", "arguments": "{}", **function}}
     return [USER, {**TURNS[1], "tool_calls": [call]}, TURNS[2]]
 
@@ -374,9 +354,9 @@ def with_call(**function: str) -> list[dict[str, Any]]:
         (TURNS, False),
         ([*TURNS[:2], {**TURNS[2], "content": "a wombat"}], True),
         ([*TURNS[:2], {**TURNS[2], "content": '{"a": "wo\\u006dbat"}'}], True),
-        (with_call(arguments='{"a": "wo\\u006dbat"}'), True),
-        (with_call(arguments='{"wombat": 1}'), True),
-        (with_call(name="wombat"), True),
+        (with_function(arguments='{"a": "wo\\u006dbat"}'), True),
+        (with_function(arguments='{"wombat": 1}'), True),
+        (with_function(name="wombat"), True),
         ([{**USER, "content": "a wombat"}, *TURNS[1:]], True),
         # Of an earlier turn, which was read when it was the last.
         ([*TURNS[:2], {**TURNS[2], "content": "a wombat"}, USER], False),

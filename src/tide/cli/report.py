@@ -31,10 +31,7 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        options.option(
-            "Tables",
-            "Method that the others are tested against (default: base).",
-        ),
+        options.option("Tables", "Method that the others are tested against (default: base)."),
     ] = None,
     valid: Annotated[
         Literal["exact-20"] | None,
@@ -123,8 +120,7 @@ def export(
         ),
     ] = None,
     margin: Annotated[
-        float,
-        options.option("Output", "Minimum difference of a pair's scores.", min=0.0, max=1.0),
+        float, options.option("Output", "Minimum difference of a pair's scores.", min=0.0, max=1.0)
     ] = 0.0,
     overwrite: options.Overwrite = False,
 ) -> None:

@@ -60,8 +60,7 @@ def score(
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
     input_file: options.InputFile = None,
     output: Annotated[
-        Path | None,
-        options.option("Output", "Write records to this .jsonl.", "--output", "-o"),
+        Path | None, options.option("Output", "Write records to this .jsonl.", "--output", "-o")
     ] = None,
     scorers: options.Scorers = None,
     strict_language: options.StrictLanguage = False,
@@ -126,8 +125,7 @@ def compare(
     ordinary: Annotated[
         Path | None,
         options.option(
-            "Input",
-            "Ordinary texts: rows with a 'text'. How many of them does a scorer object to?",
+            "Input", "Ordinary texts: rows with a 'text'. How many of them does a scorer object to?"
         ),
     ] = None,
     threshold: Annotated[
@@ -140,8 +138,7 @@ def compare(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        options.option("Output", "Write the figures to this .json.", "--output", "-o"),
+        Path | None, options.option("Output", "Write the figures to this .json.", "--output", "-o")
     ] = None,
     plot: Annotated[
         Path | None, options.option("Output", "Draw the calibration (.png, .svg or .pdf).")

@@ -380,11 +380,7 @@ def _reason(ended: str, parts: Parts) -> str:
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
     """Token counts of a response: its prompts, each with n completions, and all completions."""
     read, written = sum(one.prompt_tokens for one in sent[::n]), sum(one.tokens for one in sent)
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-    }
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def summed(sent: Sequence[Sent]) -> dict[str, Any]:
