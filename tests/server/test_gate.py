@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import openai
 import pytest
 from pydantic import SecretStr
 
@@ -76,15 +75,10 @@ def test_keys() -> None:
                 answer = server.http.get(path, headers=encoded)
                 assert answer.status_code == 401, (headers, path)
                 assert answer.headers["www-authenticate"] == 'Bearer realm="tide"'
+                assert answer.json()["error"]["code"] == "invalid_api_key"
         assert server.http.get(f"/v1/models?key={KEYS[0]}").status_code == 401
         for path in ("/", "/health", "/ready"):
             assert server.http.get(path).status_code == 200
-        with (
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong") as client,
-            pytest.raises(openai.AuthenticationError) as caught,
-        ):
-            client.models.list()
-        assert caught.value.code == "invalid_api_key"
 
 
 def test_without_a_key_pages_of_other_sites_are_not_served() -> None:
@@ -150,12 +144,8 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) >= 1
         assert "x-should-retry" not in full.headers
+        assert server.ask(stream=True).status_code == 429
         assert server.metric("tide_completions_under_way") == 3
-        with (
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-            pytest.raises(openai.RateLimitError),
-        ):
-            client.completions.create(model=MODEL, prompt="x", stream=True)
         held.go.set()
         asking.join()
         assert server.ask().status_code == 200
@@ -248,11 +238,6 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
         whole = server.ask()
         assert whole.status_code == 504
         assert whole.headers["x-should-retry"] == "false"
-        with (
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-            pytest.raises(openai.APIError),
-        ):
-            list(client.completions.create(model=MODEL, prompt="x", stream=True))
         held.go.set()
 
 

@@ -114,9 +114,8 @@ def server() -> Iterator[Running]:
 
 
 def action(server: Running, **body: Any) -> str:
-    content = json.dumps({"input_type": "response", "request_data": {}, **body})
-    headers = {"content-type": "application/json"}
-    answer = server.http.post("/beta/litellm_basic_guardrail_api", content=content, headers=headers)
+    body = {"input_type": "response", "request_data": {}, **body}
+    answer = server.post("/beta/litellm_basic_guardrail_api", body)
     assert answer.status_code == 200
     assert ("blocked_reason" in answer.json()) == (answer.json()["action"] == "BLOCKED")
     return str(answer.json()["action"])

@@ -35,9 +35,7 @@ def plain(seed: int, prompt: str, stop: tuple[str, ...] = ()) -> tuple[str, str]
 
 def streamed(server: Running, prompt: str, **more: Any) -> tuple[list[str], str, dict[str, Any]]:
     """The pieces of a stream, why it ends, and its `tide` object."""
-    *parts, done, rest = server.ask(prompt, stream=True, **more).text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    found = [json.loads(part.removeprefix("data: ")) for part in parts if part[0] != ":"]
+    found = server.events(prompt=prompt, **more)
     pieces = [one["choices"][0]["text"] for one in found[:-1]]
     return pieces, found[-1]["choices"][0]["finish_reason"], found[-1]["tide"]
 

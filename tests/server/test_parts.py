@@ -94,10 +94,8 @@ def ask(server: Running, messages: Any = None, **more: Any) -> dict[str, Any]:
 
 def streamed(server: Running, **more: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The deltas of a stream, and the last choice."""
-    body = {"messages": [USER], "tools": TOOLS, "stream": True, "max_tokens": 100, **more}
-    text = server.http.post("/v1/chat/completions", json=body).text
-    parts = [part for part in text.split("\n\n") if part.startswith("data: {")]
-    choices = [json.loads(part.removeprefix("data: "))["choices"][0] for part in parts]
+    body = {"messages": [USER], "tools": TOOLS, "max_tokens": 100, **more}
+    choices = [one["choices"][0] for one in server.events("/v1/chat/completions", **body)]
     return [one["delta"] for one in choices], choices[-1]
 
 

@@ -118,9 +118,7 @@ def test_what_cannot_be_done_is_refused_by_the_client_s_name(
     server: Running, body: dict[str, Any], param: str | None
 ) -> None:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    content = json.dumps(body if "messages" in body else {"prompt": "x", **body})
-    headers = {"content-type": "application/json"}
-    answer = server.http.post(path, content=content, headers=headers)
+    answer = server.post(path, body if "messages" in body else {"prompt": "x", **body})
     error = answer.json()["error"]
     assert answer.status_code == 400, error
     assert answer.headers["x-should-retry"] == "false"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -50,9 +49,7 @@ def test_a_client_of_perspective_needs_another_address_alone(server: Running) ->
 
 def analyze(server: Running, **more: Any) -> Any:
     body = {"comment": {"text": TEXTS[0]}, "requestedAttributes": {"TOXICITY": {}}, **more}
-    headers = {"content-type": "application/json"}
-    path = "/v1alpha1/comments:analyze"
-    return server.http.post(path, content=json.dumps(body), headers=headers)
+    return server.post("/v1alpha1/comments:analyze", body)
 
 
 def test_perspective_s_answer(server: Running) -> None:

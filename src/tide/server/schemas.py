@@ -334,17 +334,17 @@ class MessageCall(_Asked):
     index: Any = None  # of a stream; it is left out
 
 
-class Function(BaseModel):
-    """The description of a tool. Only the engine reads further fields."""
+class _PassedOn(BaseModel):
+    """Only the engine reads further fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+
+class Function(_PassedOn):
     name: Text
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class Tool(_PassedOn):
     type: Literal["function"]
     function: Function
 
@@ -358,9 +358,7 @@ class NamedTool(_Asked):
     function: NamedFunction
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class ResponseFormat(_PassedOn):
     type: Literal["text", "json_object", "json_schema"]
 
 
