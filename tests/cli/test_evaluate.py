@@ -79,34 +79,6 @@ def test_the_commands_of_the_readme_in_one_folder(
     assert "nothing to add" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none.jsonl"], "none.jsonl: no such file"),
-        (["benchmark"], "unknown benchmark 'benchmark'"),
-        (["FILE", "--methods", "base,tied"], "methods: unknown 'tied'"),
-        (["FILE", "--methods", "base,,tide"], "--methods: an empty place"),
-        (["FILE", "--protocol", "papr"], "unknown protocol 'papr'"),
-        (["FILE", "--judges", "nobody"], "unknown scorer 'nobody'"),
-    ],
-)
-def test_bad_input(
-    arguments: list[str],
-    message: str,
-    benchmark_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    filled = [str(benchmark_file) if text == "FILE" else text for text in arguments]
-    assert tide("eval", *filled, "--limit", 1) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message in error
-
-
 HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
 SMALL = ("--above", 0.4, "--grid-scale", 1, "--mu", 0.5, "--num-samples", 2)
 
@@ -155,9 +127,7 @@ def test_a_preset_is_tuned_and_used(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "a prompt", "--preset", "none.json"], "none.json: no such file"),
     ],
 )
-def test_bad_input_of_a_tuning(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     own = HERE[:4] if arguments[0] == "run" else HERE
     assert tide(*arguments, *own) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -309,12 +310,37 @@ def test_options_that_decide_the_records_may_not_change(
         (["run", "hi", "--model", "/nowhere/at/all"], "model /nowhere/at/all: "),
         (["score"], "give texts or --input"),
         (["score", "hi", "--scorer", "hf:/nowhere"], "hf:/nowhere: cannot be loaded"),
+        (["eval", "none.jsonl"], "none.jsonl: no such file"),
+        (["eval", "benchmark"], "unknown benchmark 'benchmark'"),
+        (["eval", "FILE", "--methods", "base,tied"], "methods: unknown 'tied'"),
+        (["eval", "FILE", "--methods", "base,,tide"], "--methods: an empty place"),
+        (["eval", "FILE", "--protocol", "papr"], "unknown protocol 'papr'"),
+        (["eval", "FILE", "--judges", "nobody"], "unknown scorer 'nobody'"),
+        (["serve", "--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
+        (["serve", "--policies", "no/such/file"], "--policies no/such/file: no such file"),
+        (["serve", "--policies", __file__], "--policies"),
+        (["serve", "--monitor-texts"], "--monitor-texts"),
+        (["serve", "--host", "no such host", "--port", "0"], "--host no such host"),
+        (["serve", "--on-unresolved", "best"], "on_unresolved"),
+        (["serve", "--max-body", "5"], "max_body"),
+        (["serve", "--temperature", "-1"], "temperature"),
+        (["serve", "--settings", "no/such/file"], "--settings"),
+        (["serve", "--settings", __file__], "line 1"),
+        (["serve", "--settings", "/dev/zero"], "--settings: /dev/zero: has more than 1 MiB"),
+        (["TIDE_SERVE_MAX_TOKEN=5", "serve"], "TIDE_SERVE_MAX_TOKEN: sets nothing"),
     ],
 )
 def test_bad_input_is_one_clear_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert tide(*arguments) == 1
+    arguments: list[str], message: str, prompts_file: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    for name in [name for name in os.environ if name.startswith("TIDE_SERVE")]:
+        monkeypatch.delenv(name)
+    if "=" in arguments[0]:
+        monkeypatch.setenv(*arguments[0].split("="))
+        arguments = arguments[1:]
+    assert tide(*(prompts_file if one == "FILE" else one for one in arguments)) == 1
     err = capsys.readouterr().err
     (line,) = [line for line in err.splitlines() if not line.startswith("loading model ")]
     assert line.startswith("error: ")
