@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import data, doctor, evaluate, fit, methods, report, run, scorers, serve
+from tide.cli import doctor, evaluate, fit, methods, report, run, scorers, serve
 from tide.cli.options import Command
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ app.command("fit", cls=Command)(fit.fit)
 app.command("methods", cls=Command)(methods.methods)
 app.command("doctor", cls=Command)(doctor.doctor)
 app.add_typer(scorers.app, name="scorers")
-app.add_typer(data.app, name="data")
+app.add_typer(fit.data_app, name="data")
 
 
 def _print_version(wanted: bool) -> None:
