@@ -33,64 +33,21 @@ pytestmark = pytest.mark.attack
 # Small enough to be done at once, or beyond every bound.
 NUMBERS = ["0", "1", "2", "-1", "0.5", "1e-308", "1e308", "nan", "-inf", "1_0", "0x1", "9" * 30]
 TEXTS = [
-    *(
-        "",
-        " ",
-        ":",
-        "=",
-        ",",
-        "(",
-        ")",
-        "a=b",
-        "\x1b[2J",
-        "\u202e",
-        "\udce9",
-        "\u0663",
-        "no",
-        "None",
-    ),
-    *(
-        "[]",
-        "{}",
-        "[" * 3000,
-        "9" * 5000,
-        "../..",
-        "~",
-        "-",
-        "--",
-        "auto",
-        "none",
-        "false",
-        "x" * 300,
-    ),
-]
+    "", " ", ":", "=", ",", "(", ")", "a=b", "\x1b[2J", "\u202e", "\udce9", "\u0663", "no", "None",
+    "[]", "{}", "[" * 3000, "9" * 5000, "../..", "~", "-", "--", "auto", "none", "false", "x" * 300,
+]  # fmt: skip
 FILES = [
-    *("prompts.txt", "prompts.jsonl", "prompts.csv", "cut.csv", "cut.txt.gz", "bad.jsonl"),
-    *("bytes.txt", "list.json", "runs", "empty.jsonl", "missing.txt", "/dev/null", "/dev/full"),
-    *("out.jsonl", "out", "deep.jsonl", "no/such/folder/x.jsonl", ".", "records.jsonl"),
-]
+    "prompts.txt", "prompts.jsonl", "prompts.csv", "cut.csv", "cut.txt.gz", "bad.jsonl",
+    "bytes.txt", "list.json", "runs", "empty.jsonl", "missing.txt", "/dev/null", "/dev/full",
+    "out.jsonl", "out", "deep.jsonl", "no/such/folder/x.jsonl", ".", "records.jsonl",
+]  # fmt: skip
 SPECS = [
-    *(
-        "tide",
-        "random-walk",
-        "tide:antithetic=true",
-        "resample:n=2",
-        "relative",
-        "base",
-        "pocket",
-        "lexicon",
-    ),
-    *("reading", "max:reading,lexicon", "cache:reading", "windows:reading", "calibrated:bad.jsonl"),
-    *("hf:no/such", "os:system", "own.py:Own", "bad.jsonl:X", "tide:mu=", "tide:mu=1e999", "rad"),
-    *(
-        "windows:0:reading",
-        "windows:9:reading",
-        "mean:(reading)",
-        "max:",
-        "perspective",
-        "base,relative",
-    ),
-]
+    "tide", "random-walk", "tide:antithetic=true", "resample:n=2", "relative", "base", "pocket",
+    "lexicon", "reading", "max:reading,lexicon", "cache:reading", "windows:reading",
+    "calibrated:bad.jsonl", "hf:no/such", "os:system", "own.py:Own", "bad.jsonl:X", "tide:mu=",
+    "tide:mu=1e999", "rad", "windows:0:reading", "windows:9:reading", "mean:(reading)", "max:",
+    "perspective", "base,relative",
+]  # fmt: skip
 ANY = st.sampled_from([*NUMBERS, *TEXTS, *FILES, *SPECS]) | st.text(max_size=8)
 # Mostly of the kind that an option takes: otherwise few lines would get past their reading.
 GOOD = ["prompts.txt", "prompts.jsonl", "prompts.csv", "out.jsonl", "out"]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import tide
-from tests.core.test_pretrained import BROKEN
-from tests.models import save_causal_lm, save_classifier, save_mamba
+from tests.models import save_causal_lm, save_mamba
 from tide.cli.doctor import _FRIENDLY, _INSULTS
 from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer
@@ -33,8 +32,9 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.usefixtures("all_answers")
 def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("doctor") == 0
+    assert tide("doctor", "--scorer", "windows:pocket") == 0
     out = said(capsys)
+    assert "scorer windows:pocket" in out  # and no emoji
     assert "writes the same from token ids and from their embeddings" in out
     assert "scaled by 1 " in out
     assert "it tells insults from friendly sentences" in out
@@ -104,35 +104,12 @@ def test_checks_the_given_model(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "failed" in capsys.readouterr().out
 
 
-def test_says_what_is_wrong_with_a_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mutate, _ = next(iter(BROKEN.values()))  # the tests of the loader have all of them
-    mutate(save_causal_lm(tmp_path, "llama"))
-    assert tide("doctor", "--model", tmp_path) == 1
-    assert "failed: model" in " ".join(capsys.readouterr().out.split())
-
-
-def test_says_what_is_wrong_with_a_scorer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save_classifier(tmp_path, ["fine", "toxic"])
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert tide("doctor", "--scorer", f"hf:{tmp_path}") == 1
-    assert "files hold 0 bytes" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_scorer_that_fails_in_its_own_way_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(REGISTRY._targets, "strange", lambda: 1 / 0)
     assert tide("doctor", "--scorer", "strange") == 1
     assert "failed: cannot be used: ZeroDivisionError" in capsys.readouterr().out
-
-
-def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("doctor", "--scorer", "windows:pocket") == 0
-    assert "scorer windows:pocket" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -146,13 +123,9 @@ def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_scorer_that_is_inverted_or_hardly_tells_them_apart_is_found(
-    friendly: float,
-    insult: float,
-    code: int,
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
+    friendly: float, insult: float, code: int, says: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     def scorer(texts: list[str]) -> list[float]:
         return [friendly if text in _FRIENDLY else insult for text in texts]
 
@@ -172,14 +145,14 @@ def test_a_file_of_policies_has_every_fault_named_on_a_line(
     path.write_text("policies: {a: {never: [Acme], mode: monitor}, b: {scorer: lexicon}}")
     assert tide("doctor", "--policies", path) == 0
     assert capsys.readouterr().out.strip() == f"ok: {path}: a, b"
-    path.write_text("policies: {a: {scorer: nothing}, b: {mode: loose, strategy: 5}}")
-    assert tide("doctor", "--policies", path) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["policies.b.mode", "policies.b.strategy"]
-    path.write_text("policies: {a: {scorer: nothing}, b: {strategy: nothing}}")
-    assert tide("doctor", "--policies", path) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["policies.a.scorer", "policies.b"]
+    for wrong, places in {
+        "a: {scorer: nothing}, b: {mode: loose}": ["policies.b.mode"],
+        "a: {scorer: nothing}, b: {strategy: nothing}": ["policies.a.scorer", "policies.b"],
+    }.items():
+        path.write_text(f"policies: {{{wrong}}}")
+        assert tide("doctor", "--policies", path) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split(": ")[1] for line in lines] == places
     path.write_text("policies: {a: {scorer: down}}")
     assert tide("doctor", "--policies", path) == 1
     (line,) = capsys.readouterr().out.splitlines()

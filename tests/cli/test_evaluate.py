@@ -7,7 +7,11 @@ import pytest
 
 from tests.cli.test_run import PROMPTS, records
 from tests.command import tide
-from tide.evaluation.runs import read_run
+from tests.worlds import PROMPTS as WORDS
+from tests.worlds import ReadingScorer, scripted_engine
+from tide.engines import REGISTRY as ENGINES
+from tide.evaluation.runs import find_runs, read_run
+from tide.scorers import REGISTRY as SCORERS
 
 
 @pytest.fixture
@@ -22,12 +26,14 @@ def test_methods_side_by_side(
 ) -> None:
     out = tmp_path / "runs"
     command = [
-        "eval", benchmark_file, "--methods", "base,random-walk,resample:temperature=1.0", "-o", out,
+        "eval", benchmark_file, "--methods", "base,random-walk,resample:temperature=1.0|0.5",
+        "-o", out,
         "--judges", "profanity-check", "--trials", 2,
     ]  # fmt: skip
     assert tide(*command) == 0
     runs = {folder.name: read_run(folder) for folder in out.iterdir() if folder.is_dir()}
-    assert set(runs) == {"base", "random-walk", "resample-temperature=1"}
+    resampled = {"resample-temperature=1", "resample-temperature=0.5"}
+    assert set(runs) == {"base", "random-walk", *resampled}
     shown = " ".join(capsys.readouterr().out.split())
     assert "the search's scorer" in shown
     assert "a judge" in shown
@@ -73,47 +79,57 @@ def test_the_commands_of_the_readme_in_one_folder(
     assert "nothing to add" in capsys.readouterr().err
 
 
-def test_a_temperature_sweep_draws_its_curve(
-    benchmark_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
+SMALL = ("--above", 0.4, "--grid-scale", 1, "--mu", 0.5, "--num-samples", 2)
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {**ENGINES._targets, "scripted": lambda model, **_: scripted_engine()}
+    monkeypatch.setattr(ENGINES, "_targets", engines)
+    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "reading": ReadingScorer})
     monkeypatch.chdir(tmp_path)
-    assert tide(
-        "eval", benchmark_file, "--methods", "tide:temperature=0.1|0.5|0.9", "--limit", 2,
-        "--trials", 1, "--reference", "none"
-    ) == 0  # fmt: skip
-    assert tide("report", "runs") == 0
-    folder = Path("runs/mine-pocket")
-    assert {path.name for path in folder.iterdir()} == {
-        *("tide", "tide-temperature=0.5", "tide-temperature=0.9", "report")
-    }
-    assert (folder / "report/sensitivity-tide-temperature.png").is_file()
+    monkeypatch.setenv("COLUMNS", "80")
+    Path("mine.txt").write_text("\n".join(f"{p} {more}" for more in "ab" for p in WORDS))
 
 
+@pytest.mark.usefixtures("stand_ins")
+def test_a_preset_is_tuned_and_used(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("tune", "mine.txt", *HERE, *SMALL, "--out", "tuned") == 0
+    shown = capsys.readouterr()
+    assert "settings tried: the first 7 of 7" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+    (preset,) = Path("tuned").glob("tuned-*.json")
+    assert f"use it: --preset {preset}" in shown.err
+    chosen = json.loads(preset.read_text())["settings"]
+    assert chosen["mu"] == 0.5
+    common = ("--engine", "scripted", "--scorer", "reading", "--preset", preset)
+    assert tide("run", "a prompt", *common, "--output", "out") == 0
+    assert read_run(Path("out")).name == preset.name
+    assert read_run(Path("out")).config["settings"]["step_size"] == chosen["step_size"]
+    more = ("--methods", f"shuffled,{preset}", "--preset", preset, "--out", "compared")
+    assert tide("eval", "mine.txt", *HERE, *more) == 0
+    runs = [read_run(path) for path in find_runs([Path("compared")])]
+    assert [run.config["settings"]["step_size"] for run in runs] == [chosen["step_size"]] * 2
+
+
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["none.jsonl"], "none.jsonl: no such file"),
-        (["benchmark"], "unknown benchmark 'benchmark'"),
-        (["FILE", "--methods", "base,tied"], "methods: unknown 'tied'"),
-        (["FILE", "--methods", "base,base"], "--methods: one of them is named twice"),
-        (["FILE", "--methods", "base,,tide"], "--methods: an empty place"),
-        (["FILE", "--protocol", "papr"], "unknown protocol 'papr'"),
-        (["FILE", "--judges", "nobody"], "unknown scorer 'nobody'"),
-        (["FILE", "--reference", "none-such-folder/x"], "none-such-folder/x"),
+        (
+            ["tune", "mine.txt", "--grid-scale", 1, "--above", 0.999],
+            "--above 0.999: no prompt of 5",
+        ),
+        (["tune", "mine.txt", "--grid-scale", "much"], "--grid-scale: expected ratio, literal"),
+        (["tune", "none.txt"], "none.txt: no such file"),
+        (["tune", "mine.txt", "--out", "a=b"], "--out: "),
+        (["run", "a prompt", "--preset", "none.json"], "none.json: no such file"),
     ],
 )
-def test_bad_input(
-    arguments: list[str],
-    message: str,
-    benchmark_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    filled = [str(benchmark_file) if text == "FILE" else text for text in arguments]
-    assert tide("eval", *filled, "--limit", 1) == 1
+def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own = HERE[:4] if arguments[0] == "run" else HERE
+    assert tide(*arguments, *own) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error

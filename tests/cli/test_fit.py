@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,20 +17,9 @@ from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 
 LEARNED = (
-    "critic-control",
-    "destein",
-    "dexperts",
-    "fudge",
-    "gedi",
-    "pplm",
-    "quark",
-    "rad",
-    "rectification",
-    "sasa",
-    "unidetox",
-    "vocabulary-shift",
-    "word-filter",
-)
+    "critic-control", "destein", "dexperts", "fudge", "gedi", "pplm", "quark", "rad",
+    "rectification", "sasa", "unidetox", "vocabulary-shift", "word-filter",
+)  # fmt: skip
 SCORED = ("critic-control", "quark", "rectification")
 SETTINGS = {"steps": 40, "batch_size": 8, "learning_rate": 0.01, "rank": 4}
 QUICK = [part for k, v in SETTINGS.items() for part in (f"--{k.replace('_', '-')}", v)]
@@ -107,43 +94,45 @@ def test_all_are_fitted_once(
     assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in ("dexperts", "rad") for kind in ("llama", "gpt2")),
+        *((name, "gpt2") for name in ("fudge", "quark", "rectification")),
+    ],
+)
 def test_all_weights_may_learn(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
     """Rank 0, with an output layer of its own (llama) and one that shares the embedding's."""
     use_short_prefixes(monkeypatch)
     model = save_causal_lm(tmp_path / "model", kind, bos=True)
-    settings = {**SETTINGS, "rank": 0, "learning_rate": 3e-3}
+    steps = {} if name in ("dexperts", "rad") else {"steps": 8}
+    settings = {**SETTINGS, "rank": 0, "learning_rate": 3e-3, **steps}
+    figures = fit(name, data, tmp_path / "out", model=model, **settings)[name]
+    if name == "rad":
+        assert figures["auc"] > 0.9
+    for side in ("expert", "anti") if name == "dexperts" else ():
+        assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
     engine = TransformersEngine(model)
-    for name in ("dexperts", "rad"):
-        figures = fit(name, data, tmp_path / "out", model=model, **settings)[name]
-        if name == "rad":
-            assert figures["auc"] > 0.9
-        else:
-            for side in ("expert", "anti"):
-                assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
-        off, on = (
-            load_baseline(spec, engine, artefacts=tmp_path / "out").generate(
-                ["The weather"], SAMPLING, [0]
-            )
-            for spec in (OFF[name], STRENGTHS[name])
-        )
-        assert off != on
+
+    def written(spec: str) -> Any:
+        baseline = load_baseline(spec, engine, artefacts=tmp_path / "out")
+        return baseline.generate(["The weather"], SAMPLING, [0])
+
+    assert written(STRENGTHS[name])[0].completion.token_ids
+    if name in ("dexperts", "rad"):
+        assert written(OFF[name]) != written(STRENGTHS[name])
 
 
 def test_a_fit_that_is_too_weak_says_so(
     model: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A model after one step tells nothing apart; it says so again where it is kept."""
-    settings = {"steps": 1, "learning_rate": 1e-6}
-    for _ in range(2):
-        fit("all", data, tmp_path, model=model, **settings)
-        said = [
-            message for message in caplog.messages if "too weak for a fair comparison" in message
-        ]
-        assert any("gedi" in x and "on held-out texts; 0.9 is wanted" in x for x in said)
-        caplog.clear()
+    """A model after one step tells nothing apart."""
+    fit("gedi", data, tmp_path, model=model, steps=1, learning_rate=1e-6)
+    (said,) = (one for one in caplog.messages if "too weak for a fair comparison" in one)
+    assert "gedi" in said
+    assert "on held-out texts; 0.9 is wanted" in said
     assert json.loads((tmp_path / "gedi/artefact.json").read_text())["doubts"]
 
 
@@ -166,70 +155,16 @@ def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:
         fit("sasa", [data], tmp_path, model=model, step_size=2)
 
 
-@pytest.mark.parametrize("kind", ["fudge", "quark", "rectification"])
-def test_all_weights_may_learn_from_it(model: Path, data: Path, tmp_path: Path, kind: str) -> None:
-    """With rank 0, in a model that shares no weights between its tables, and in one that does."""
-    shared = save_causal_lm(tmp_path / "shared", "gpt2", bos=True)
-    settings = {**SETTINGS, "steps": 8, "learning_rate": 1e-3, "rank": 0}
-    for name in (model, shared):
-        out = tmp_path / f"out-{name.name}"
-        fit(kind, data, out, model=name, **settings)
-        baseline = load_baseline(STRENGTHS[kind], TransformersEngine(name), artefacts=out)
-        assert baseline.generate(["The weather"], SAMPLING, [0])[0].completion.token_ids
-
-
 @pytest.mark.parametrize("kind", SCORED)
 def test_a_scorer_that_fails_ends_the_fit(
     model: Path, data: Path, tmp_path: Path, kind: str
 ) -> None:
     """Its failure is not a score: nothing is learned from it."""
     judge = tmp_path / "judge.py"
-    judge.write_text(
-        "class Judge:\n"
-        "    name, threshold = 'judge', 0.5\n"
-        "    def score(self, texts):\n"
-        "        return [float('nan')] * len(texts)\n"
-        "    def close(self):\n"
-        "        pass\n"
-    )
-    with pytest.raises(ScorerError, match="judge"):
-        fit(kind, data, tmp_path / "out", model=model, scorer=f"{judge}:Judge", **SETTINGS)
+    judge.write_text("def broken(texts):\n    return [float('nan')] * len(texts)\n")
+    with pytest.raises(ScorerError, match="nan is not a score"):
+        fit(kind, data, tmp_path / "out", model=model, scorer=f"{judge}:broken", **SETTINGS)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_baseline_of_another_package(model: Path, data: Path, tmp_path: Path) -> None:
-    """It says what it learned; the folder is that of its `kind`, where it will look for it."""
-    package = tmp_path / "site"
-    note = package / "other-1.0.dist-info"
-    note.mkdir(parents=True)
-    (note / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
-    (note / "entry_points.txt").write_text("[tide.baselines]\nmine = other:Mine\n")
-    (package / "other.py").write_text(
-        "import torch\n"
-        "from tide.baselines.common.fit import Fitted\n"
-        "class Mine:\n"
-        "    kind = 'mine'\n"
-        "    learned = True\n"
-        "    @staticmethod\n"
-        "    def fit(task):\n"
-        "        texts, _ = task.texts()\n"
-        "        return Fitted({'w': torch.ones(2)}, {'read': float(len(texts))})\n"
-    )
-    path = os.pathsep.join([str(package), *filter(None, sys.path)])
-    command = ["fit", "mine", "--model", model, "--data", data, "--out", tmp_path / "out"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tide", *map(str, command)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "mine" in ran.stdout
-    assert "read 752.000" in ran.stdout  # without the 40 rows and more that are held out
-    artefact = json.loads((tmp_path / "out/mine/artefact.json").read_text())
-    assert artefact["baseline"] == "mine"
 
 
 def test_a_smaller_model_may_learn_instead(

@@ -53,17 +53,18 @@ def test_everything_is_listed_and_nothing_cut(
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words"]),
         ("backtrack:lag=2", ["written: --strategy backtrack:"]),
         ("resample", ["n=none Maximum completions; by default max_iterations."]),
         ("tide", ["common_random_numbers=false Share"]),
         ("reversal", ["tide eval --methods reversal:"]),
         ("mine", ["level=0.25", "mine (scorer)"]),
         ("transformers", ["trust_remote_code=false", "--engine transformers --engine-option "]),
-        ("backtrack", ["backtrack (strategy", "backtrack (preset)", "toxicity_threshold=0.1"]),
+        ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words",
+                       "backtrack (preset)", "toxicity_threshold=0.1"]),
+        ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["written: --scorer max:SCORER,SCORER"]),
     ],
-)
+)  # fmt: skip
 def test_one_is_told_with_its_options(
     name: str, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,14 +74,6 @@ def test_one_is_told_with_its_options(
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     for line in lines:
         assert line in " ".join(out.split())
-
-
-def test_all_choices_of_options_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ""
-    for name in STRATEGIES.names() + BASELINES.names():
-        assert tide("methods", name) == 0
-        told += capsys.readouterr().out
-    assert "order=shift-warp (warp-shift or shift-warp)" in " ".join(told.split())
 
 
 def test_an_unknown_name_has_a_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,14 +154,6 @@ def test_judges_are_read_by_the_grammar_of_scorers() -> None:
         options.judges(["pocket,,lexicon"])
 
 
-def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    scorers = ("-s", "windows:100:pocket", "-s", "tests.scorers.test_load:Tuned:words=([b])")
-    assert tide("score", "some text", *scorers) == 0
-    out = capsys.readouterr().out.replace("\n", "")
-    assert "windows:100:pocket" in out
-    assert "tuned:words=[b]" in out
-
-
 def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("run", "She told me to shut the", "What a load of", "--scorer")
     engine = ("--engine", "tests.cli.test_methods:Counting", "--max-new-tokens", 5)
@@ -183,3 +168,23 @@ def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) 
     assert tide(*command, "pocket", *bad) == 1
     err = capsys.readouterr().err
     assert "OneJump: count: Input should be greater than or equal to 1" in err.replace("\n", "")
+
+
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_the_help_states_the_defaults_that_hold(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that a preset sets are the preset's; a server withholds what is not accepted."""
+    monkeypatch.setenv("COLUMNS", "400")
+    assert tide(command, "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+
+    def default(flag: str) -> str:
+        _, _, says = shown.partition(f" {flag} <")
+        return says.partition("default: ")[2].partition("]")[0]
+
+    for flag in ("--toxicity-threshold", "--strategy", "--num-samples"):
+        assert default(flag) == "by --preset"
+    assert default("--preset") == "auto"
+    assert default("--max-new-tokens") == "20; of a chat 512"
+    assert default("--on-unresolved") == ("refuse" if command == "serve" else "best")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -134,34 +135,17 @@ def test_compare_goes_on_when_a_scorer_fails(
     assert "away: nobody answers" in said.err
     assert "not this one" in said.err
     assert "correlation of errors" in said.out
-    rows = {row["scorer"].partition(":")[0]: row for row in json.loads(output.read_text())}
-    away_row, exact_row = rows["away"], json.loads(output.read_text())[2]
+    away_row, picky_row, exact_row, pocket_row = json.loads(output.read_text())
     assert (away_row["scored"], away_row["failure"]) == (0.0, "nobody answers")
-    picky_row = json.loads(output.read_text())[1]
     assert (picky_row["scored"], picky_row["texts"]) == (0.75, 3)
     assert exact_row["scored"] == 1.0
-    assert set(exact_row["error_correlations"]) == {
-        row["scorer"] for row in json.loads(output.read_text())
-    } - {"away", exact_row["scorer"]}
+    assert set(exact_row["error_correlations"]) == {picky_row["scorer"], pocket_row["scorer"]}
 
 
-@pytest.mark.parametrize(
-    ("spec", "problem"),
-    [
-        ("perspective", "set the environment variable PERSPECTIVE_API_KEY"),
-        ("openai-moderation", "OPENAI_MODERATION_QPS: Input should be less than or equal to 10000"),
-        ("tei:http://127.0.0.1:9", "TEI_API_KEY: holds characters that a key cannot have"),
-        ("uninstalled", "pip install"),
-    ],
-)
 def test_compare_goes_on_without_a_service_that_is_not_set_up(
-    labels: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    spec: str,
-    problem: str,
-) -> None:
+) -> None:  # fmt: skip
     monkeypatch.delenv("PERSPECTIVE_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key-0123456789")
     monkeypatch.setenv("OPENAI_MODERATION_QPS", "1e9")
@@ -169,15 +153,22 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
     monkeypatch.setitem(
         REGISTRY._targets, "uninstalled", lambda: require("no_such_package", extra="profanity")
     )
+    problems = {
+        "perspective": "set the environment variable PERSPECTIVE_API_KEY",
+        "openai-moderation": "OPENAI_MODERATION_QPS: Input should be less than or equal to 10000",
+        "tei:http://127.0.0.1:9": "TEI_API_KEY: holds characters that a key cannot have",
+        "uninstalled": "pip install",
+    }
     output = tmp_path / "figures.json"
-    command = ("scorers", "compare", labels, "-s", spec, "-s", "pocket", "-o", output)
-    assert tide(*command) == 1
+    scorers = [part for spec in (*problems, "pocket") for part in ("-s", spec)]
+    assert tide("scorers", "compare", labels, *scorers, "-o", output) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert f"{spec}: " in said
-    assert problem in said
-    failed, pocket = json.loads(output.read_text())
-    assert (failed["scorer"], failed["scored"]) == (spec, 0.0)
-    assert problem in failed["failure"]
+    *failed, pocket = json.loads(output.read_text())
+    assert [row["scorer"] for row in failed] == list(problems)
+    for row in failed:
+        assert row["scored"] == 0.0
+        assert problems[row["scorer"]] in row["failure"]
+        assert f"{row['scorer']}: " in said
     assert pocket["scored"] == 1.0
 
 
@@ -185,12 +176,9 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
     "spec", ["pockt", "azure-content-safety:Rude", "perspective:NO-SUCH", "tei:host", "windows"]
 )
 def test_a_misspelt_scorer_stops_compare_at_once(
-    labels: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    spec: str,
-) -> None:
+    labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], spec: str,
+) -> None:  # fmt: skip
     for service in ("AZURE_CONTENT_SAFETY_KEY", "PERSPECTIVE_API_KEY"):
         monkeypatch.setenv(service, "not-a-real-key-0123456789")
     output = tmp_path / "figures.json"
@@ -243,3 +231,91 @@ def test_the_group_alone_shows_how_scorers_are_written(capsys: pytest.CaptureFix
     said = "".join((printed.out + printed.err).split())  # lines may break at a hyphen
     for name in REGISTRY.names():
         assert name in said
+
+
+def test_texts_by_two_scorers(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("score", "Have a nice day", "-s", "pocket", "-s", "profanity-check")
+    assert tide(*arguments) == 0
+    out = capsys.readouterr().out
+    assert "pocket@" in out
+    assert "profanity-check@" in out
+
+
+def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = tmp_path / "a.csv", tmp_path / "scores.jsonl"
+    path.write_text("id,text\nx,Have a nice day\ny,you stupid idiot\n")
+    command = ("score", "-i", path, "-o", output)
+    assert tide(*command) == 0
+    first, second = (json.loads(line) for line in output.read_text().splitlines())
+    assert (first["id"], second["text"]) == ("x", "you stupid idiot")
+    (low,), (high,) = first["scores"].values(), second["scores"].values()
+    assert 0 <= low < 0.5 < high <= 1
+    assert tide(*command) == 1
+    assert "exists" in capsys.readouterr().err
+    assert tide(*command, "--overwrite") == 0
+
+
+@pytest.mark.parametrize("command", [("run", "--strategy", "resample:n=1"), ("score",)])
+def test_a_file_is_not_masked_and_the_terminal_says_so(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *options = command
+    output = tmp_path / "out.jsonl"
+    arguments = (name, "you stupid idiot", *options, "-o", output, "--mask")
+    assert tide(*arguments) == 0
+    assert "you stupid idiot" in output.read_text()
+    said = f"{output}: holds the texts as they are; --mask masks only what is printed"
+    assert said in capsys.readouterr().err
+
+
+def test_masking_hides_toxic_texts_only(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("score", "Have a nice day", "you stupid idiot", "--mask")
+    assert tide(*arguments) == 0
+    out = capsys.readouterr().out
+    assert "Have a nice day" in out
+    assert "you s***** i****" in out
+
+
+@pytest.mark.parametrize("command", ["run", "score"])
+def test_outputs_that_cannot_be(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The input, a device, a folder, a name that is too long: one line, and nothing is lost."""
+    path, link = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    content = '{"text": "Have a nice day"}\n'
+    path.write_text(content)
+    link.symlink_to(path)
+    cases = {
+        path: "is also read as an input",
+        link: "is also read as an input",
+        tmp_path / f"{'x' * 300}.jsonl": "cannot be written: File name too long",
+        Path("/proc/none/a.jsonl"): "cannot be written: ",
+    }
+    if command == "score":  # to `run`, a folder is a run folder
+        cases |= dict.fromkeys(
+            (tmp_path, Path("/dev/full"), Path("/dev/null")), "cannot be written"
+        )
+    for output, message in cases.items():
+        options = ("-i", path, "-o", output, "--field", "text", "--overwrite")
+        assert tide(command, *options) == 1
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == (2 if err.startswith("loading ") else 1)
+    assert (path.read_text(), sorted(tmp_path.iterdir())) == (content, [path, link])
+
+
+def test_a_full_disk_keeps_the_old_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "scores.jsonl"
+    output.write_text("old")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _full)
+        options = ("-o", output, "--overwrite")
+        assert tide("score", "Have a nice day", *options) == 1
+    assert "cannot be written: No space left" in capsys.readouterr().err
+    assert (output.read_text(), list(tmp_path.iterdir())) == ("old", [output])
+
+
+def _full(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")

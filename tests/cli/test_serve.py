@@ -90,37 +90,6 @@ def test_the_schema_is_that_of_the_file(capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out) == PolicyFile.model_json_schema()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
-        (["--policies", "no/such/file"], "--policies no/such/file: no such file"),
-        (["--policies", __file__], "--policies"),
-        (["--monitor-texts"], "--monitor-texts"),
-        (["--host", "no such host"], "--host no such host"),
-        (["--on-unresolved", "best"], "on_unresolved"),
-        (["--max-body", "5"], "max_body"),
-        (["--temperature", "-1"], "temperature"),
-        (["--settings", "no/such/file"], "--settings"),
-        (["--settings", __file__], "line 1"),
-        (["--settings", "/dev/zero"], "--settings: /dev/zero: has more than 1 MiB"),
-    ],
-)
-def test_what_cannot_be_served(
-    options: list[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in [name for name in os.environ if name.startswith("TIDE_SERVE")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
-    assert tide("serve", "--port", 0, *options) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert said in line
-
-
 def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
     with (
         _listening("127.0.0.1", 0) as listener,
@@ -128,19 +97,6 @@ def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
         listener.accept()[0] as connection,
     ):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_a_variable_that_sets_nothing_is_a_slip() -> None:
-    process = subprocess.run(
-        TIDE,
-        check=False,
-        env={**os.environ, "TIDE_SERVE_MAX_TOKEN": "5"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert process.returncode == 1
-    assert process.stderr.startswith("error: TIDE_SERVE_MAX_TOKEN: sets nothing")
 
 
 def test_the_files_for_operators_name_settings_that_exist() -> None:

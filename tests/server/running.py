@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,8 +40,24 @@ class Running:
     def ask(self, prompt: Any = "a second one", **more: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": prompt, **more})
 
+    def post(self, path: str, body: Any) -> httpx.Response:
+        """`body` as JSON, whatever its strings and numbers are."""
+        headers = {"content-type": "application/json"}
+        return self.http.post(path, content=json.dumps(body), headers=headers)
+
+    def events(self, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream, which ends as it must."""
+        *parts, done, rest = self.post(path, {**body, "stream": True}).text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(part.removeprefix("data: ")) for part in parts if part[0] != ":"]
+
     def ask_with(self, headers: dict[str, str]) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+
+    def connect(self) -> socket.socket:
+        """A connection of its own."""
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=20)
 
     def metric(self, name: str) -> float:
         """The value of `name`, with its labels as Prometheus writes them; 0 if there is none."""

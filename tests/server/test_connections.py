@@ -22,11 +22,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
         yield found
 
 
-def connect(server: Running) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
-
-
 def is_closed(connection: socket.socket) -> bool:
     try:
         return connection.recv(1) == b""
@@ -45,7 +40,7 @@ def answer(connection: socket.socket) -> bytes:
 def test_half_sent_heads_do_not_stay_open(server: Running) -> None:
     state = server.server.server_state
     with ExitStack() as stack:
-        clients = [stack.enter_context(connect(server)) for _ in range(100)]
+        clients = [stack.enter_context(server.connect()) for _ in range(100)]
         for client in clients[::2]:
             client.sendall(HEAD)
         wait_until(lambda: len(state.connections) >= 100)
@@ -55,7 +50,7 @@ def test_half_sent_heads_do_not_stay_open(server: Running) -> None:
 
 
 def test_a_byte_now_and_then_is_not_enough(server: Running) -> None:
-    with connect(server) as client:
+    with server.connect() as client:
         began = time.monotonic()
         with suppress(OSError):  # of the broken connection
             for byte in HEAD * 10:
@@ -65,7 +60,7 @@ def test_a_byte_now_and_then_is_not_enough(server: Running) -> None:
 
 
 def test_the_second_request_of_a_connection_as_well(server: Running) -> None:
-    with connect(server) as client:
+    with server.connect() as client:
         client.sendall(HEAD + b"\r\n")
         assert answer(client).startswith(b"HTTP/1.1 200")
         client.sendall(HEAD)
@@ -74,7 +69,7 @@ def test_the_second_request_of_a_connection_as_well(server: Running) -> None:
 
 def test_what_comes_in_time_is_answered(server: Running) -> None:
     """In two parts, and again later; the time of the first head does not end the second."""
-    with connect(server) as client:
+    with server.connect() as client:
         for _ in range(3):
             client.sendall(HEAD)
             time.sleep(0.3)

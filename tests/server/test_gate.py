@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import httpx
-import openai
 import pytest
 from pydantic import SecretStr
 
@@ -55,9 +53,8 @@ class Held:
 
 def post(server: Running, body: bytes, *headers: str) -> socket.socket:
     """A request on a connection of its own, which is left open."""
-    host, port = server.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=20)
-    head = ["POST /v1/completions HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+    connection = server.connect()
+    head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     head += headers or [f"Content-Length: {len(body)}"]
     connection.sendall("\r\n".join([*head, "", ""]).encode() + body)
     return connection
@@ -78,15 +75,10 @@ def test_keys() -> None:
                 answer = server.http.get(path, headers=encoded)
                 assert answer.status_code == 401, (headers, path)
                 assert answer.headers["www-authenticate"] == 'Bearer realm="tide"'
+                assert answer.json()["error"]["code"] == "invalid_api_key"
         assert server.http.get(f"/v1/models?key={KEYS[0]}").status_code == 401
         for path in ("/", "/health", "/ready"):
             assert server.http.get(path).status_code == 200
-        with (
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong") as client,
-            pytest.raises(openai.AuthenticationError) as caught,
-        ):
-            client.models.list()
-        assert caught.value.code == "invalid_api_key"
 
 
 def test_without_a_key_pages_of_other_sites_are_not_served() -> None:
@@ -152,12 +144,8 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) >= 1
         assert "x-should-retry" not in full.headers
+        assert server.ask(stream=True).status_code == 429
         assert server.metric("tide_completions_under_way") == 3
-        with (
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-            pytest.raises(openai.RateLimitError),
-        ):
-            client.completions.create(model=MODEL, prompt="x", stream=True)
         held.go.set()
         asking.join()
         assert server.ask().status_code == 200
@@ -165,11 +153,10 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_client_that_leaves_ends_its_work(stream: bool, n: int) -> None:
+def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
     held, scorer = Held(), ReadingScorer()
     with running(held.engine, scorer, toxicity_threshold=0.001, max_iterations=1000) as server:
-        body = f'{{"prompt": "{PROMPTS[0]}", "n": {n}, "stream": {str(stream).lower()}}}'
+        body = f'{{"prompt": "{PROMPTS[0]}", "n": 3, "stream": {str(stream).lower()}}}'
         with post(server, body.encode()):
             assert held.writing.wait(20)
         wait_until(lambda: server.metric("tide_completions_under_way") == 0)
@@ -251,11 +238,6 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
         whole = server.ask()
         assert whole.status_code == 504
         assert whole.headers["x-should-retry"] == "false"
-        with (
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-            pytest.raises(openai.APIError),
-        ):
-            list(client.completions.create(model=MODEL, prompt="x", stream=True))
         held.go.set()
 
 
@@ -279,10 +261,17 @@ def test_without_a_scorer_nothing_leaves(
     with running(scorer=scorer) as server:
         answers = [server.ask(), server.ask(stream=True)]
         answers += [server.http.post("/v1/moderations", json={"input": "x"})]
+        body = {"input_type": "request", "texts": ["text"]}
+        answers += [server.http.post("/beta/litellm_basic_guardrail_api", json=body)]
         for answer in answers:
             assert answer.status_code == status
             assert answer.json()["error"]["code"] == code
             assert "toxicity 0" not in answer.text
+        comment = {"comment": {"text": "text"}, "requestedAttributes": {"TOXICITY": {}}}
+        answer = server.http.post("/v1alpha1/comments:analyze", json=comment)
+        assert answer.status_code == answer.json()["error"]["code"] == status
+        kind = type(error).__name__
+        assert server.metric(f'tide_scorer_errors_total{{kind="{kind}"}}') >= 3
         assert ("x-should-retry" not in answers[0].headers) == again
         assert server.http.get("/health").status_code == 200
         assert server.http.get("/ready").status_code == 503
@@ -344,32 +333,11 @@ def test_no_prompt_completion_or_key_is_logged_or_counted(caplog: pytest.LogCapt
 
 def test_a_number_of_the_client_is_taken_if_it_is_one() -> None:
     with running() as server:
-        for given, kept in (
-            ("abc-1.2_3", True),
-            ("a b", False),
-            ("x" * 65, False),
-            ("\xe9", False),
-        ):
+        for given in ("abc-1.2_3", "a b", "x" * 65, "\xe9"):
             headers = {"x-request-id": given.encode("latin-1")}
             number = server.http.get("/health", headers=headers).headers["x-request-id"]
-            assert (number == given) == kept
+            assert (number == given) == (given == "abc-1.2_3")
             assert number.isascii()
-
-
-def test_open_requests_end_before_the_server_does() -> None:
-    held = Held()
-    found: list[httpx.Response] = []
-    with running(held.engine) as server:
-        asking = threading.Thread(target=lambda: found.append(server.ask()))
-        asking.start()
-        assert held.writing.wait(20)
-        server.server.should_exit = True
-        time.sleep(0.3)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{server.url}/health")
-        held.go.set()
-        asking.join(20)
-    assert [answer.status_code for answer in found] == [200]
 
 
 @pytest.mark.parametrize("by", ["cause", "context"])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.server.running import Running, running
+from tide.core.strings import Unread
+from tide.server.guardrail import GuardrailRequest
 
 INSULTS = ("you idiot", "\u0442\u044b \u0438\u0434\u0438\u043e\u0442")
 ARGUMENTS = {"place": "Oslo", "days": [1, "two"], "options": {"unit": "celsius", "deep": [{}]}}
@@ -110,53 +113,60 @@ def server() -> Iterator[Running]:
         yield found
 
 
-def action(server: Running, body: Any) -> str:
-    answer = server.http.post("/beta/litellm_basic_guardrail_api", json=body)
+def action(server: Running, **body: Any) -> str:
+    body = {"input_type": "response", "request_data": {}, **body}
+    answer = server.post("/beta/litellm_basic_guardrail_api", body)
+    assert answer.status_code == 200
+    assert ("blocked_reason" in answer.json()) == (answer.json()["action"] == "BLOCKED")
     return str(answer.json()["action"])
 
 
-def test_there_are_places_of_every_kind() -> None:
-    assert len(PLACES) > 80
-    assert sum(is_key for _, is_key in PLACES) > 25
-    assert sum(json in at for at, _ in PLACES) > 10
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_an_insult_is_blocked_wherever_it_stands(server: Running, way: str) -> None:
+def test_an_insult_is_read_wherever_it_stands(way: str) -> None:
+    assert len(PLACES) > 80
     write, dump = WAYS[way]
-    assert action(server, BODY) == "NONE"
     for insult in INSULTS[: 1 if way == "escaped by hex" else 2]:
-        passed = []
+        unread = []
         for at, is_key in PLACES:
             if way == "escaped by hex" and json in at:
                 continue
-            body = changed(BODY, at, is_key, write(insult), dump)
-            if action(server, body) != "BLOCKED":
-                passed.append((at, is_key))
-        assert passed == []
+            body = json.dumps(changed(BODY, at, is_key, write(insult), dump))
+            with suppress(Unread):  # which is blocked
+                said = GuardrailRequest.model_validate_json(body).said()
+                if not any(insult in text for text in said):
+                    unread.append((at, is_key))
+        assert unread == []
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("surfaces", "expected"),
     [
-        {"note": "\ud83d"},
-        {"\ud83d": "note"},
-        {"\ud83d": {"image_url": "http://x"}},
-        {"note": {"audio": "AAAA"}},
-        {"note": json.loads("[" * 900 + f'"{INSULTS[0]}"' + "]" * 900)},
+        (BODY, "NONE"),
+        ({**BODY, "texts": [INSULTS[0]]}, "BLOCKED"),
+        ({"texts": []}, "NONE"),
+        ({}, "BLOCKED"),
+        ({"texts": None, "structured_messages": []}, "BLOCKED"),
+        # Half a character between escapes does not hide a text.
+        ({"texts": ["\\ud83d you \\u0069diot"]}, "BLOCKED"),
+        ({"texts": [json.dumps("\U0001f600 the weather")]}, "NONE"),
+        # What cannot be read.
+        ({"images": ["data:image/png;base64,AAAA"]}, "BLOCKED"),
+        *(({"structured_messages": [{"role": "user", **part}]}, "BLOCKED") for part in (
+            {"content": [{"type": "input_audio", "data": "AAAA"}]},
+            {"content": [{"type": "image_url", "url": "http://x"}]},
+            {"audio": {"id": 1}},
+        )),
+        ({"tool_calls": [{"type": "computer", "action": "a text"}]}, "BLOCKED"),
+        *(({"texts": ["a text"], "extra": extra}, "BLOCKED") for extra in (
+            {"note": "\ud83d"},
+            {"\ud83d": "note"},
+            {"\ud83d": {"image_url": "http://x"}},
+            {"note": {"audio": "AAAA"}},
+            {"note": json.loads("[" * 900 + f'"{INSULTS[0]}"' + "]" * 900)},
+        )),
     ],
-)
-def test_what_cannot_be_read_is_blocked(server: Running, field: dict[str, Any]) -> None:
-    body = json.dumps({"input_type": "request", "texts": ["a text"], "extra": field})
-    headers = {"content-type": "application/json"}
-    answer = server.http.post("/beta/litellm_basic_guardrail_api", content=body, headers=headers)
-    assert answer.status_code == 200
-    assert answer.json()["action"] == "BLOCKED"
-
-
-def test_half_a_character_between_escapes_does_not_hide_a_text(server: Running) -> None:
-    assert action(server, {"input_type": "request", "texts": ["\\ud83d you \\u0069diot"]}) == (
-        "BLOCKED"
-    )
-    smile = json.dumps("\U0001f600 the weather")
-    assert action(server, {"input_type": "request", "texts": [smile]}) == "NONE"
+)  # fmt: skip
+def test_what_fails_or_cannot_be_read_is_blocked(
+    server: Running, surfaces: dict[str, Any], expected: str
+) -> None:
+    assert action(server, **surfaces) == expected

@@ -112,9 +112,7 @@ def test_half_a_character_is_no_text(server: Running) -> None:
         ("/beta/litellm_basic_guardrail_api", {"input_type": "request", "texts": [half]}),
     ]
     for path, body in bodies:
-        headers = {"content-type": "application/json"}
-        answer = server.http.post(path, content=json.dumps(body), headers=headers)
-        assert answer.status_code == 400, (path, body)
+        assert server.post(path, body).status_code == 400, (path, body)
 
 
 @given(st.sampled_from([*RIGHT, "/v1/models/", "/metrics", "/ready"]), st.data())
@@ -130,8 +128,7 @@ def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
     headers = data.draw(st.lists(header, max_size=3))
     lines = b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers)
     rest = data.draw(st.sampled_from([b"\r\n", b"\r\n{}", b"", b'\r\n5\r\n{"a":\r\n0\r\n\r\n']))
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with server.connect() as connection:
         answer = b""
         try:
             connection.sendall(line + lines + rest)

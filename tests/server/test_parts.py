@@ -94,10 +94,8 @@ def ask(server: Running, messages: Any = None, **more: Any) -> dict[str, Any]:
 
 def streamed(server: Running, **more: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The deltas of a stream, and the last choice."""
-    body = {"messages": [USER], "tools": TOOLS, "stream": True, "max_tokens": 100, **more}
-    text = server.http.post("/v1/chat/completions", json=body).text
-    parts = [part for part in text.split("\n\n") if part.startswith("data: {")]
-    choices = [json.loads(part.removeprefix("data: "))["choices"][0] for part in parts]
+    body = {"messages": [USER], "tools": TOOLS, "max_tokens": 100, **more}
+    choices = [one["choices"][0] for one in server.events("/v1/chat/completions", **body)]
     return [one["delta"] for one in choices], choices[-1]
 
 
@@ -174,27 +172,6 @@ def test_a_conversation_with_tools_is_passed_on(serve: Serve, text_server: TextS
     ]
 
 
-HIDDEN = {
-    "a string": '{"a": "a Wombat"}',
-    "a key": '{"a wombat": 1}',
-    "a key that comes twice": '{"a": "a wombat", "a": "fine"}',
-    "escapes": '{"a": "wo\\u006dbat"}',
-    "an escaped key": '{"\\u0077ombat": 1}',
-    "JSON in JSON": json.dumps({"a": json.dumps({"b": "wo\\u006dbat"})}),
-    "JSON in JSON in JSON": json.dumps([json.dumps([json.dumps(["w\u00f6", "wombat"])])]),
-    "deep": '{"a": [[{"b": {"c": ["wombat"]}}]]}',
-    "no JSON": "wombat",
-    "no JSON, and fine": "the town",
-    "half of JSON": '{"a": "the to',
-    "two of JSON": "{} {}",
-    "single quotes": "{'a': 1}",
-    "half a character": '{"a": "\\ud83d"}',
-    "escapes without end": json.dumps(json.dumps(json.dumps(json.dumps(json.dumps(['"']))))),
-    "lists without end": "[" * 2000,
-    "a number without end": "1" * 5000,
-}
-
-
 def assert_refused(choice: dict[str, Any]) -> None:
     assert choice["finish_reason"] == "content_filter"
     message = choice["message"]
@@ -202,43 +179,53 @@ def assert_refused(choice: dict[str, Any]) -> None:
     assert not {"tool_calls", "reasoning_content"} & set(message)
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_calls_that_do_not_pass_are_drawn_again_and_then_refused(
+def with_call(name: str = "find", arguments: str = "{}") -> Said:
+    return Said("I look.", calls=[("find", "{}"), (name, arguments)])
+
+
+AS_JSON = {"tools": [], **JSON}
+# The tests of `strings_of_json` have all places where a text may be hidden.
+NOT_PASSING: dict[str, tuple[Said, dict[str, Any]]] = {
+    "a text": (Said("A wombat.", calls=[("find", "{}")]), {}),
+    "a name": (with_call(name="wombat"), {}),
+    "an argument": (with_call(arguments='{"a": "a Wombat"}'), {}),
+    "escapes": (with_call(arguments='{"a": "wo\\u006dbat"}'), {}),
+    "no JSON, and fine": (with_call(arguments="the town"), {}),
+    "half of JSON": (with_call(arguments='{"a": "the to'), {}),
+    "reasoning": (Said("Fine.", "They ask for a wombat.", [("find", "{}")]), {}),
+    "a thought": (Said("<think>A wombat.</think>Fine."), {}),
+    "a thought without end": (Said("<think>A wombat"), {}),
+    "the end of a thought": (Said("<think>Fine.</think> And </think> a wombat."), {}),
+    "a key of a format": (Said('{"a wombat": 1}'), AS_JSON),
+    "no JSON in a format": (Said("The river is there."), AS_JSON),
+    "a format that is cut off": (Said('{"a": "the ri'), AS_JSON),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PASSING)
+def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     serve: Serve, text_server: TextServer, name: str
 ) -> None:
-    bad = Said("I look.", calls=[("find", "{}"), ("find", HIDDEN[name])])
-    with serve(bad, max_new_tokens=100) as server:
-        assert_refused(ask(server))
-        seeds = [body["seed"] for body in text_server.requests]
-        assert len(set(seeds)) == len(seeds) == 4
-        assert len({body["temperature"] for body in text_server.requests[1:]}) == 1
-        deltas, last = streamed(server)
+    bad, more = NOT_PASSING[name]
+    with serve(bad, reasoning="scored", max_new_tokens=100) as server:
+        assert_refused(ask(server, **more))
+        requests = [*text_server.requests]
+        assert len({body["seed"] for body in requests}) == len(requests) == 4
+        assert len({body["temperature"] for body in requests[1:]}) == 1
+        for body in requests:
+            assert "logit_bias" not in body
+            assert body.get("response_format") == more.get("response_format")
+        deltas, last = streamed(server, **more)
         assert (deltas, last["finish_reason"]) == ([{"role": "assistant"}], "content_filter")
-    with serve(bad, bad, FINE) as server:
+    good = Said('\n{"a": "the river"}') if more else FINE
+    with serve(bad, bad, good, reasoning="scored") as server:
         before = server.metric(changed := 'tide_changed_completions_total{failed="whole"}')
-        again = ask(server)
-        assert called(again["message"]) == list(FINE.calls)
-        assert again["tide"]["rounds"] == 3
-        assert server.metric(changed) == (before or 0) + 1
-        assert len(text_server.requests) == 3
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        Said("A wombat.", calls=[("find", "{}")]),
-        Said("Fine.", calls=[("wombat", "{}")]),
-        Said("Fine.", "They ask for a wombat.", [("find", "{}")]),
-        Said("<think>A wombat.</think>Fine."),
-        Said("<think>A wombat"),
-        Said("<think>Fine.</think> And </think> a wombat."),
-    ],
-)
-def test_text_names_and_reasoning_are_scored(serve: Serve, said: Said) -> None:
-    with serve(said, reasoning="scored") as server:
-        assert_refused(ask(server))
-        deltas, last = streamed(server)
-        assert (deltas, last["finish_reason"]) == ([{"role": "assistant"}], "content_filter")
+        again = ask(server, **more)
+        assert (again["message"]["content"], called(again["message"])) == (
+            good.text, [*good.calls],
+        )  # fmt: skip
+        assert again["tide"]["rounds"] == len(text_server.requests) == 3
+        assert server.metric(changed) == before + 1
 
 
 @pytest.mark.parametrize("tools", [TOOLS, []])
@@ -285,40 +272,6 @@ def test_a_call_without_text_is_an_answer(serve: Serve) -> None:
         with serve(Said(calls=[("find", "")]), **preset) as server:
             message = ask(server)["message"]
             assert (message["content"], called(message)) == (None, [("find", "")])
-
-
-@pytest.mark.parametrize("strategy", ["resample:n=2", "backtrack:pace=whole"])
-def test_every_strategy_draws_them_again(serve: Serve, strategy: str) -> None:
-    bad = Said(calls=[("find", '{"a": "wombat"}')])
-    with serve(bad, FINE, strategy=strategy) as server:
-        assert called(ask(server)["message"]) == list(FINE.calls)
-
-
-FORMATTED = {
-    "a string": '{"a": "a wombat"}',
-    "a key": '{"a wombat": 1}',
-    "escapes": '["wo\\u006dbat"]',
-    "a key that comes twice": '{"a": "a wombat", "a": "fine"}',
-    "no JSON": "The river is there.",
-    "a fence": '```json\n{"a": 1}\n```',
-    "cut off": '{"a": "the ri',
-    "more after it": '{"a": 1}</think>',
-    "half a character": '{"a": "\\udc00"}',
-}
-
-
-@pytest.mark.parametrize("name", FORMATTED)
-def test_an_answer_of_a_format_is_drawn_again_as_a_whole(
-    serve: Serve, text_server: TextServer, name: str
-) -> None:
-    with serve(Said(FORMATTED[name])) as server:
-        assert_refused(ask(server, tools=[], **JSON))
-        assert "logit_bias" not in text_server.requests[-1]
-        assert text_server.requests[-1]["response_format"] == JSON["response_format"]
-    with serve(Said(FORMATTED[name]), Said('\n{"a": "the river"}')) as server:
-        choice = ask(server, tools=[], **JSON)
-        assert choice["message"]["content"] == '\n{"a": "the river"}'
-        assert choice["finish_reason"] == "stop"
 
 
 def test_a_schema_is_passed_on(serve: Serve, text_server: TextServer) -> None:
@@ -388,7 +341,7 @@ TURNS = [
 ]  # fmt: skip
 
 
-def with_call(**function: str) -> list[dict[str, Any]]:
+def with_function(**function: str) -> list[dict[str, Any]]:
     call = {"id": "x", "function": {"name": "find", "arguments": "{}", **function}}
     return [USER, {**TURNS[1], "tool_calls": [call]}, TURNS[2]]
 
@@ -399,9 +352,9 @@ def with_call(**function: str) -> list[dict[str, Any]]:
         (TURNS, False),
         ([*TURNS[:2], {**TURNS[2], "content": "a wombat"}], True),
         ([*TURNS[:2], {**TURNS[2], "content": '{"a": "wo\\u006dbat"}'}], True),
-        (with_call(arguments='{"a": "wo\\u006dbat"}'), True),
-        (with_call(arguments='{"wombat": 1}'), True),
-        (with_call(name="wombat"), True),
+        (with_function(arguments='{"a": "wo\\u006dbat"}'), True),
+        (with_function(arguments='{"wombat": 1}'), True),
+        (with_function(name="wombat"), True),
         ([{**USER, "content": "a wombat"}, *TURNS[1:]], True),
         # Of an earlier turn, which was read when it was the last.
         ([*TURNS[:2], {**TURNS[2], "content": "a wombat"}, USER], False),
@@ -424,53 +377,6 @@ def test_usage_counts_what_is_beside_the_text(serve: Serve) -> None:
             body = {"messages": [USER], "tools": TOOLS}
             usage = server.http.post("/v1/chat/completions", json=body).json()["usage"]
             assert usage["completion_tokens"] == len(words_of('They ask.find{"a": "b"}'))
-
-
-def function(**parts: Any) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": {"name": "find", **parts}}]
-
-
-DEPTH = 900
-DEEP = "[" * DEPTH + "]" * DEPTH
-
-
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"tools": "find"}, "tools"),
-        ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
-        ({"tools": function(name=5)}, "tools.0.function.name"),
-        ({"tools": function(description="\ud800")}, "tools"),
-        ({"tools": function(parameters=DEEP)}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "any", "tools": TOOLS}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {}}, "tools": TOOLS}, "tool_choice"),
-        ({"parallel_tool_calls": "no", "tools": TOOLS}, "parallel_tool_calls"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": "\udc00"}}, "response_format"),
-        ({"functions": [{"name": "find"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"guided_json": {}}, "guided_json"),
-        ({"messages": TURNS[:2]}, "messages"),
-        ({"messages": TURNS[1:]}, "messages"),
-        ({"messages": [USER, TURNS[1], {"role": "tool", "content": "x"}]}, "messages.2"),
-        ({"messages": [{**USER, "tool_call_id": "x"}]}, "messages.0"),
-        ({"messages": [{**USER, "tool_calls": TURNS[1]["tool_calls"]}]}, "messages.0"),
-        ({"messages": [USER, {"role": "assistant", "content": None}, USER]}, "messages.1.content"),
-        ({"messages": with_call(arguments=5)}, "messages.1.tool_calls.0.function.arguments"),  # type: ignore[arg-type]
-        ({"messages": with_call(arguments="\ud800")}, "messages.1.tool_calls.0.function.arguments"),
-    ],
-)  # fmt: skip
-def test_what_is_no_request(serve: Serve, more: dict[str, Any], param: str) -> None:
-    with serve(FINE) as server:
-        content = json.dumps({"messages": [USER], **more}).replace(f'"{DEEP}"', DEEP)
-        headers = {"content-type": "application/json"}
-        answer = server.http.post("/v1/chat/completions", content=content, headers=headers)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, param)
-        assert error["message"].startswith(param)
-        assert "\n" not in error["message"]
 
 
 def test_what_other_engines_and_completions_do_not_take() -> None:

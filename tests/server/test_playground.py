@@ -62,9 +62,9 @@ def opened(browser: Any, address: str, size: str = "desktop") -> Iterator[Any]:
     assert [one for one in faults if not re.search(_REFUSED, one)] == []
 
 
-@pytest.fixture(params=SIZES)
+@pytest.fixture
 def page(request: pytest.FixtureRequest, browser: Any, server: Running) -> Iterator[Any]:
-    with opened(browser, server.url, request.param) as found:
+    with opened(browser, server.url, getattr(request, "param", "desktop")) as found:
         yield found
 
 
@@ -73,6 +73,9 @@ def modules(browser: Any, server: Running) -> Iterator[Any]:
     """A page whose modules compute, and which nobody looks at."""
     with opened(browser, server.url) as found:
         yield found
+
+
+every_size = pytest.mark.parametrize("page", SIZES, indirect=True)
 
 
 def detoxify(page: Any, prompt: str) -> None:
@@ -90,6 +93,7 @@ def detoxify(page: Any, prompt: str) -> None:
     expect(page.locator("#go")).to_be_enabled()
 
 
+@every_size
 def test_both_answers_and_the_rounds_are_shown(page: Any) -> None:
     detoxify(page, "the first prompt of all")
     assert page.text_content("#status") == "Accepted."
@@ -138,47 +142,31 @@ def test_a_text_is_masked_as_a_whole_where_nobody_says_which_word_it_is(page: An
     assert re.search(r"t\*{7} 0\.\*{6}$", page.text_content("#base"))
 
 
-def test_a_word_with_spaces_between_its_letters_is_masked(modules: Any) -> None:
-    shown = modules.evaluate(
-        """async () => {
-            const { marked, parts } = await import("./words.js");
-            const score = async (texts) => texts.map((text) => /r - u/.test(text) ? 0.9 : 0);
-            const node = document.createElement("p");
-            node.append(...marked(await parts("so r - u - d - e he is", 0.5, score), false));
-            return node.textContent;
-        }"""
-    )
-    assert shown == "so r - * - * - * he is"
-
-
-def test_words_that_need_no_mask_are_shown(modules: Any) -> None:
-    shown = modules.evaluate(
-        """async () => {
-            const { marked, parts } = await import("./words.js");
-            const one = (text) => /rude/.test(text) ? 0.9 : text.endsWith("?") ? 0.3 : 0.15;
-            const score = async (texts) => texts.map(one);
-            const node = document.createElement("p");
-            for (const threshold of [0.5, 0.1])
-              node.append(...marked(await parts("one so? the rude man", threshold, score), false));
-            return node.textContent;
-        }"""
-    )
-    assert shown == "one so? the r*** man" * 2
-
-
-def test_only_words_that_are_toxic_by_themselves_are_masked_among_several(modules: Any) -> None:
-    shown = modules.evaluate(
-        """async () => {
-            const { marked, parts } = await import("./words.js");
-            const one = (text) => /rude/.test(text) ? 0.9 : / dog$/.test(text) ? 0.6 : 0;
-            const score = async (texts) => texts.map(one);
-            const node = document.createElement("p");
-            const text = "<b>Rude</b>, rude, rude! His big dog";
-            node.append(...marked(await parts(text.toLowerCase(), 0.5, score), false));
-            return node.textContent;
-        }"""
-    )
-    assert shown == "<b>r***</b>, r***, r***! his big dog"
+@pytest.mark.parametrize(
+    ("text", "thresholds", "score", "shown"),
+    [
+        ("so r - u - d - e he is", [0.5], "/r - u/.test(text) ? 0.9 : 0", "so r - * - * - * he is"),
+        # Words that need no mask are shown.
+        ("one so? the rude man", [0.5, 0.1],
+         '/rude/.test(text) ? 0.9 : text.endsWith("?") ? 0.3 : 0.15', "one so? the r*** man" * 2),
+        # Among several words, those that are toxic by themselves are masked.
+        ("<b>rude</b>, rude, rude! his big dog", [0.5],
+         "/rude/.test(text) ? 0.9 : / dog$/.test(text) ? 0.6 : 0",
+         "<b>r***</b>, r***, r***! his big dog"),
+    ],
+)  # fmt: skip
+def test_toxic_words_are_masked(
+    modules: Any, text: str, thresholds: list[float], score: str, shown: str
+) -> None:
+    code = f"""async ([given, thresholds]) => {{
+        const {{ marked, parts }} = await import("./words.js");
+        const score = async (texts) => texts.map((text) => {score});
+        const node = document.createElement("p");
+        for (const threshold of thresholds)
+          node.append(...marked(await parts(given, threshold, score), false));
+        return node.textContent;
+    }}"""
+    assert modules.evaluate(code, [text, thresholds]) == shown
 
 
 def test_markup_of_a_model_is_text(page: Any) -> None:
@@ -324,6 +312,7 @@ def test_a_chat_has_turns(browser: Any, chat_server: Running) -> None:
         expect(page.locator("#answers")).to_be_hidden()
 
 
+@every_size
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe_finds_no_fault(page: Any, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()

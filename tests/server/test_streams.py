@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
-import pytest
-
 from tests.runtime.world import (
     PROMPT,
     SETTINGS,
@@ -19,18 +16,10 @@ from tests.runtime.world import (
     third,
     third_always,
 )
-from tests.server.running import MODEL, Running, running
+from tests.server.running import running
 from tide.core.errors import ScorerUnavailableError
 
 GOOD = [f"Good{i}" for i in range(6)]
-
-
-def events(server: Running, **more: Any) -> list[dict[str, Any]]:
-    """The events of a streamed completion, which ends as it must."""
-    said = server.ask(PROMPT, stream=True, **more).text
-    *parts, done, rest = said.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(part.removeprefix("data: ")) for part in parts if part[0] != ":"]
 
 
 def pieces(found: list[dict[str, Any]]) -> list[str]:
@@ -39,7 +28,7 @@ def pieces(found: list[dict[str, Any]]) -> list[str]:
 
 def test_a_stream_comes_block_by_block() -> None:
     with running(Storyteller(never), Reader(), **SETTINGS) as server:
-        found = events(server, stream_options={"include_usage": True})
+        found = server.events(prompt=PROMPT, stream_options={"include_usage": True})
         assert pieces(found) == [*map(sentence, GOOD), ""]
         assert found[-1]["usage"]["completion_tokens"] == 48
         assert found[-2]["choices"][0]["finish_reason"] == "stop"
@@ -50,7 +39,7 @@ def test_a_stream_comes_block_by_block() -> None:
 
 def test_a_block_that_is_searched_comes_like_others() -> None:
     with running(Storyteller(third), Reader(), **SETTINGS) as server:
-        found = events(server)
+        found = server.events(prompt=PROMPT)
         came = "".join(pieces(found))
         assert "Good2m" in came  # of rows that were moved
         assert came.replace("m ", " ") == text(*GOOD)
@@ -59,7 +48,7 @@ def test_a_block_that_is_searched_comes_like_others() -> None:
 
 def test_an_answer_that_cannot_go_on_ends_with_what_was_accepted() -> None:
     with running(Storyteller(third_always), Reader(), **SETTINGS) as server:
-        found = events(server, stream_options={"include_usage": True})
+        found = server.events(prompt=PROMPT, stream_options={"include_usage": True})
         assert pieces(found) == [sentence("Good0"), sentence("Good1"), ""]
         assert found[-2]["choices"][0]["finish_reason"] == "content_filter"
         assert found[-2]["tide"]["accepted"] is False
@@ -80,22 +69,8 @@ def test_a_scorer_that_dies_in_the_middle_is_an_error_event() -> None:
         return list(reader.score(texts))
 
     with running(Storyteller(never), scorer, **SETTINGS) as server:
-        *found, last = events(server)
+        *found, last = server.events(prompt=PROMPT)
         assert last["error"]["code"] == "scorer_unavailable"
         assert pieces(found) == list(map(sentence, GOOD[: len(found)]))
         assert 0 < len(found) < 4
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
-            taken = []
-            stream = client.completions.create(model=MODEL, prompt=PROMPT, stream=True)
-            with pytest.raises(openai.APIError, match="nothing unscored"):
-                taken.extend(chunk.choices[0].text for chunk in stream)
         assert server.ask(PROMPT).status_code == 503
-
-
-def test_very_little_text_waits_for_its_result() -> None:
-    engine = Storyteller(never)
-    engine._story = lambda request: ([engine._id(".")], "stop")  # type: ignore[method-assign]
-    with running(engine, Reader(), **{**SETTINGS, "block_tokens": 0}) as server:
-        found = events(server)
-        assert pieces(found) == [""]
-        assert found[-1]["tide"]["empty"] is True

@@ -61,8 +61,7 @@ def test_a_request_that_fails_fails_alone_and_soon(
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("status", ["HTTP 401", "HTTP 404", "HTTP 503"])
-def test_a_server_that_fails_at_all_of_them_is_unavailable(status: str) -> None:
+def test_a_server_that_fails_at_all_of_them_is_unavailable() -> None:
     with (
         TextServer() as upstream,
         OpenAIEngine("tiny", base_urls=upstream.url, deadline=1.0) as engine,
@@ -71,7 +70,7 @@ def test_a_server_that_fails_at_all_of_them_is_unavailable(status: str) -> None:
         ) as server,
     ):
         assert server.ask("A kind text", max_tokens=6).status_code == 200
-        upstream.answer = lambda path, _: STATUSES[status] if "completions" in path else None
+        upstream.answer = lambda path, _: STATUSES["HTTP 404"] if "completions" in path else None
         failed = server.ask("A kind text", max_tokens=6)
         assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_error")
         assert ready(server) == 503

@@ -6,20 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tide.cli import (
-    data,
-    doctor,
-    evaluate,
-    export,
-    fit,
-    methods,
-    report,
-    run,
-    score,
-    scorers,
-    serve,
-    tune,
-)
+from tide.cli import doctor, evaluate, fit, methods, report, run, scorers, serve
 from tide.cli.options import Command
 
 app = typer.Typer(
@@ -31,18 +18,18 @@ app = typer.Typer(
 app.command("run", cls=Command)(run.run)
 app.command("eval", cls=Command)(evaluate.evaluate)
 app.command("judge", cls=Command)(evaluate.judge)
-app.command("score", cls=Command)(score.score)
+app.command("score", cls=Command)(scorers.score)
 app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.PREFIX})(
     serve.serve
 )
 app.command("report", cls=Command)(report.report)
-app.command("export", cls=Command)(export.export)
-app.command("tune", cls=Command)(tune.tune)
+app.command("export", cls=Command)(report.export)
+app.command("tune", cls=Command)(evaluate.tune)
 app.command("fit", cls=Command)(fit.fit)
 app.command("methods", cls=Command)(methods.methods)
 app.command("doctor", cls=Command)(doctor.doctor)
 app.add_typer(scorers.app, name="scorers")
-app.add_typer(data.app, name="data")
+app.add_typer(fit.data_app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

@@ -110,11 +110,7 @@ def say_unmasked(output: Path) -> None:
     ERRORS.print(said, highlight=False, soft_wrap=True)
 
 
-def completions_table(
-    records: Sequence[Record],
-    threshold: float,
-    words: Words | None,
-) -> Table:
+def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
     """Prompt, completion before, completion after: a row a trial. records: of searches.
 
     words: marks what is toxic in completions, or masks it in prompts as well.

@@ -1,4 +1,4 @@
-"""`tide fit`: fit baselines to a model."""
+"""`tide fit`: fit baselines to a model. `tide data`: the public datasets that it reads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rich.table import Table
 from tide.baselines.base import FitSettings
 from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar, say_loading
+from tide.data.hub import SOURCES
+from tide.data.hub import get as get_one
 
 
 @partial(options.with_settings, settings=FitSettings, panel="Training")
@@ -80,3 +82,28 @@ def fit(
         highlight=False,
         soft_wrap=True,
     )
+
+
+data_app = typer.Typer(help="Datasets for `tide eval` and `tide fit`.", no_args_is_help=True)
+
+
+@data_app.callback()
+def _data() -> None:
+    pass
+
+
+@data_app.command("get", cls=options.Command)
+def get(
+    names: Annotated[list[str], typer.Argument(help=f"One or several of {', '.join(SOURCES)}.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", envvar="TIDE_DATA", help="Folder to write to.")
+    ] = Path("data"),
+    overwrite: options.Overwrite = False,
+) -> None:
+    """Write NAMES from the Hugging Face hub to files (needs the extra hub).
+
+    rtp, attaq and bold are benchmarks: `tide eval rtp` finds them in the folder data, or in the one
+    that TIDE_DATA names. civil-comments and paradetox are labelled texts for `tide fit --data`.
+    """
+    for name in names:
+        ERRORS.print(f"{name}: {get_one(name, out, overwrite=overwrite)}")

@@ -22,24 +22,20 @@ from tide.plugins.registry import Registry
 _WIDTH = 80
 # A name, its description, and its options with their defaults and descriptions.
 _Row = tuple[str, str, list[tuple[str, str]]]
-_ONE_OF = {
-    "strategies": "strategy, with the settings of `tide run --help` beside its options",
-    "presets": "preset",
-    "baselines": "baseline",
-    "scorers": "scorer",
-    "engines": "engine",
-}
 _OF_PRESETS = {
     "backtrack": "Cheap repair, on any engine, with a threshold of 0.1; then a random walk.",
     "relative": "The defaults, relative to the prompt's embeddings: for any model.",
 }
-# How one of each kind is chosen, with an option.
-_WRITTEN = {
-    "strategies": "--strategy {bare}:{option}",
-    "presets": "--preset {name}",
-    "baselines": "tide eval --methods {bare}:{option}",
-    "scorers": "--scorer {name}",
-    "engines": "--engine {name} --engine-option {option}",
+# What one of each kind is, and how it is chosen, with an option.
+_KINDS = {
+    "strategies": (
+        "strategy, with the settings of `tide run --help` beside its options",
+        "--strategy {bare}:{option}",
+    ),
+    "presets": ("preset", "--preset {name}"),
+    "baselines": ("baseline", "tide eval --methods {bare}:{option}"),
+    "scorers": ("scorer", "--scorer {name}"),
+    "engines": ("engine", "--engine {name} --engine-option {option}"),
 }
 
 
@@ -129,8 +125,8 @@ def _list(kind: str, rows: Iterable[_Row]) -> None:
 
 
 def _show(kind: str, row: _Row) -> None:
-    name, description, options = row
-    OUTPUT.print(Text.assemble((name, "bold"), f" ({_ONE_OF[kind]})"))
+    (name, description, options), (what, written) = row, _KINDS[kind]
+    OUTPUT.print(Text.assemble((name, "bold"), f" ({what})"))
     OUTPUT.print(Text(description))
     if options:
         table = _table("")
@@ -139,7 +135,7 @@ def _show(kind: str, row: _Row) -> None:
         OUTPUT.print(table)
     given = next((option for option, _ in options), "NAME=VALUE")
     bare = name.partition(":")[0]
-    OUTPUT.print(Text(f"written: {_WRITTEN[kind].format(name=name, bare=bare, option=given)}"))
+    OUTPUT.print(Text(f"written: {written.format(name=name, bare=bare, option=given)}"))
     OUTPUT.print()
 
 

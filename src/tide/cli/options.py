@@ -171,8 +171,7 @@ Dtype = Annotated[
     str, option("Model", "Precision of the weights: auto, float32, bfloat16 or float16.")
 ]
 MaxBatch = Annotated[
-    int | None,
-    option("Model", "Maximum batch size of the engine (default: by device).", min=1),
+    int | None, option("Model", "Maximum batch size of the engine (default: by device).", min=1)
 ]
 Reference = Annotated[
     list[str] | None,

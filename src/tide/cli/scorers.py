@@ -1,31 +1,46 @@
-"""`tide scorers`: how good is a scorer? compare, calibrate."""
+"""`tide score`: toxicity of texts. `tide scorers`: how good is a scorer? compare, calibrate."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import ERRORS, OUTPUT, refuse_existing, scored
+from tide.cli.display import (
+    ERRORS,
+    OUTPUT,
+    on_one_line,
+    progress_bar,
+    refuse_existing,
+    say_unmasked,
+    scored,
+)
 from tide.core.errors import (
     EnvironmentVariableError,
     InputError,
     MissingDependencyError,
     ScorerError,
 )
-from tide.data.files import write_text
-from tide.data.prompts import read_rows
+from tide.core.results import format_score
+from tide.data.files import replaced, write_text, writing
+from tide.data.prompts import Row, read_rows
+from tide.evaluation.masking import Masker
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer
+    from tide.scorers.assessment import Covered
     from tide.scorers.base import Floats
 
 app = typer.Typer(
@@ -41,6 +56,63 @@ Sample = Annotated[
 ]
 
 
+def score(
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
+    input_file: options.InputFile = None,
+    output: Annotated[
+        Path | None, options.option("Output", "Write records to this .jsonl.", "--output", "-o")
+    ] = None,
+    scorers: options.Scorers = None,
+    strict_language: options.StrictLanguage = False,
+    field: options.Field = "text",
+    limit: options.Limit = None,
+    overwrite: options.Overwrite = False,
+    mask: options.Mask = False,
+) -> None:
+    """Score TEXTS (or those of --input): one column for each --scorer.
+
+    Texts are scored unchanged, short ones too.
+    """
+    if (input_file is None) == (not texts):
+        raise InputError("give texts or --input (one of them)")
+    with nullcontext() if output is None else writing(output):
+        refuse_existing(overwrite, output, inputs=[input_file])
+        rows = (
+            read_rows(input_file, field=field, limit=limit)
+            if input_file is not None
+            else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
+        )
+        loaded = [
+            load_scorer(options.strict(name, strict_language)) for name in scorers or ["pocket"]
+        ]
+        bodies = [row.text for row in rows]
+        columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
+        if output is not None:
+            with replaced(output) as file:
+                for i, row in enumerate(rows):
+                    by_name = {name: values[i] for name, values in columns.items()}
+                    record = {"id": row.id, "text": row.text, "scores": by_name}
+                    file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+            ERRORS.print(f"{output}: {len(rows)} records")
+            if mask:
+                say_unmasked(output)
+            return
+    table = Table()
+    table.add_column("text", overflow="fold")
+    maskers = [Masker(scorer) for scorer in loaded] if mask else []
+    for scorer in loaded:
+        table.add_column(scorer.name, justify="right")
+    for i, row in enumerate(rows):
+        body = row.text
+        for masker in maskers:
+            body = masker(body)
+        body = on_one_line(body) or "(empty)"
+        found = [(scorer, columns[scorer.name][i]) for scorer in loaded]
+        scores = (format_score(score, score < one.threshold, digits=3) for one, score in found)
+        table.add_row(Text(body), *scores)
+    OUTPUT.print(table)
+
+
 @app.command("compare", cls=options.Command)
 def compare(
     files: Files,
@@ -53,8 +125,7 @@ def compare(
     ordinary: Annotated[
         Path | None,
         options.option(
-            "Input",
-            "Ordinary texts: rows with a 'text'. How many of them does a scorer object to?",
+            "Input", "Ordinary texts: rows with a 'text'. How many of them does a scorer object to?"
         ),
     ] = None,
     threshold: Annotated[
@@ -67,8 +138,7 @@ def compare(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        options.option("Output", "Write the figures to this .json.", "--output", "-o"),
+        Path | None, options.option("Output", "Write the figures to this .json.", "--output", "-o")
     ] = None,
     plot: Annotated[
         Path | None, options.option("Output", "Draw the calibration (.png, .svg or .pdf).")
@@ -88,15 +158,11 @@ def compare(
     still run and the exit code is 1. The second table has the correlation of the scorers' errors:
     the lower, the better one judges text optimised against the other.
     """
-    from tide.cli.agreement import (  # noqa: PLC0415
-        agree,
-        agreement_table,
-        alarms,
-        cover,
-        error_table,
-        rows_of,
+    from tide.scorers.assessment import (  # noqa: PLC0415  (slow import)
+        agreement,
+        error_correlations,
+        plot_calibration,
     )
-    from tide.scorers.assessment import plot_calibration  # noqa: PLC0415
 
     refuse_existing(overwrite, output, plot, inputs=files)
     if plot is not None and by is not None:
@@ -104,31 +170,104 @@ def compare(
     groups = _groups(files, by, sample)
     loaded = _load_those_that_work(scorers)
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
-    objects = {name: alarms(scorer, prose, threshold) for name, scorer in loaded.items()}
+    alarms = {name: _alarms(scorer, prose, threshold) for name, scorer in loaded.items()}
     figures: list[dict[str, Any]] = []
-    complete = True
     for group, (texts, targets) in groups.items():
-        covered = {name: cover(name, scorer, texts) for name, scorer in loaded.items()}
-        found = {name: agree(one, targets) for name, one in covered.items()}
-        toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
-        title = Text(f"{group}: {toxic}" if group else toxic)
-        OUTPUT.print(agreement_table(title, covered, found, objects))
-        errors = error_table(covered, targets)
-        if errors is not None:
-            OUTPUT.print(errors[0])
-        figures += rows_of(group, covered, found, objects, errors[1] if errors else {})
+        covered = {name: _cover(name, scorer, texts) for name, scorer in loaded.items()}
+        known = {name: one.known for name, one in covered.items() if one.known.any()}
+        found = {
+            name: agreement(covered[name].values[here], targets[here])
+            for name, here in known.items()
+        }
+        errors: dict[str, dict[str, float]] = {}
+        if len(known) > 1:
+            errors = error_correlations({name: covered[name].values for name in known}, targets)
+        rows = []
         for name, one in covered.items():
-            if one.failure is not None:
-                complete = False
-                ERRORS.print(f"{name}: {one.failure}", style="red", soft_wrap=True)
+            row: dict[str, Any] = {
+                "group": group, "scorer": name, "scored": one.share, "failure": one.failure,
+            }  # fmt: skip
+            if name in found:
+                row |= asdict(found[name]) | {"bins": found[name].bins.tolist()}
+                row["texts_per_second"] = found[name].texts / one.seconds
+                row["error_correlations"] = {
+                    other: value for other, value in errors.get(name, {}).items() if other != name
+                }
+            rows.append(_without_nan(row | alarms[name]))
+        toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
+        OUTPUT.print(_agreement_table(f"{group}: {toxic}" if group else toxic, rows))
+        if errors:
+            OUTPUT.print(_error_table(errors))
+        for row in rows:
+            if row["failure"] is not None:
+                ERRORS.print(f"{row['scorer']}: {row['failure']}", style="red", soft_wrap=True)
+        figures += rows
     if output is not None and any(row["scored"] for row in figures):
         _write(output, json.dumps(figures, indent=2) + "\n")
-    if plot is not None and any(found.values()):
-        drawn = {name: one for name, one in found.items() if one is not None}
-        plot_calibration(drawn, plot)
-        ERRORS.print(f"{plot}: calibration of {len(drawn)} scorers")
-    if not complete:
+    if plot is not None and found:
+        plot_calibration(found, plot)
+        ERRORS.print(f"{plot}: calibration of {len(found)} scorers")
+    if any(row["failure"] is not None for row in figures):
         raise typer.Exit(1)
+
+
+def _cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:
+    import numpy as np  # noqa: PLC0415  (slow imports)
+
+    from tide.scorers.assessment import Covered, score_covered  # noqa: PLC0415
+
+    if isinstance(scorer, str):
+        return Covered(np.full(len(texts), np.nan), 0.0, scorer)
+    score_covered(scorer, texts[:1])  # the first call loads the scorer, which is not to be timed
+    with progress_bar() as bar:
+        task = bar.add_task(name, total=len(texts))
+        return score_covered(scorer, texts, lambda count: bar.advance(task, count))
+
+
+def _alarms(scorer: Scorer | str, texts: Sequence[str], threshold: float | None) -> dict[str, Any]:
+    """False alarms at the threshold, or the scorer's own, as a field of a row."""
+    from tide.scorers.assessment import false_alarms  # noqa: PLC0415  (slow import)
+
+    if isinstance(scorer, str) or not texts:
+        return {}
+    found = false_alarms(scorer, texts, scorer.threshold if threshold is None else threshold)
+    return {"false_alarms": asdict(found)}
+
+
+def _agreement_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=Text(title))
+    table.add_column("scorer")
+    columns = ("AUC", "accuracy", "r", "cal. error", "false alarms", "beginnings", "texts/s")
+    for column in (*columns, "scored"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        known = row | row.get("false_alarms", {})
+        fields = ("auc", "accuracy", "correlation", "calibration_error", "whole", "beginnings")
+        rate = f"{row['texts_per_second']:,.0f}" if "texts_per_second" in row else "-"
+        cells = (_shown(known.get(field)) for field in fields)
+        table.add_row(Text(row["scorer"]), *cells, rate, f"{row['scored']:.3f}")
+    return table
+
+
+def _error_table(errors: Mapping[str, Mapping[str, float]]) -> Table:
+    table = Table(title="correlation of errors (score - label)")
+    table.add_column("")
+    for number in range(1, len(errors) + 1):
+        table.add_column(f"{number}", justify="right")
+    for number, (name, row) in enumerate(errors.items(), 1):
+        table.add_row(Text(f"{number} {name}"), *map(_shown, row.values()))
+    return table
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @app.command("calibrate", cls=options.Command)

@@ -73,8 +73,7 @@ def serve(
     served_model_name: Annotated[
         str | None,
         options.option(
-            "Server",
-            "Name of the model for clients. [default: --model, or the server's own name]",
+            "Server", "Name of the model for clients. [default: --model, or the server's own name]"
         ),
     ] = None,
     settings: Annotated[
@@ -97,8 +96,7 @@ def serve(
     otel: Annotated[
         bool,
         options.option(
-            "Server",
-            "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.",
+            "Server", "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says."
         ),
     ] = False,
     mode: Annotated[

@@ -2,9 +2,9 @@
 
 gate.py        request checks: keys, size, disconnects, log, metrics
 schemas.py     the HTTP schemas of requests and responses
-policies.py    named sets of scorer, settings and mode, and which key has which
+policies.py    named sets of scorer, settings and mode, and which key has which; a policy's
+               AsyncDetoxifier, which also writes drafts and repairs texts
 generation.py  maps requests to calls of their policy's AsyncDetoxifier, with limits
-detoxifier.py  a policy's AsyncDetoxifier, which also writes drafts and repairs texts
 monitor.py     unscored drafts, and the forecast of what enforcing would change
 guardrail.py   litellm's guardrail; rewrite.py: repairs sentences that fail
 scoring.py     HTTP APIs of scoring services

@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import to_thread
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -159,8 +159,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
         }
 
     for path, file in FILES.items():
-        page = partial(FileResponse, FOLDER / file, headers=_PAGE_HEADERS)
-        app.get(path, include_in_schema=False)(_returning(page))
+        app.get(path, include_in_schema=False)(_page(FOLDER / file))
     return Gate(app, policies)
 
 
@@ -246,8 +245,8 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:.4g}"
 
 
-def _returning(make: Callable[[], Response]) -> Callable[[], Any]:
+def _page(path: Path) -> Callable[[], Any]:
     async def answer() -> Response:
-        return make()
+        return FileResponse(path, headers=_PAGE_HEADERS)
 
     return answer

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import time
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -259,9 +260,7 @@ def traced(error: Exception) -> str:
         kinds.append(type(cause).__name__)
         cause = cause.__cause__ or cause.__context__
     if error.__traceback__ is not None and not isinstance(error, Refused):
-        last = error.__traceback__
-        while last.tb_next is not None:
-            last = last.tb_next
-        place = f" at {os.path.basename(last.tb_frame.f_code.co_filename)}:{last.tb_lineno}"
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f" at {os.path.basename(last.filename)}:{last.lineno}"
     said = f": {error}" if os.environ.get("TIDE_DEBUG") else ""
     return f"{' from '.join(kinds)}{place}{said}"

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -116,10 +117,7 @@ class Serving:
             shape.choice(number, one.text, one.parts, one.reason, one.told)
             for number, one in enumerate(sent)
         ]
-
-        async def afterwards() -> None:
-            self._watch(calls, found, asker)
-
+        afterwards = partial(self._watch, calls, found, asker)
         return shape.whole(choices, usage_of(sent, request.n), summed(sent)), afterwards
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
@@ -142,9 +140,9 @@ class Serving:
         if request.stream_options.include_usage:
             sent = [found[number] for number in range(len(calls))]
             yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
-        self._watch(calls, found, asker)
+        await self._watch(calls, found, asker)
 
-    def _watch(self, calls: Sequence[Call], found: Mapping[int, Sent], asker: Asker) -> None:
+    async def _watch(self, calls: Sequence[Call], found: Mapping[int, Sent], asker: Asker) -> None:
         """Have the model's own answers scored, now that they were sent."""
         for number, one in found.items():
             if one.draft is not None:
@@ -380,11 +378,7 @@ def _reason(ended: str, parts: Parts) -> str:
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
     """Token counts of a response: its prompts, each with n completions, and all completions."""
     read, written = sum(one.prompt_tokens for one in sent[::n]), sum(one.tokens for one in sent)
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-    }
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def summed(sent: Sequence[Sent]) -> dict[str, Any]:

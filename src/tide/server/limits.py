@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
+
+
+def _up_to(highest: int, default: int, says: str, lowest: int = 1) -> Any:
+    return Field(default=default, ge=lowest, le=highest, description=says)
+
+
+def _seconds(highest: int, default: float, says: str) -> Any:
+    return Field(default=default, gt=0, le=highest, description=says)
 
 
 class Limits(BaseModel):
@@ -10,42 +20,21 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_body: int = Field(
-        default=1 << 20, ge=1024, le=1 << 30, description="Largest request, in bytes."
+    max_body: int = _up_to(1 << 30, 1 << 20, "Largest request, in bytes.", lowest=1024)
+    max_tokens: int = _up_to(1_000_000, 1024, "Maximum tokens that a request may ask for.")
+    max_choices: int = _up_to(4096, 32, "Maximum completions of a request: prompts times n.")
+    max_texts: int = _up_to(65_536, 256, "Maximum texts of a request for scores.")
+    max_under_way: int = _up_to(
+        1_000_000, 256, "Maximum completions running or queued; beyond it: 429."
     )
-    max_tokens: int = Field(
-        default=1024, ge=1, le=1_000_000, description="Maximum tokens that a request may ask for."
+    max_waiting_texts: int = _up_to(
+        1_000_000, 4096, "Maximum texts queued for scoring; beyond it: 429."
     )
-    max_choices: int = Field(
-        default=32, ge=1, le=4096, description="Maximum completions of a request: prompts times n."
-    )
-    max_texts: int = Field(
-        default=256, ge=1, le=65_536, description="Maximum texts of a request for scores."
-    )
-    max_under_way: int = Field(
-        default=256,
-        ge=1,
-        le=1_000_000,
-        description="Maximum completions running or queued; beyond it: 429.",
-    )
-    max_waiting_texts: int = Field(
-        default=4096,
-        ge=1,
-        le=1_000_000,
-        description="Maximum texts queued for scoring; beyond it: 429.",
-    )
-    request_seconds: float = Field(
-        default=120.0, gt=0, le=86_400, description="Request timeout, in seconds; then 504."
-    )
-    keep_alive: float = Field(
-        default=10.0, gt=0, le=3600, description="Keep-alive interval of an idle stream (seconds)."
-    )
-    drain: float = Field(
-        default=30.0, gt=0, le=3600, description="Seconds for open requests after SIGTERM."
-    )
+    request_seconds: float = _seconds(86_400, 120.0, "Request timeout, in seconds; then 504.")
+    keep_alive: float = _seconds(3600, 10.0, "Keep-alive interval of an idle stream (seconds).")
+    drain: float = _seconds(3600, 30.0, "Seconds for open requests after SIGTERM.")
     traces: bool = Field(
-        default=False,
-        description="Show rejected texts to clients and on the playground.",
+        default=False, description="Show rejected texts to clients and on the playground."
     )
     strict: bool = Field(
         default=False,

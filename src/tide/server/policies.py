@@ -19,29 +19,36 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
 from tide.core.optional import require
 from tide.core.sanitize import shown
 from tide.core.settings import Settings, Treatment
 from tide.core.validation import problems
 from tide.data.files import as_text, read_small
-from tide.detoxifier.base import resolved
+from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
+from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, is_empty, pace_of
+from tide.scorers.scoring import Scoring
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.languages import strict
-from tide.server.detoxifier import ServedDetoxifier
 from tide.server.gate import check_exposure, digest
 from tide.server.guardrail import check_rewriter
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
+from tide.server.monitor import Draft, Forecast, MonitoredAnswer, forecast
+from tide.server.rewrite import rewrite
 from tide.server.scoring import ScoringApi
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
+    from typing_extensions import Unpack
 
+    from tide.core.chat import Chat
+    from tide.core.settings import Overrides
     from tide.engines.base import Engine
 
 Mode = Literal["enforce", "monitor"]
@@ -225,6 +232,64 @@ class Plan:
         return MaxScorer([self.measured, NeverScorer(self.never)]) if self.never else self.measured
 
 
+class ServedDetoxifier(AsyncDetoxifier):
+    """A policy's detoxifier: it also lets the model write unscored drafts, and repairs texts."""
+
+    def draft(
+        self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]
+    ) -> AsyncTextStream[Draft]:
+        """The model's own text, unscored, for `forecast`.
+
+        in_pieces: yield pieces as the model writes them; otherwise only `result` has the text.
+        """
+        texts: Mailbox[str] = Mailbox()
+        on_text = texts.put if in_pieces else None
+        settings, strategy = self._resolve(overrides)
+        priority = next(NUMBERS)
+
+        async def work() -> Draft:
+            async with self._capacity:
+                (task,) = await self._tasks(prompt, settings, strategy, priority, [0], on_text)
+                return await MonitoredAnswer(task, self.engine, self._scoring).write()
+
+        future = self._begin(work)
+        future.add_done_callback(texts.end)
+        return AsyncTextStream(texts, future)
+
+    async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
+        """The outcome that enforcing would have had if the model had written this draft.
+
+        Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
+        """
+
+        async def work() -> Forecast:
+            await self._check_prompt(prompt, draft.task.settings)
+            return await forecast(draft, self.engine, self._scoring)
+
+        return await self._finished(work)
+
+    async def rewrite(
+        self, text: str, beside: Scorer, **overrides: Unpack[Overrides]
+    ) -> str | None:
+        """A finished text whose failing sentences are rewritten from the blamed word on.
+
+        beside: a further scorer that the text must pass. Returns None if no repair is found. Raises
+        TideError: CompletionError for a text that the model cannot read unchanged.
+        """
+        settings, strategy = self._resolve(overrides)
+        priority = next(NUMBERS)
+
+        async def work() -> str | None:
+            scoring = Scoring(MaxScorer([self.scorer, beside]))
+            try:
+                async with self._capacity:
+                    return await rewrite(text, settings, strategy, priority, self.engine, scoring)
+            finally:
+                scoring.close()
+
+        return await self._finished(work)
+
+
 @dataclass(frozen=True, eq=False)
 class ServedPolicy:
     """A policy that answers requests."""
@@ -336,38 +401,40 @@ class Policies:
             file = PolicyFile(policies={ONLY: Policy()})
         else:
             file = PolicyFile.read(self._path)
-        with self._collecting() as found:
-            with _noting(found):
-                check_exposure(self._host, [*self._keys, *file.keys])
-            plans = {}
-            for name, policy in file.policies.items():
-                with _noting(found, *self._place(name)):
-                    preset, settings = self._line.settings(policy)
-                with _noting(found, *self._place(name, "scorer")):
-                    measured = self._scorers.load(self._line.spec(policy))
-                    mode = policy.mode or self._line.mode
-                    own = policy.guardrail_rewrite
-                    rewrites = self._line.guardrail_rewrite if own is None else own
-                    if not found:
-                        plans[name] = Plan(
-                            name, mode, preset, policy.never, settings, measured, rewrites
-                        )
+        found: list[str] = []
+        with self._noting(found):
+            check_exposure(self._host, [*self._keys, *file.keys])
+        plans = {}
+        for name, policy in file.policies.items():
+            with self._noting(found, name):
+                preset, settings = self._line.settings(policy)
+            with self._noting(found, name, "scorer"):
+                measured = self._scorers.load(self._line.spec(policy))
+                mode = policy.mode or self._line.mode
+                own = policy.guardrail_rewrite
+                rewrites = self._line.guardrail_rewrite if own is None else own
+                if not found:
+                    plans[name] = Plan(
+                        name, mode, preset, policy.never, settings, measured, rewrites
+                    )
+        self._raise(found)
         return file, plans
 
     def _made(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
         made: dict[str, ServedPolicy] = {}
-        with self._collecting() as found:
-            for name, plan in plans.items():
-                with _noting(found, *self._place(name)):
-                    old = self.table.policies.get(name)
-                    if old is not None and old.plan == plan:
-                        made[name] = old
-                        continue
-                    if plan.rewrites:
-                        check_rewriter(self.engine)
-                    scorer = plan.scorer
-                    detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
-                    made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
+        found: list[str] = []
+        for name, plan in plans.items():
+            with self._noting(found, name):
+                old = self.table.policies.get(name)
+                if old is not None and old.plan == plan:
+                    made[name] = old
+                    continue
+                if plan.rewrites:
+                    check_rewriter(self.engine)
+                scorer = plan.scorer
+                detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
+                made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
+        self._raise(found)
         default = tuple(made[name] for name in file.default or list(made)[:1])
         own = {
             bytes.fromhex(key.sha256): tuple(made[name] for name in key.policies)
@@ -375,28 +442,21 @@ class Policies:
         }
         return Table(made, default, {**dict.fromkeys(self._keys, default), **own})
 
-    def _place(self, *names: str) -> tuple[str, ...]:
-        """Where a problem is; the options of a command line have names of their own."""
-        return names if self._path is not None else ()
-
     @contextmanager
-    def _collecting(self) -> Iterator[list[str]]:
-        """Yield a list to add problems to; raise PolicyError at the end if it holds any."""
-        found: list[str] = []
-        yield found
-        if found and self._path is None:  # of the command line's options
-            raise InputError(found[0])
+    def _noting(self, found: list[str], *place: str) -> Iterator[None]:
+        """Add an error raised inside to `found`, with its policy and field.
+
+        One of the command line's options has its own name, and is raised at once.
+        """
+        try:
+            yield
+        except TideError as error:
+            if self._path is None:
+                raise
+            field = str(error).partition(":")[0]
+            dot = "." if field in Policy.model_fields and len(place) == 1 else ": "
+            found.append(f"{'.'.join(['policies', *place])}{dot}{error}" if place else str(error))
+
+    def _raise(self, found: list[str]) -> None:
         if found:
             raise PolicyError(self._path, found)
-
-
-@contextmanager
-def _noting(found: list[str], *place: str) -> Iterator[None]:
-    """Add an error raised inside to `found`, with its policy and field."""
-    try:
-        yield
-    except TideError as error:
-        joined = ".".join(["policies", *place]) if place else ""
-        field = str(error).partition(":")[0]
-        dot = "." if field in Policy.model_fields and len(place) == 1 else ": "
-        found.append(f"{joined}{dot}{error}" if joined else str(error))

@@ -12,13 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
@@ -180,12 +174,7 @@ _NO_SCORER = "no scorer: nothing unscored is given"
 _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
     ScorerRefusedError: (503, "scorer_refused", "the scorer refuses to answer this server", False),
-    ScorerUnavailableError: (
-        503,
-        "scorer_unavailable",
-        _NO_SCORER,
-        True,
-    ),
+    ScorerUnavailableError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerBrokenError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerError: (500, "scorer_error", "the scorer has no score for a text of this", False),
     CompletionError: (500, "completion_error", "the model cannot complete this prompt", False),
@@ -345,17 +334,17 @@ class MessageCall(_Asked):
     index: Any = None  # of a stream; it is left out
 
 
-class Function(BaseModel):
-    """The description of a tool. Only the engine reads further fields."""
+class _PassedOn(BaseModel):
+    """Only the engine reads further fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+
+class Function(_PassedOn):
     name: Text
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class Tool(_PassedOn):
     type: Literal["function"]
     function: Function
 
@@ -369,9 +358,7 @@ class NamedTool(_Asked):
     function: NamedFunction
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class ResponseFormat(_PassedOn):
     type: Literal["text", "json_object", "json_schema"]
 
 
