@@ -45,6 +45,7 @@ class _Classifier(AttributedScorer):
     ) -> None:
         """Set the labels that make the score, added up or the largest, and the attributes."""
         self._toxic, self._exclusive, self._added = toxic, exclusive, added
+        self._width = len(labels)
         reported = toxic if exclusive else [*range(len(labels))]
         self._reported = reported if len(reported) > 1 else []
         self.attributes = tuple(labels[i] for i in self._reported)
@@ -66,8 +67,7 @@ class _Classifier(AttributedScorer):
         # Without a padding token, one window at a time.
         size = _BATCH if self._tokenizer.pad_token is not None else 1
         batches = [windows[i : i + size] for i in range(0, len(windows), size)]
-        width = max([*self._toxic, *self._reported]) + 1
-        rows = np.concatenate([np.zeros((0, width)), *map(self._probabilities, batches)])
+        rows = np.concatenate([np.zeros((0, self._width)), *map(self._probabilities, batches)])
         toxic = rows[:, self._toxic]
         scores = toxic.sum(axis=1) if self._added else toxic.max(axis=1, initial=0.0)
         columns = zip(self.attributes, self._reported, strict=True)

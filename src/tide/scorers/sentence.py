@@ -235,6 +235,8 @@ def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
         values = stored.astype(np.float32)
         if stored.dtype == np.int8:
             values = values * tensors[name + SCALE].astype(np.float32)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name}: a weight is not finite")
         weights[name] = values
     return weights
 

@@ -35,6 +35,7 @@ REFUSALS: dict[str, tuple[Any, ...]] = {
     "bad request": (400, "invalid_request"),
     "bad key": (400, "API_KEY_INVALID"),
     "empty": (400, "COMMENT_EMPTY"),
+    "failed inference": (424,),
 }
 # Of the right answer (JSON) to one that is not.
 Change = Callable[[Any], Any]

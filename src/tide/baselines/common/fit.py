@@ -285,6 +285,7 @@ def fit(
         warn_of(create.kind, fitted.doubts)
         figures[create.kind] = fitted.held_out
         shutil.rmtree(unfinished, ignore_errors=True)
+        del tokenizer, plain, task, fitted  # before the next model is loaded
     return figures
 
 

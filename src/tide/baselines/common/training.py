@@ -201,7 +201,7 @@ def _resume(
 ) -> tuple[tuple[int, float, int], list[Tensor]]:
     """Restores what `_save` has written; returns how the training stood, and the best values."""
     with guarded(InputError, f"{path}: cannot be resumed; delete it"), torch.no_grad():
-        state = torch.load(path, map_location=parameters[0].device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
         for parameter, value in zip(parameters, state["parameters"], strict=True):
             parameter.copy_(value)
         for one, values in zip(stateful, state["stateful"], strict=True):

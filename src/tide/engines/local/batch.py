@@ -256,7 +256,11 @@ class Batch:
         """Let others run, and rows come that follow those that have just ended."""
         await _others()
         came, known = time.monotonic(), len(self._waiting)
-        while known and self._expected > 0 and not (self._under_way or self._readings):
+        while (
+            0 < known < self._max_batch
+            and self._expected > 0
+            and not (self._under_way or self._readings)
+        ):
             await asyncio.sleep(self._pause / 16)
             if len(self._waiting) > known:
                 came, known = time.monotonic(), len(self._waiting)
@@ -283,7 +287,7 @@ class Batch:
         if ended:
             self._ended = self._expected + ended
             self._until = now + _PAUSES * self._pause
-        else:  # where all end, nothing is read
+        elif under_way:  # where all end, nothing is read
             self._pause = min(_PAUSE, _HALF * (now - began))
 
     def _rest(self) -> None:

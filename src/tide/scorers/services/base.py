@@ -9,7 +9,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import tenacity
 from pydantic import BaseModel, Field, SecretStr, TypeAdapter, ValidationError
@@ -59,6 +59,8 @@ _PACES: dict[str, Pace] = {}
 
 # Codes of a service that would refuse any text.
 _FINAL = {"API_KEY_INVALID", "insufficient_quota"}
+# Statuses of one. Others, as 424 of a failed inference, may mean one text alone.
+_REFUSED = {401, 402, 403, 404, 405, 410}
 
 _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
@@ -79,7 +81,7 @@ class RemoteScorer(AttributedScorer):
     it had by then are kept, so that the next call asks only for the rest.
 
     attributes: names of the service's further scores; see `tide.scorers.base`. check: what a user
-    should check if the service refuses to answer.
+    should check if the service refuses to answer. tells_codes: whether errors may quote its codes.
     """
 
     pace = "sentence"
@@ -87,6 +89,7 @@ class RemoteScorer(AttributedScorer):
     rate_variable = ""
     usual_rate = 1.0
     check = "the key and the address"
+    tells_codes: ClassVar[bool] = True
     _key: SecretStr | None = None
     attributes: tuple[str, ...] = ()
 
@@ -169,7 +172,7 @@ class RemoteScorer(AttributedScorer):
         reply = await client.ask(method, self._url + path, body, limit=(1 + len(texts)) * MIB)
         if reply.status == 200:
             return reply.parse(kind)
-        codes = codes_of(reply)
+        codes = codes_of(reply) if self.tells_codes else []
         where = [f"at {path}"] if reply.status in (404, 405) else []
         what = " ".join([f"HTTP {reply.status}", *codes, *where])
         final = not _FINAL.isdisjoint(codes)
@@ -186,7 +189,7 @@ class RemoteScorer(AttributedScorer):
             )
         if status == 413:
             return ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
-        if final or (400 < status < 500 and status != 422):
+        if final or status in _REFUSED:
             return ScorerRefusedError(f"{what}; check {self.check}")
         hint = (
             "; empty_policy 'zero' or 'one' scores such texts" if any(map(is_empty, texts)) else ""
@@ -275,13 +278,13 @@ def codes_of(reply: Reply) -> list[str]:
     """The code words of an error and its details. Messages may hold the text or the key."""
     try:
         error = from_json(reply.body)["error"]
-        details = [one for one in error.get("details", ()) if isinstance(one, dict)]
+        details = [one for one in (error.get("details") or ()) if isinstance(one, dict)]
         found = [error.get("code"), error.get("status")]
         found += [one.get(key) for one in details for key in ("errorType", "reason")]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return []
     words = dict.fromkeys(one for one in found if isinstance(one, str))
-    return [word for word in words if word.replace("_", "").isalpha()]
+    return [word for word in words if len(word) <= 64 and word.replace("_", "").isalpha()]
 
 
 def place_of(url: str) -> str:

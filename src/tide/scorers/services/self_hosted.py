@@ -36,6 +36,7 @@ class SelfHostedScorer(RemoteScorer):
     family: ClassVar[str]
     batch_size = 32
     usual_rate = 100.0
+    tells_codes = False  # they may repeat the text
 
     def __init__(self, name: str, url: str, *, key: str | None = None, **options: Any) -> None:
         if not url:
