@@ -1,9 +1,9 @@
 """Faster arithmetic for a loaded model on an x86 CPU, with the same results but rounding.
 
 torch multiplies float32 matrices there by MKL, which on AMD takes two to three times as long as
-oneDNN does with weights that were laid out for it beforehand: SmolLM2 135M writes 1.5 (1 row) to
-2.3 times (64 rows) as fast with them, Gemma 3 270M 1.9 to 2.5 times. Such a layout is made once,
-here, and for bfloat16 too where the CPU multiplies that by itself.
+oneDNN does with weights that were laid out for it beforehand: SmolLM2 135M writes 1.4 (1 row) to
+2.0 times (64 rows) as fast with them, Gemma 3 270M 1.7 to 2.4 times (`benchmarks/packed.py`). Such
+a layout is made once, here, and for bfloat16 too where the CPU multiplies that by itself.
 """
 
 from __future__ import annotations
