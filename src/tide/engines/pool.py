@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -28,11 +29,11 @@ class PooledEngine(Engine):
             self.close()
             raise
 
-    async def _admit(self, endpoint: Endpoint) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _admit(self, endpoint: Endpoint) -> None: ...
 
-    async def _check(self, endpoint: Endpoint) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _check(self, endpoint: Endpoint) -> None: ...
 
     @property
     def available(self) -> bool:

@@ -24,6 +24,7 @@ WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", 
 TEXTS = ["the weather is fine", "people are rude", "a quiet town", "rude people are a town today"]
 TOXIC = [False, True, False, True]
 _LEARNED = 0.01  # a loss below which every answer is right, whatever the machine rounds
+_MOST_STEPS = 600
 
 
 @dataclass(frozen=True)
@@ -79,45 +80,34 @@ def sentences(count: int) -> Iterator[str]:
 
 
 def save_guard(folder: Path, family: str) -> Path:
-    """A guard of `family` in `folder`, which it writes."""
-    return teach(folder, family, [(text, toxic(text)) for text in sentences(256)], 600)
-
-
-def teach(
-    folder: Path, family: str, labelled: list[tuple[str, bool]], steps: int, vocabulary: int = 420,
-    *, noise: float = 0.0,
-) -> Path:  # fmt: skip
-    """A guard of `family` in `folder` that has learned these labels.
-
-    steps: at most so many. noise: share of the tokens of a text that are others in each step, so
-    that it answers in the right words whatever it is asked about.
-    """
+    """A guard of `family` in `folder`, which it writes, that has learned what is toxic."""
+    texts = list(sentences(256))
     wanted = FAMILIES[family]
-    tokenizer = _tokenizer([t for t, _ in labelled], [*wanted.answers, wanted.template], vocabulary)
+    tokenizer = _tokenizer(texts, [*wanted.answers, wanted.template])
     tokenizer.chat_template = wanted.template
     tokenizer.save_pretrained(folder)
     arguments = FORMATS[family].arguments
     rows = []
-    for text, is_toxic in labelled:
+    for text in texts:
         asked: Any = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True,
             **arguments,
         )  # fmt: skip
-        answer = wanted.answers[is_toxic] + "</s>"
+        answer = wanted.answers[toxic(text)] + "</s>"
         prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
         answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
         rows.append((prompt, answer_ids))
-    model = _trained(rows, len(tokenizer), steps, noise)
+    model = _trained(rows, len(tokenizer))
     model.save_pretrained(folder)
     return folder
 
 
-def _tokenizer(texts: list[str], fixed: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
+def _tokenizer(texts: list[str], fixed: list[str]) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=MARKERS, show_progress=False,
+        vocab_size=420, special_tokens=MARKERS, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     bpe.train_from_iterator([*texts, *fixed * len(texts)], trainer)
@@ -127,9 +117,7 @@ def _tokenizer(texts: list[str], fixed: list[str], vocabulary: int) -> PreTraine
     )  # fmt: skip
 
 
-def _trained(
-    rows: list[tuple[list[int], list[int]]], vocabulary: int, steps: int, noise: float
-) -> Any:
+def _trained(rows: list[tuple[list[int], list[int]]], vocabulary: int) -> Any:
     torch.manual_seed(0)
     longest = max(len(prompt) + len(answer) for prompt, answer in rows)
     config = GPT2Config(
@@ -144,15 +132,10 @@ def _trained(
         labels[i, len(prompt) : len(prompt) + len(answer)] = torch.tensor(answer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     worst = deque[float](maxlen=8)  # losses of an epoch of 256 rows
-    for step in range(steps):
+    for step in range(_MOST_STEPS):
         rows_now = torch.arange(step * 32, step * 32 + 32) % len(rows)
-        shown, wanted = ids[rows_now], labels[rows_now]
-        if noise:
-            others = torch.randint(len(MARKERS), vocabulary, shown.shape)
-            is_text = (wanted == -100) & (shown >= len(MARKERS))
-            shown = torch.where(is_text & (torch.rand(shown.shape) < noise), others, shown)
         optimizer.zero_grad()
-        loss = model(shown, labels=wanted).loss
+        loss = model(ids[rows_now], labels=labels[rows_now]).loss
         loss.backward()
         optimizer.step()
         worst.append(loss.item())
