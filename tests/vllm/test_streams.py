@@ -88,27 +88,23 @@ def test_pieces_come_while_others_are_written(
     engine: Engine, local: TransformersEngine, prompts: list[str]
 ) -> None:
     some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:12]
-    begun, ended = [], []
-
-    async def one(number: int, request: Request) -> list[Piece]:
-        pieces = await written(engine, request, lambda: begun.append((number, len(ended))))
-        ended.append(number)
-        return pieces
 
     async def all_of_them() -> list[list[Piece]]:
-        wanted = requests(engine, some, LONG)
-        return await asyncio.gather(*(one(i, request) for i, request in enumerate(wanted)))
+        # Each reads on when all have begun: an engine that wrote one after the other never would.
+        all_begun = asyncio.Barrier(len(some))
 
-    # A server that prepares itself at its first requests, and a busy machine, may hold up all but
-    # one until it has ended. Engines that write one after the other do so each time.
-    for _ in range(5):
-        begun.clear()
-        ended.clear()
-        found = asyncio.run(all_of_them())
-        assert all(len(pieces) >= 10 for pieces in found)
-        if together := len({number for number, over in begun if over == 0}) > 1:
-            break
-    assert together
+        async def one(request: Request) -> list[Piece]:
+            async with aclosing(engine.write(request)) as stream:
+                first = await anext(stream)
+                assert first.finish_reason is None
+                await all_begun.wait()
+                return [first, *[piece async for piece in stream]]
+
+        async with asyncio.timeout(120):
+            return await asyncio.gather(*map(one, requests(engine, some, LONG)))
+
+    found = asyncio.run(all_of_them())
+    assert all(len(pieces) >= 10 for pieces in found)
     texts = [[i for piece in pieces for i in piece.token_ids] for pieces in found]
     expected = completed(local, local.tokenize(some), LONG, range(12))
     assert texts == [list(one.token_ids) for one in expected]
