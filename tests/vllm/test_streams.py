@@ -91,17 +91,20 @@ def test_pieces_come_while_others_are_written(
 
     async def all_of_them() -> list[list[Piece]]:
         # Each reads on when all have begun: an engine that wrote one after the other never would.
-        all_begun = asyncio.Barrier(len(some))
+        begun, all_begun = list[Piece](), asyncio.Event()
 
         async def one(request: Request) -> list[Piece]:
             async with aclosing(engine.write(request)) as stream:
-                first = await anext(stream)
-                assert first.finish_reason is None
+                begun.append(await anext(stream))
+                if len(begun) == len(some):
+                    all_begun.set()
                 await all_begun.wait()
-                return [first, *[piece async for piece in stream]]
+                return [piece async for piece in stream]
 
-        async with asyncio.timeout(120):
-            return await asyncio.gather(*map(one, requests(engine, some, LONG)))
+        with anyio.fail_after(120):
+            rest = await asyncio.gather(*map(one, requests(engine, some, LONG)))
+        assert all(piece.finish_reason is None for piece in begun)
+        return rest
 
     found = asyncio.run(all_of_them())
     assert all(len(pieces) >= 10 for pieces in found)
