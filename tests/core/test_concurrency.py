@@ -94,25 +94,25 @@ def test_what_fails_fails_in_its_caller_alone(portal: Portal) -> None:
             portal.run(fail, error)
     with pytest.raises(EngineError, match="model m: writing failed: KeyboardInterrupt"):
         portal.run(foreign)
-    assert future.result(5) == "done"
+    assert future.result(10) == "done"
 
 
 def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
     work = Work()
     future = portal.start(work)
-    assert work.began.wait(5)
+    assert work.began.wait(10)
     assert future.cancel()
-    assert work.ended.wait(1)
+    assert work.ended.wait(10)
     assert isinstance(work.error, asyncio.CancelledError)
     # And before it has begun, it does not begin.
     blocked, busy, late = threading.Event(), threading.Event(), Work()
 
     async def block() -> None:
         blocked.set()
-        busy.wait(5)
+        busy.wait(10)
 
     portal.start(block)
-    assert blocked.wait(5)
+    assert blocked.wait(10)
     waiting = portal.start(late)
     assert waiting.cancel()
     busy.set()
@@ -124,12 +124,12 @@ def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
 def test_closing_ends_what_is_under_way(wait: bool) -> None:
     portal, works = Portal("tide closing"), [Work(), Work()]
     futures = [portal.start(work) for work in works]
-    assert all(work.began.wait(5) for work in works)
+    assert all(work.began.wait(10) for work in works)
     portal.close(wait=wait)
     portal.close()
     for work, future in zip(works, futures, strict=True):
         with pytest.raises(EngineError, match="the engine was closed"):
-            future.result(1)
+            future.result(10)
         assert work.ended.is_set()
     wait_until(lambda: "tide closing" not in [thread.name for thread in threading.enumerate()])
     with pytest.raises(EngineError, match="closed; make a new one"):
@@ -196,7 +196,7 @@ def test_an_iterator_that_is_left_ends_its_generator(portal: Portal) -> None:
         await items.aclose()
 
     asyncio.run(read())
-    assert ended.wait(1)
+    assert ended.wait(10)
 
 
 # Mailbox

@@ -238,5 +238,5 @@ def test_closing_lets_the_thread_end_and_does_not_wait_for_a_call_that_hangs(
     sent, thread = run(portal, scorer, work)
     assert not sent.done()
     scorer.go.set()
-    thread.join(5)
+    thread.join(10)
     assert not thread.is_alive()

@@ -139,7 +139,7 @@ def test_an_abandoned_request_is_aborted(
 
     for abandon in (leave, cancel):
         asyncio.run(abandon())
-        wait_until(lambda: under_way(engine) == 0, 1.0)
+        wait_until(lambda: under_way(engine) == 0, 20.0)
     assert len(completed(engine, local.embed(some[:1]), SHORT, [0])) == 1
 
 

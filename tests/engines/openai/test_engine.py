@@ -368,7 +368,7 @@ def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) ->
             await anext(pieces)
 
     asyncio.run(leave())
-    end = time.monotonic() + 2.0
+    end = time.monotonic() + 5.0  # of the 8 s that it would write
     while not server.left:
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -394,7 +394,7 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
 
     began = time.monotonic()
     found = asyncio.run(ask())
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20  # it floods for ever
     assert all(isinstance(one, EngineError | CompletionError) for one in found), found
     assert all(server.url in str(one) for one in found)
 
