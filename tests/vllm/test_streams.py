@@ -13,6 +13,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from benchmarks.writing import completed
