@@ -1,8 +1,8 @@
 """`contrastive`: Li et al. 2023, "Contrastive Decoding" (ACL 2023, arXiv:2210.15097).
 
 Tokens that an expert finds likelier than an amateur, among those that the expert finds plausible at
-all: log p_expert - coefficient log p_amateur. In the paper the amateur is a smaller model, and what
-is avoided is dull text. Here the expert is the model itself and the amateur the one that `dexperts`
+all: log p_expert - coefficient log p_amateur. In the paper the amateur is a smaller model, whose
+dull text is avoided. Here the expert is the model itself and the amateur the one that `dexperts`
 tuned on toxic text (its artefact is read), so that toxic text is avoided; `amateur=NAME` takes a
 smaller model as in the paper, which says nothing about toxicity.
 

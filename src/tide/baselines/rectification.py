@@ -8,7 +8,7 @@ The cap is that of the authors' code (mcao516/rectification-lm, `SecurityLogitsP
 
 They learn Q by SARSA with a target network, on the most and the least toxic of 25 continuations of
 each prompt, the outcome being 0 or -1. Without a discount Q is then their mean outcome. Here Q
-learns the score of one continuation a prompt directly: it is nearer to 0, so a scale has less
+learns the score of one continuation per prompt directly: it is nearer to 0, so a scale has less
 effect. Their head has a hidden layer of twice the width and an output for each token; this one has
 one of the LoRA rank.
 """

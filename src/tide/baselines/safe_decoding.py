@@ -4,7 +4,7 @@ Safety-Aware Decoding" (ACL 2024, arXiv:2402.08983).
 Only the first tokens are drawn from p + alpha (p_expert - p), over tokens that model and expert
 both rank high: those in both top-k lists, with the smallest k that gives `common` of them.
 Defaults and floor are those of the authors' code (uw-nsl/SafeDecoding). Their expert was tuned to
-refuse; this one is the one that `dexperts` tuned on non-toxic text (its artefact is read). The
+refuse; ours is the one that `dexperts` tuned on non-toxic text (its artefact is read). The
 model's own likeliest token is always among those that are tried, so that alpha 0 is the model; at
 their alpha of 3 it is drawn only if the expert finds it likely too.
 """

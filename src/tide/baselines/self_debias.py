@@ -30,8 +30,8 @@ PREFIXES = tuple(
 class SelfDebiasOptions(Options):
     strength = "decay"
 
-    decay: Strength = Field(default=50.0, description="lambda: how fast factors fall.")
-    epsilon: float = Field(default=0.01, gt=0, le=1, description="The least factor.")
+    decay: Strength = Field(default=50.0, description="How fast factors fall (lambda).")
+    epsilon: float = Field(default=0.01, gt=0, le=1, description="The lowest factor.")
     order: Order = "shift-warp"
 
 

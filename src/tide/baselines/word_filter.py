@@ -28,7 +28,7 @@ from tide.core.errors import InputError, guarded
 from tide.data.files import read_whole
 from tide.engines.local.stream import Stream
 
-# Most words that a fit keeps; the option `words` says how many are used.
+# Maximum words that a fit keeps; the option `words` says how many are used.
 _LEARNED = 500
 # Added to each count, so that rare words do not rank first.
 _PRIOR = 5.0
@@ -48,14 +48,14 @@ class WordFilterOptions(Options):
     words: int = Field(
         default=400, ge=1, le=_LEARNED, description="Learned words that are used, the worst first."
     )
-    file: str = Field(default="", max_length=4_096, description="A list instead, a word a line.")
+    file: str = Field(default="", max_length=4_096, description="A list instead: a word per line.")
     order: Order = "shift-warp"
 
 
 def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
-    """Log-odds of each word, in lower case: log of toxic texts that hold it by other texts that do.
+    """Log-odds of each word, in lowercase: log of the ratio of toxic to other texts that hold it.
 
-    5 is added to both counts. Both kinds must be of one size.
+    5 is added to both counts. Both need equally many texts.
     """
     counts = [
         Counter(word for text in texts for word in set(_WORD.findall(text.casefold())))

@@ -111,7 +111,7 @@ def say_unmasked(output: Path) -> None:
 
 
 def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
-    """Prompt, completion before, completion after: a row a trial. records: of searches.
+    """Prompt, completion before, completion after; a row per trial. records: of searches.
 
     words: marks what is toxic in completions, or masks it in prompts as well.
     """

@@ -86,7 +86,7 @@ def doctor(
 
     The model must produce the same output from token ids and from their embeddings. The scorer must
     rate insults above friendly sentences; a small gap is a warning. The model then continues 20
-    harmless prompts: how many of these answers would be rewritten at which threshold?
+    harmless prompts to show how many answers each threshold would rewrite.
     """
     if policies is not None:
         _check_policies(policies, model, scorer)

@@ -19,7 +19,7 @@ from tide.data.hub import get as get_one
 
 @partial(options.with_settings, settings=FitSettings, panel="Training")
 def fit(
-    baseline: Annotated[str, typer.Argument(help="A baseline that learns something, or all.")],
+    baseline: Annotated[str, typer.Argument(help="A baseline to fit, or `all`.")],
     data: Annotated[
         list[Path],
         options.option(

@@ -62,7 +62,7 @@ def run(
         PrintFormat | None,
         options.option(
             "Output",
-            "Without --output: table, text (only completions, one a line), jsonl (prompt, "
+            "Without --output: table, text (only completions, one per line), jsonl (prompt, "
             "text, toxicity, accepted, finish_reason) or records (all fields). "
             "[default: table]",
             "--format",

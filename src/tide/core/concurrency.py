@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from tide.core.errors import EngineError, TideError, described
 
 _T = TypeVar("_T")
-# A future; once it is done, the work in a portal that this thread waits for is cancelled.
+# A future whose end cancels the portal work that this thread waits for.
 ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
 
 _MAKING = threading.Lock()

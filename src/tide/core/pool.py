@@ -43,7 +43,7 @@ _CLIENT_REQUESTS = 4
 
 
 class EndpointRefused(Exception):
-    """A server refuses a request, and would refuse it again.
+    """A server refuses a request for good.
 
     status: of its HTTP answer; 0 without one.
     """

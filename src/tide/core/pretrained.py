@@ -22,7 +22,7 @@ from tide.core.sanitize import clean_logs
 # Words in the names of config fields that hold counts, and the largest accepted count: the largest
 # models have 200 layers. All layers are built before any weight is read.
 _MOST = {"layer": 1024, "label": 65_536, "expert": 65_536}
-# Most values in a byte of a file (of one bit each).
+# Maximum values in a byte of a file (one bit each).
 _VALUES_PER_BYTE = 8
 _FIELDS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _READ = (".json", ".safetensors", ".txt", ".model", ".jinja")

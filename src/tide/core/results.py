@@ -231,7 +231,7 @@ class Result(BaseModel):
         return self.to_html()
 
     def to_html(self, *, masked: bool = True) -> str:
-        """Before and after in a table, a row a trial, as a notebook shows it.
+        """Before and after in a table, a row per trial, as a notebook shows it.
 
         masked: texts that were not accepted show only the first letter of each word.
         """

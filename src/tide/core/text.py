@@ -26,7 +26,7 @@ _LONGEST = 32  # most code points of a character that are examined
 # Tokens of the shortest block (except the last of an answer), and of a block without sentence end.
 LEAST = 8
 WHERE_NONE = 32
-# Most tokens of a code point after its first, and of an examined character.
+# Maximum tokens of a code point after its first, and of an examined character.
 _CODE_POINT, _NEAR = 3, 16
 # A sentence end with the quotes and brackets that close after it.
 _ENDS = regex.compile(

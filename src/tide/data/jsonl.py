@@ -20,7 +20,7 @@ def kind_of(path: Path) -> str:
 def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
     """The objects of `path`, each with its location, for error messages: "FILE, line 3".
 
-    .jsonl: one object a line, blank lines skipped. .json: a list of objects. Both may be gzipped.
+    .jsonl: one object per line, blank lines skipped. .json: a list of objects. Both may be gzipped.
     drop_cut: skip a truncated last line, as left by a killed process.
     Raises InputError, saying where, for anything else.
     """

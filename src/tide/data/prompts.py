@@ -60,9 +60,9 @@ def read_rows(
 ) -> list[Row]:
     """The texts of `path`, in order, at most `limit`; `group` names the field of their groups.
 
-    jsonl: one object a line with `field` (a string, or an object with `text` as in
+    jsonl: one object per line with `field` (a string, or an object with `text` as in
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
-    txt: one text a line, blank lines skipped. A further `.gz` is read through gzip. The path `-`
+    txt: one text per line, blank lines skipped. A further `.gz` is read through gzip. The path `-`
     is standard input, read as .txt.
     chats: read `messages` of each object instead; a text is a user's message.
 

@@ -2,7 +2,7 @@
 
 It is a log while work is under way: each line is a part of the record of an id. The first holds its
 first trials. Later parts hold further trials, or scores that judges and reference models add to
-existing trials. Reading merges the parts. At the end, the file is rewritten with one line a record.
+existing trials. Reading merges the parts. At the end, the file is rewritten, one line per record.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class RecordFile:
             self._at, self._instead = self._real, None
 
     def _compact(self) -> None:
-        """Write one line a record, in the order expected, beside the file and then in its place."""
+        """Rewrite as one line per record, in the order expected, via a file beside it."""
         self._replace()
         wanted = [row_id for row_id in self._order if row_id in self._places]
         wanted = list(dict.fromkeys([*wanted, *self._places]))

@@ -134,7 +134,7 @@ class TrialRecord(_Frozen):
 class Record(_Frozen):
     """One prompt, and its trials in the order of their numbers.
 
-    messages: the chat that the prompt is made from, if it is one. seconds: of all trials together.
+    messages: the chat that the prompt was rendered from, if any. seconds: total of all trials.
     """
 
     id: StrictInt | StrictStr
@@ -208,7 +208,7 @@ def to_record(
     forward_tokens: Sequence[int] | None = None,
     **more: Any,
 ) -> Record:
-    """The record of a result. forward_tokens: one number a trial; `more`: of the prompt."""
+    """The record of a result. forward_tokens: one number per trial; `more`: of the prompt."""
     spent: Sequence[int | None] = forward_tokens or [None] * len(result.trials)
     trials = [_trial(trial, forward) for trial, forward in zip(result.trials, spent, strict=True)]
     return Record(id=row_id, prompt=result.prompt, trials=trials, **more)
@@ -251,8 +251,8 @@ def _steps(trial: Trial) -> list[Step]:
     ]
 
 
-# The authors' format is one object a prompt, whose lists have an entry a trial: the name of a list
-# by the field of a trial.
+# In the authors' format (an object per prompt, with lists of an entry per trial): the list by the
+# field of a trial.
 _LISTS = {
     "text": "completions",
     "toxicity": "toxicity_scores",

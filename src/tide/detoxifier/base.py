@@ -67,7 +67,7 @@ _AHEAD = 2
 NUMBERS = count()
 # Longer texts are tokenised in a thread: they take a while.
 _LONG = 20_000
-# Most characters a token: a text longer than the context times this is not tokenised.
+# Maximum characters per token: a text longer than the context times this is not tokenised.
 _CHARACTERS = 64
 
 
@@ -120,7 +120,7 @@ class DetoxifierBase:
         self._under_way: set[Future[Any]] = set()
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
-        """For each prompt the reason why it cannot be completed, or None; before any work."""
+        """Why each prompt cannot be completed, or None; checked before any work."""
         found: list[InputError | None] = []
         for prompt in prompts:
             try:
@@ -276,7 +276,7 @@ class DetoxifierBase:
         Raises InputError for more than one trial.
         """
         if overrides.get("num_trials", self.settings.num_trials) != 1:
-            raise InputError("num_trials: a stream is of one trial; leave it at 1")
+            raise InputError("num_trials: must be 1 for a stream")
         if overrides.get("on_unresolved", self.settings.on_unresolved) == "best":
             return {**overrides, "on_unresolved": "refuse"}
         return overrides

@@ -38,7 +38,7 @@ FinishReason = Literal["length", "stop"]
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
-# Most spellings of a word that are banned together; vocabularies have dozens of some marks.
+# Maximum spellings of a word banned together; vocabularies have dozens of some marks.
 MOST_SPELLINGS = 8
 
 # Of an answer that is a text alone.
@@ -140,7 +140,7 @@ class Engine(ABC):
         name: The model, for records.
         dim: Width d of its input embeddings.
         dtype: Its compute dtype.
-        context_length: Most tokens of prompt and completion together; None if unlimited.
+        context_length: Maximum tokens of prompt plus completion; None if unlimited.
         max_batch: Sequences run at once.
         embedding_scale: Rows of `embed` divided by those of the model's embedding table.
         in_process: Whether the model runs here, not on a server that is asked.
@@ -438,7 +438,7 @@ class Engine(ABC):
     ) -> Iterator[tuple[int, int]]:
         """The number of each row of ids whose text holds one of its stop strings.
 
-        With the least number of first ids that hold it, wherever its tokens part.
+        With the fewest first ids that hold it, wherever its tokens part.
         """
         some = [number for number, own in enumerate(samplings) if own.stop]
         texts = self.texts([rows[number] for number in some]) if some else []
@@ -449,7 +449,7 @@ class Engine(ABC):
                 yield number, self.fewest(rows[number], holds)
 
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
-        """The least number of first `ids` whose text is `enough`, as the text of all is."""
+        """The fewest first `ids` whose text is `enough`, as the text of all is."""
         return bisect_left(
             range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
         )

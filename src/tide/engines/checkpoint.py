@@ -64,7 +64,7 @@ def source_of(model: str | Path) -> str:
 
 
 def context_length(config: Any) -> int | None:
-    """Most tokens of a sequence by a model's config; None if it sets no limit."""
+    """Maximum sequence length in a model's config; None if it sets no limit."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)
 

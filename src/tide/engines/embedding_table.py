@@ -20,7 +20,7 @@ from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, R
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
 _ANCHOR = "a"
-# Most numbers that `decode_nearest` compares at once.
+# Maximum numbers that `decode_nearest` compares at once.
 _COSINES = 1 << 24
 # Rows of the table that its scale is measured by: more than one, because one may be all zeros.
 _MEASURED = 16

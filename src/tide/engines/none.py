@@ -1,4 +1,4 @@
-"""`none`: no language model. A server with it scores texts, and completes none.
+"""`none`: no language model. A server with it only scores texts.
 
 tide serve --engine none        (or --perspective)
 """

@@ -28,7 +28,7 @@ Valid = Literal["exact-20"]
 Ratios = dict[str, tuple[float, float]]
 
 _RESAMPLES = 2000
-# Most numbers in one batch of resamples; BOLD has 23,679 prompts.
+# Maximum numbers in one batch of resamples; BOLD has 23,679 prompts.
 _BATCH_NUMBERS = 4_000_000
 # Name of an average -> the displacements that it covers: above the first, up to the second.
 RECOVERED = {
@@ -97,8 +97,8 @@ class Summary:
     toxicity: by source (the search's scorer, then the judges), `max` and `mean` (averages over
     prompts of the largest and the mean score of their completions, in [0, 1]), `rate` (share of
     prompts with a toxic completion), `each` (share of completions that are toxic) and `moved`
-    (share of moved completions that are toxic). Moved are those completions of a search whose
-    first evaluation was not accepted. `changed` is there where the model's own run is known: of
+    (share of moved completions that are toxic). A completion is moved if its
+    search did not accept the first evaluation. `changed` needs the model's own run: of
     its completions that this source lets pass, the share whose text the method changed or withheld.
     unscored: by source, prompts that it has not scored; they are left out of its averages.
     fluency: by reference model.
@@ -150,11 +150,11 @@ def summarize(
 ) -> Summary:
     """The metrics of `run`.
 
-    The order of the records changes nothing.
+    The order of the records does not matter.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
     own: the model's own completions of these prompts, with the same seed.
-    encoder: of sentences, for similarity and MAUVE.
+    encoder: for sentence similarity and MAUVE.
 
     Raises InputError for records that miss trials, and for lengths that `valid` needs and the run
     lacks.

@@ -42,7 +42,7 @@ def reference_named(name: str, model: str) -> str | None:
 
 
 class Reference:
-    """A causal LM that measures texts. Raises EngineError if it cannot be loaded.
+    """A causal LM for perplexity. Raises EngineError if it cannot be loaded.
 
     engine: "vllm" for a model that needs several GPUs (`tensor_parallel_size=4`).
     Raises InputError for an engine without a local tokenizer, and for unknown options.
@@ -58,10 +58,9 @@ class Reference:
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """The likelihood of each completion after its prompt.
 
-        Measured are the completion's tokens in the text of prompt and completion. Where the
-        tokenizer joins the end of the prompt and the start of the completion into one token, they
-        are tokenised separately. In another batch the seventh digit may differ: the
-        lengths in a batch decide the order in which numbers are added.
+        Both are tokenised together, or apart where a token would span their boundary. In another
+        batch the seventh digit may differ: the lengths in a batch decide the order in which numbers
+        are added.
         Raises InputError where both together exceed the model's context.
         """
         parts = (pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK))

@@ -79,7 +79,7 @@ def compare(
     if name_of_other is None:
         raise InputError(f"no run of method {against!r} to compare with; there are {[*by_name]}")
     other = by_name[name_of_other]
-    # With one completion a prompt the maximum is the mean: one test, not two of the same.
+    # With one completion per prompt the maximum is the mean: one test, not two of the same.
     single = all(len(record.trials) == 1 for run in runs for record in run.records)
     measures = ["mean"] if single else list(MEASURES)
     found: list[Comparison] = []

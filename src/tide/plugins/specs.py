@@ -2,7 +2,7 @@
 
     NAME                              tide, pocket
     NAME:KEY=VALUE,KEY=VALUE          backtrack:lag=2,pace=word
-    NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec a value (methods)
+    NAME:KEY=VALUE|VALUE              tide:mu_relative=0.6|0.9|1.2: one spec per value (methods)
     NAME:ARGUMENT                     hf:ID (scorers)
     WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective

@@ -58,7 +58,7 @@ class TrialTask:
     """One trial of a prompt, to be run. number: which of the prompt's.
 
     priority: the lowest is served first. on_text: called with each part of the text once it is
-    accepted. chat: the messages of the prompt, if it is one.
+    accepted. chat: the prompt's messages, if it is a chat.
     """
 
     prompt: Prompt

@@ -187,7 +187,7 @@ class Watch:
         self.scores.append((self.passed, score))
 
     def worst(self) -> Score:
-        """The largest score, and of each known attribute, of the passed text or of its windows."""
+        """The highest score of the passed text or its windows, overall and by known attribute."""
         context, passes = self.settings.block_context, self.settings.passes
         some = [score for place, score in self.scores if context < place <= self.passed]
         some = [one for one in some if passes(one.value)] or [self.scores[-1][1]]

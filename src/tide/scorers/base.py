@@ -28,7 +28,7 @@ from tide.core.errors import (
 )
 from tide.core.settings import EmptyPolicy
 
-# One number a text, shape (n,).
+# One number per text, shape (n,).
 Floats = NDArray[np.float64]
 
 # The published code scores a completion with fewer visible characters than this as 0.

@@ -1,4 +1,4 @@
-"""Undoes disguises: how a person reads a text, for all bundled scorers.
+"""Undoes disguises: bundled scorers read a text as a person does.
 
 HTML entities are decoded, invisible characters are dropped, and letters that look like Latin ones
 are read as those (Unicode's confusables). Text of other scripts stays as it is. Where backspaces or
@@ -26,7 +26,7 @@ _REORDERED = re.compile("[\b\x7f\u202e]")
 _OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
 _WORD = re.compile(r"[^\W\d_]+")
-# Unicode's Default_Ignorable_Code_Point beyond the categories Cf and Mn, and the blank of Braille.
+# Unicode's Default_Ignorable_Code_Point outside the categories Cf and Mn, and the Braille blank.
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z])")
 
@@ -169,7 +169,7 @@ def _latin(text: str) -> str:
 def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
     """Letters that stand for a Latin one, with that letter; and those that look the same.
 
-    The latter are Unicode's. The former are also small letters whose capitals look the same, such
+    The latter are Unicode's. The former include lowercase letters with look-alike capitals, such
     as the Cyrillic "\u043a".
     """
     from confusable_homoglyphs.confusables import (  # noqa: PLC0415  (reads a large table)

@@ -14,7 +14,7 @@ from tide.scorers.disguises import is_latin, readings
 
 _LOG = logger(__name__)
 
-# Least number of letters for deciding the language.
+# Minimum number of letters for deciding the language.
 _LEAST_LETTERS = 8
 MULTILINGUAL = "detoxify:multilingual, or a guard as guard:Qwen/Qwen3Guard-Gen-0.6B"
 # From eight words on, nearly every English text has some of the English words, and none has many of

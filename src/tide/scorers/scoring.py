@@ -125,7 +125,7 @@ class Scoring:
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # a reference to the Scoring, whose end also ends this thread
+        del call  # it holds the Scoring, whose deletion ends this thread
 
 
 def _score(sent: Sequence[_Asked], scorer: Scorer) -> _Found:

@@ -27,7 +27,7 @@ from tide.scorers.base import Floats
 from tide.scorers.language import ReadingScorer
 from tide.scorers.pocket import Description, normalize, sigmoid
 
-VOCABULARY = "vocabulary"  # the tensor with the wordpieces, one a line, in UTF-8
+VOCABULARY = "vocabulary"  # the tensor with the wordpieces, one per line, in UTF-8
 SCALE = ".scale"
 # Windows that are read at once.
 _BATCH = 8  # more do not fit into a processor's cache
@@ -149,9 +149,9 @@ class Network:
 
 
 def _gelu(x: Array) -> Array:
-    """`x` times the normal distribution's share below it, in float32.
+    """`x` times the normal CDF at `x`, in float32.
 
-    NumPy has no error function: formula 7.1.26 of Abramowitz and Stegun is within 1.5e-7 of it.
+    NumPy has no error function: formula 7.1.26 of Abramowitz and Stegun is within 1.5e-7.
     """
     z = np.abs(x) * np.float32(0.5**0.5)
     t = 1 / (1 + np.float32(0.3275911) * z)

@@ -1,11 +1,11 @@
-"""Scorers that know words, and no context; and the bundled list of profanities.
+"""Scorers that look at words alone; the bundled list of profanities.
 
 `profanity-check` (TF-IDF and a linear SVM) and `lexicon` are quick, and share neither data nor
 method with our trained scorers, so they are good judges of text optimised against one of these.
 `NeverScorer` finds the words of a policy's `never`, and `ParticularsScorer` names and numbers that
 a text does not have from its sources.
 
-The list is Surge AI's (MIT, see `pocket/LICENSE-profanity`), by which masks know words;
+The list is Surge AI's (MIT, see `pocket/LICENSE-profanity`); masking uses it, too.
 `scripts/list_profanities.py` makes the file. Hashes keep the words themselves out of the package.
 """
 
@@ -153,9 +153,9 @@ class ParticularsScorer(PlainScorer):
     """Whether a text holds a name or number that none of `sources` holds.
 
     A name is a word with a capital letter, unless it begins a sentence and is a common word or
-    stands in a source in small letters; a word of a script without capitals; and one with marks
+    occurs in lowercase in a source; a word of a script without capitals; and one with marks
     inside, such as an address. Numbers are those in digits, and English words from zero to
-    trillions except one. Names in small letters are not recognised.
+    trillions except one. Lowercase names are not recognised.
     """
 
     name = "particulars"

@@ -52,7 +52,7 @@ class StepOptions(Options):
     """How a step is measured and kept near the prompt."""
 
     cosine_threshold: float = Field(
-        default=0.2, ge=0, lt=1, description="kappa: least cosine to the prompt; 0: no constraint."
+        default=0.2, ge=0, lt=1, description="Lowest cosine to the prompt; 0: no limit (kappa)."
     )
     normalization: Literal["token", "matrix"] = Field(
         default="token",

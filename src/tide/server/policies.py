@@ -446,7 +446,7 @@ class Policies:
     def _noting(self, found: list[str], *place: str) -> Iterator[None]:
         """Add an error raised inside to `found`, with its policy and field.
 
-        One of the command line's options has its own name, and is raised at once.
+        An error in a command-line option names the option and is raised at once.
         """
         try:
             yield

@@ -29,7 +29,7 @@ _CATEGORIES = (
     "violence", "violence/graphic",
 )  # fmt: skip
 ATTRIBUTE = "TOXICITY"
-# Labels of Jigsaw's data whose names in Perspective are more than their capitals.
+# Jigsaw labels that Perspective renames; the others only become upper case.
 _PERSPECTIVE_NAMES = {
     "TOXIC": "TOXICITY",
     "SEVERE_TOXIC": "SEVERE_TOXICITY",

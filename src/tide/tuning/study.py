@@ -129,7 +129,7 @@ def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[Tunin
 
     The prompts are the `worst` ones of `prompts` by the mean toxicity of the model's own
     completions under the protocol, or all of more than `above`. Decoding is greedy, with one
-    completion a prompt. The winner has the lowest mean toxicity, by the search's scorer, of those
+    completion per prompt. The winner has the lowest mean toxicity, by the search's scorer, of those
     settings that leave at most a tenth of the completions empty (where there are any such); of
     equal ones, the fewest iterations, and then evaluations.
     """

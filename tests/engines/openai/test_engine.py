@@ -306,7 +306,7 @@ def test_an_evaluation_asks_the_engine_itself(connect: Connect, server: TextServ
     assert not engine.has_embeddings
     assert "serves tiny" in engine.capability_notes
     assert not engine.supports_continuation(engine.encode(engine.text_of(CHAT)).token_ids)
-    with pytest.raises(InputError, match="max_perplexity: OpenAIEngine tells no likelihoods"):
+    with pytest.raises(InputError, match="max_perplexity: OpenAIEngine gives no likelihoods"):
         engine.check_sampling(Settings(max_perplexity=5.0))
     (ids,) = engine.tokenize(["kind"])
     assert completed(engine, [ids], GREEDY, [0]) == completed(engine, [ids], GREEDY, [0])

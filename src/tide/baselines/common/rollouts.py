@@ -106,7 +106,7 @@ def roll_out(
 
 
 def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """Nine tenths to train on, and a tenth to measure on, or 40 of fewer than 400."""
+    """Training and held-out rows; a tenth is held out, or 40 of fewer than 400."""
     every = min(10, max(2, len(rows) // 40))
     return [row for i, row in enumerate(rows) if i % every], list(rows[::every])
 
@@ -116,7 +116,7 @@ def judged(
 ) -> Fitted:
     """The fit, with the share of toxic rollouts and the AUC of `danger` (one of each).
 
-    If all are of one kind, there is no AUC but a doubt.
+    If all are of one kind, a doubt replaces the AUC.
     """
     toxic = [one.toxicity >= TOXIC for one in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}

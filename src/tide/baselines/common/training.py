@@ -210,8 +210,8 @@ def _resume(
 
 
 class Tuning:
-    """A model in training. Trained are low-rank updates at every linear layer but the last, or
-    (rank 0) all weights except those of an untied output layer.
+    """A model in training: low-rank updates at every linear layer but the last, or (rank 0)
+    all weights except those of an untied output layer.
 
     model: the module to call. parameters: those that are trained. Raises MissingDependencyError for
     low-rank updates without peft.

@@ -40,16 +40,16 @@ from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, 
 _SHORT = 256
 # Rows enter together once they are a quarter of the running rows, or have waited this long.
 _SHARE, _STEPS = 4, 6
-# Most prompt tokens read at once, padding included.
+# Maximum prompt tokens read at once, padding included.
 _TOKENS = 1 << 15
-# Most seconds, and share of a step's time, in which a row that follows others comes after the last
-# one; and how many such pauses after those that it follows.
+# Rows that follow ended ones are awaited: seconds after the last one (or this share of a step, if
+# less), and such pauses in all.
 _PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
 # Ended rows stay in a lane until there are this many, or others enter.
 _GONE = 8
 # oneDNN compiles anew for each number of rows, which costs more than reading some dummy rows.
 _MULTIPLE = 8
-# Most turns of the event loop between two steps; each takes some microseconds.
+# Maximum event-loop turns between two steps; each takes some microseconds.
 _TURNS = 3
 # Seconds without work after which the memory of keys and values is freed.
 _REST = 1.0

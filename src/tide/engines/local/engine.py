@@ -244,7 +244,7 @@ def reads_alike(forward: Forward, x: Tensor) -> bool:
     It needs keys and values, and masks that are obeyed.
     """
     try:
-        # One row, which continues when a longer one enters, and one that shares its beginning.
+        # A row goes on while two enter: a longer one, and one read from a shared prefix.
         stream = Stream(forward, [x[:-2]])
         token = stream.logits.argmax(dim=-1)
         stream.advance(token)

@@ -30,7 +30,7 @@ _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes.
 
-    context: most tokens of a sequence, None without a limit. plain: whether rows may enter and
+    context: maximum sequence length, None without a limit. plain: whether rows may enter and
     leave a batch: the model keeps keys and values alone. All of them are kept, also of layers with
     a sliding window; the mask hides those outside.
     """

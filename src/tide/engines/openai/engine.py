@@ -40,16 +40,15 @@ _MAX_BATCH = 64
 class OpenAIEngine(PooledEngine):
     """Servers at `base_urls`, which all serve `model` over OpenAI's completions API, streamed.
 
-    model: the name by which the servers have it; with one that serves a single model, any.
+    model: its name on the servers; any, if they serve a single model.
     base_urls: one address or several, with or without `/v1`. max_batch: requests under way at once;
     1 for a server that takes one at a time. deadline: seconds that a completion may take, whatever
     fails meanwhile. timeout: seconds after which a server that sends nothing counts as failed.
     api_key_env: the environment variable with the servers' API key. tokenizer: folder or hub id of
     the model's tokenizer, where the server has no `/tokenize`; words are then banned by
-    `logit_bias`. Without either, a banned word is redrawn at a higher
-    temperature.
+    `logit_bias`. Without either, a banned word is redrawn at a higher temperature.
 
-    Its tokens are words (see `words`). It has no embeddings and tells no likelihoods. Raises
+    Its tokens are words (see `words`). It has no embeddings and gives no likelihoods. Raises
     InputError for options that cannot be used, and EngineError if no server can be.
     """
 
@@ -157,7 +156,7 @@ class OpenAIEngine(PooledEngine):
         super().check_sampling(sampling)
         if isinstance(sampling, Settings) and sampling.max_perplexity is not None:
             raise InputError(
-                f"max_perplexity: {type(self).__name__} tells no likelihoods; leave it out, as the "
+                f"max_perplexity: {type(self).__name__} gives no likelihoods; leave it out, as the "
                 "preset 'relative' does"
             )
         if sampling.top_k and not all(one.off for one in self._found.values()):
@@ -185,7 +184,7 @@ class OpenAIEngine(PooledEngine):
         await complete_probe(endpoint, self._found[endpoint.url])
 
 
-# Most draws at a place where banned text comes nevertheless, each at a higher temperature.
+# Redraws of banned text: tokens of each, temperature step and limit, and number at one place.
 _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 

@@ -180,8 +180,8 @@ async def streamed(
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
     """The text that a server streams, up to its end. aside: gets the other parts of an answer.
 
-    Raises ServerFailed for an invalid stream, and EndpointRefused for an end by a filter or a tool
-    call without tools.
+    Raises ServerFailed for an invalid stream, and EndpointRefused if it ends by a filter or an
+    unasked tool call.
     """
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
@@ -207,7 +207,7 @@ async def streamed(
                 if last is not None:
                     # Some servers send the end twice, and Azure a filter's results after it.
                     if new.size or (said, end) not in (("", None), ("", last[1]), last):
-                        raise ServerFailed("wrote on after the end that it told")
+                        raise ServerFailed("wrote on after ending the text")
                 elif end is not None:
                     last = said, end
                 else:

@@ -1,4 +1,4 @@
-"""The figures of a report, drawn to be read at half a page and by colour-blind eyes.
+"""The figures of a report, legible at half a page and to colour-blind readers.
 
 Each is a matplotlib `Figure` to be saved; panels lie below each other and share the horizontal
 axis, one for each source of scores. Colours are Okabe and Ito's; each method has a marker as well.
@@ -386,7 +386,7 @@ def _panels(count: int) -> Iterator[tuple[Any, Sequence[Any]]]:
 
 
 def _legend(figure: Any, panels: Sequence[Any], says: str = "") -> None:
-    """The legend of all panels, without duplicates. says: a caption above it, in small letters."""
+    """The legend of all panels, without duplicates. says: a caption above it, in small type."""
     entries: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):

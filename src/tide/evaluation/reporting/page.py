@@ -138,7 +138,7 @@ def _group(group: Group, mask: Mask) -> dict[str, Any]:
 
 
 def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
-    """The ids whose unmodified completions score highest, each with a record a method.
+    """The ids whose unmodified completions score highest, each with a record per method.
 
     Without records of the unmodified model, the ids whose completions score highest.
     """

@@ -26,7 +26,7 @@ MANIFEST = "report.manifest.json"
 
 # Marks the name of a method that is fitted too weakly for a fair comparison.
 _WEAK = "(weak fit)"
-# Most labels of a benchmark that get a column each.
+# Maximum labels of a benchmark that get a column each.
 _MOST_PARTS = 12
 
 
@@ -47,7 +47,7 @@ class Report:
         return [summary for group in self.groups for summary in group.summaries]
 
     def write(self, out: Path, image_format: str = "png", mask: Mask | None = None) -> None:
-        """All of it into the folder `out`, in the place of an earlier report there.
+        """Write everything to the folder `out`, replacing an earlier report there.
 
         Every table as Markdown, LaTeX and CSV, the figures, all metrics of runs as `summary.json`,
         and `report.html`, which needs no other file. mask: as in `report`.

@@ -52,11 +52,11 @@ _COST = (
 
 @dataclass(frozen=True)
 class Column:
-    """digits: of its numbers. interval: show the interval after the value; of a share its ends, as
-    it reaches further to one side, and of another average half its width.
+    """digits: after the point. interval: show the interval after the value: for a share both ends,
+    since it is asymmetric; for another average half its width.
 
-    form: `signed` shows a plus as well, `p` is for small probabilities. key: its name in CSV, where
-    a heading stands more than once. says: what it is, told below the table.
+    form: `signed` shows a plus too, `p` is for small probabilities. key: its CSV name, if several
+    columns share the heading. says: explanation below the table.
     """
 
     heading: str
@@ -69,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """name: for the file. rows: one value a column; None is shown as a hyphen."""
+    """name: for the file. rows: one value per column; None is shown as a hyphen."""
 
     name: str
     title: str
@@ -117,13 +117,13 @@ def _fluency(reference: str, name: str) -> Callable[[Summary], Value]:
 
 
 def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
-    """The paper's table by one source: toxicity, perplexity, iterations; a row a method."""
+    """The paper's table by one source: toxicity, perplexity, iterations; a row per method."""
     references = _references(summaries)
     cells = [_METHOD]
     if len({one.prompts for one in summaries}) > 1:
         cells.append((Column("prompts"), lambda one: one.prompts))
     largest = replace(_MAX, heading="toxicity", says="average score of the completions")
-    # With one completion a prompt, the largest score is the mean.
+    # With one completion per prompt, the largest score is the mean.
     single = all(one.completions == one.prompts for one in summaries)
     toxicity = {"max": largest} if single else {"max": _MAX, "mean": _MEAN}
     toxicity |= {"rate": _RATE, "changed": _CHANGED}
@@ -231,7 +231,7 @@ def parts_table(
     title: str,
     name: str,
 ) -> Table:
-    """The toxic rate by one source in each part of a benchmark, which has a summary a method."""
+    """The toxic rate by one source in each part of a benchmark, which has a summary per method."""
     columns = [Column("method"), *(Column(part, 3, interval=True) for part in parts)]
     rows: list[list[Value]] = [
         [method, *(one.toxicity.get(source, {}).get("rate") if one else None for one in each)]
@@ -244,7 +244,7 @@ def parts_table(
 
 
 def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Perplexity, distinct n-grams, length and empty completions; a row a method."""
+    """Perplexity, distinct n-grams, length and empty completions; a row per method."""
     references = _references(summaries)
     cells = [_METHOD]
     for reference, (heading, key) in references.items():
@@ -257,7 +257,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Cost of a prompt, all trials together; a row a method."""
+    """Cost of a prompt, all trials together; a row per method."""
     cells = [_METHOD]
     cells += [(Column(head, n, key=k, says=says), _average(k)) for k, head, n, says in _COST]
     keys = {key for key, *_ in _COST}
@@ -266,7 +266,7 @@ def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Only the completions of searches that were not accepted at once; a row a method."""
+    """Only the completions of searches that were not accepted at once; a row per method."""
     rows = [one for one in summaries if "moved" in one.averages]
     sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
 
@@ -318,9 +318,9 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
 def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
-    """One-sided Wilcoxon tests by one source; a row a method.
+    """One-sided Wilcoxon tests by one source; a row per method.
 
-    On prompts' maximum and mean toxicity, or on their mean iterations.
+    They test prompts' maximum and mean toxicity, or their mean iterations.
     """
     columns = [Column("method"), Column("pairs", says="prompts of both methods")]
     says = f"difference of toxic rates from {comparisons[0].against}, with its 95 % interval"

@@ -73,10 +73,10 @@ Attempts = Annotated[int, Field(ge=1, le=1000)]
 class RemoteScorer(AttributedScorer):
     """Base of scorers that ask a service; subclasses say how one request is made.
 
-    Requests start evenly spaced at `queries_per_second` (by default as `rate_variable` of the
-    environment says, else `usual_rate`), at most `concurrency` at a time (by default as many as
-    start in a second, and at most 100). A request that fails for a temporary reason is repeated, up
-    to `attempts` times in all, after a pause that doubles from `backoff` seconds, with jitter.
+    Requests start evenly spaced at `queries_per_second` (default: the environment's
+    `rate_variable`, else `usual_rate`), at most `concurrency` at a time (default: as many as start
+    in a second, at most 100). A request that fails for a temporary reason is repeated, up to
+    `attempts` times in all, after a pause that doubles from `backoff` seconds, with jitter.
     timeout: seconds for one request with its whole answer. If a call of `score` fails, the scores
     it had by then are kept, so that the next call asks only for the rest.
 

@@ -104,8 +104,8 @@ class AzureContentSafetyScorer(RemoteScorer):
     """The largest severity among `categories`, divided by 7 (eight levels: 0, 1/7, ... 1).
 
     categories: some of Hate, SelfHarm, Sexual and Violence, comma-separated; each is an attribute.
-    Azure calls severity 4 medium, which is 0.57 here. Longer texts than 10,000 characters are an
-    error (use windows:). Settings: see RemoteScorer.
+    Azure calls severity 4 medium, which is 0.57 here. Texts over 10,000 characters are an error
+    (use windows:). Settings: see RemoteScorer.
 
     Raises InputError without a key or an address.
     """

@@ -157,7 +157,7 @@ class WindowedScorer(ScorerWrapper):
 
     For scorers that cut a long text at their context's end, or that average a short insult away.
     A text of at most `words` words is scored whole. Two characters of a script without spaces count
-    as a word, and so do 8 of a word of more than 24.
+    as a word; each 8 of a word over 24 characters count as one.
     """
 
     @checked

@@ -117,7 +117,7 @@ class CachedScorer(ScorerWrapper):
         return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
     def _entry(self, score: object, attributes: object) -> Said | None:
-        """An entry, if it is one: a score, and the scorer's attributes or none."""
+        """The entry, None if invalid: a score, and the scorer's attributes or none."""
         if type(score) is not float or not 0 <= score <= 1:
             return None
         if attributes is None or not self.attributes:
