@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -276,6 +278,114 @@ def test_a_broken_row_fails_alone(
         run(llama, [alone])
         assert one.told == alone.told
         assert len(one.ids) == 24
+
+
+def test_a_row_that_nobody_reads_leaves_no_nan(llama: TransformersEngine) -> None:
+    """It was left before its keys were found to be broken."""
+    (batch, lane), own = batch_of(llama), GREEDY.model_copy(update={"min_new_tokens": 8})
+    first, broken = asked(llama, own, 5), asked(llama, own, 6)
+    broken.row.x = torch.full_like(broken.row.x, float("nan"))
+    batch.prefill(lane, [first.row, broken.row])
+    broken.row.aborted = True
+    batch.step(lane)
+    late = asked(llama, own, 1)
+    batch.prefill(lane, [late.row])
+    while lane.under_way:
+        batch.step(lane)
+    for one, seed in ((first, 5), (late, 1)):
+        alone = asked(llama, own, seed)
+        run(llama, [alone])
+        assert one.told == alone.told
+
+
+async def entered(batch: Batch, rows: Sequence[Row], row: Row, steps: int) -> int:
+    """Submit `rows`, and after so many steps `row`: for how many further ones it waits."""
+    taken = 0
+
+    def step(lane: Lane) -> None:
+        nonlocal taken
+        taken += 1
+        Batch.step(batch, lane)
+
+    batch.step = step  # type: ignore[method-assign]
+    batch.submit(rows)
+    while taken < steps:
+        await asyncio.sleep(0)
+    began = taken
+    batch.submit([row])
+    while batch._waiting:
+        await asyncio.sleep(0)
+    batch.close()
+    return taken - began
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_no_row_waits_for_others_to_end(
+    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Where tokens are looked at every few steps, rows may enter only then."""
+    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", 4)
+    (batch, _), own = batch_of(llama), GREEDY.model_copy(update={"max_new_tokens": 100})
+    many = [asked(llama, own, seed).row for seed in range(8)]
+    for row in many:
+        row.request = replace(row.request, banned_token_ids=tuple(llama.stop_ids.tolist()))
+    assert asyncio.run(entered(batch, many, asked(llama, own, 9).row, steps)) < 20
+
+
+def test_the_last_row_is_left_between_two_looks(
+    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one enters all the same."""
+    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", 4)
+    (batch, _), own = batch_of(llama), GREEDY.model_copy(update={"min_new_tokens": 8})
+    first, second = asked(llama, own, 3), asked(llama, own, 4)
+
+    async def leave() -> None:
+        batch.submit([first.row])
+        while not any(lane.drawn for lane in batch.lanes.values()):
+            await asyncio.sleep(0)
+        first.row.aborted = True
+        batch.submit([second.row])
+        with anyio.fail_after(30):
+            while not second.row.aborted:
+                await asyncio.sleep(0)
+
+    asyncio.run(leave())
+    alone = asked(llama, own, 4)
+    run(llama, [alone])
+    assert second.ids == alone.ids
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+@pytest.mark.parametrize("entering", ["many", "long"])
+def test_memory_that_ends_leaves_the_rows_as_they_were(
+    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, failing: int, entering: str
+) -> None:
+    (batch, lane), own = batch_of(llama), GREEDY.model_copy(update={"min_new_tokens": 8})
+    first, left = asked(llama, own, 3), failing
+    batch.prefill(lane, [first.row])
+    batch.step(lane)
+    store = cache._store
+
+    def full(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise torch.OutOfMemoryError("no memory")
+        return store(*arguments)
+
+    others = [asked(llama, own, seed) for seed in range(9 if entering == "many" else 1)]
+    if entering == "long":
+        others[0].row.x = llama._embed_ids([5] * 90)
+    monkeypatch.setattr(cache, "_store", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        batch.prefill(lane, [one.row for one in others])
+    monkeypatch.undo()
+    while lane.under_way:
+        batch.step(lane)
+    alone = asked(llama, own, 3)
+    run(llama, [alone])
+    assert first.told == alone.told
 
 
 def test_rows_that_cannot_be_read_leave_the_batch_as_it_was(

@@ -8,6 +8,7 @@ from benchmarks.writing import completed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.models import CONFIGS, save_causal_lm
 from tide.baselines.common.decoding import Writing, decode
@@ -76,6 +77,18 @@ def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
         assert close(stream.logits, from_scratch(engine, rows))
     stream.advance(torch.tensor([5, 6, 7, 8]))
     assert close(stream.logits, from_scratch(engine, [[*row, 5 + i] for i, row in enumerate(rows)]))
+
+
+def test_a_row_that_resumes_first_is_where_the_model_is() -> None:
+    """There are no logits yet that would tell the device: "meta" is another than the CPU."""
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    stream = Stream(Forward(LlamaForCausalLM(config).to("meta")))
+    keys = torch.zeros(1, 4, 5, 8, device="meta")
+    stream.resume([(keys, keys), (keys, keys)])
+    stream.advance(torch.zeros(1, dtype=torch.int64, device="meta"))
+    assert stream.logits.device.type == "meta"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

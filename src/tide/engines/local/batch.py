@@ -307,9 +307,9 @@ class Batch:
             return
         self._steps_waited += 1
         others = entering >= (under_way + self._expected) // _SHARE or self._steps_waited >= _STEPS
-        if others:
-            self._steps_waited = 0
         for lane in self.lanes.values():
+            if not lane.under_way:  # nobody waits for these tokens, and it takes no step
+                lane.drawn = []
             self._keep(lane)
         by_lane: dict[int, list[Row]] = {}
         later = []
@@ -328,6 +328,8 @@ class Batch:
                 continue
             by_lane.setdefault(size, []).append(row)
             entering -= 1
+        if others and not later:
+            self._steps_waited = 0
         for entry in later:
             heappush(self._waiting, entry)
         for size, rows in by_lane.items():
@@ -379,7 +381,7 @@ class Batch:
         except BaseException:  # as if no row had entered
             lane.stream.leave(range(before, len(lane.stream)))
             raise
-        self._prefix_cache.tokens_read += sum(len(row.x) for row in new)
+        self._prefix_cache.tokens_read += sum(map(_to_read, new))
         for row, layers in known:
             if layers is not None:
                 row.read = 1
@@ -393,7 +395,6 @@ class Batch:
         assert shared is not None
         layers = self._prefix_cache.layers(shared)
         size = layers[0][0].shape[-2]
-        self._prefix_cache.tokens_read -= size * len(rows)
         return layers, torch.stack([row.x[size:] for row in rows])
 
     @torch.inference_mode()
@@ -427,7 +428,7 @@ class Batch:
         else:
             out = self._forward.read([one.x for one in readings], keep=last + 1)
             logits = out.logits[:, -last - 1 :]
-        self._prefix_cache.tokens_read += sum(len(one.x) for one in readings)
+        self._prefix_cache.tokens_read += sum(map(_to_read, readings))
         ids, _ = left_pad([torch.tensor(list(one.ids)) for one in readings])
         logits = logits[:, :-1].float()
         chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
@@ -466,16 +467,18 @@ class Batch:
     def _look(self, lane: Lane) -> list[int] | None:
         """Send the rows their tokens; returns the order of the remaining rows if some leave."""
         tokens = torch.stack([one for one, _ in lane.drawn], dim=1).tolist()
-        finite = torch.stack([one for _, one in lane.drawn], dim=1).all(dim=1).tolist()
+        finite = torch.stack([one for _, one in lane.drawn], dim=1)
+        good = finite.long().cumprod(dim=1).sum(dim=1).tolist()  # tokens before the first fault
         lane.drawn = []
         stops = set(self.stop_ids.tolist())
-        for row, some, is_finite in zip(lane.rows, tokens, finite, strict=True):
+        for row, some, size in zip(lane.rows, tokens, good, strict=True):
+            # An ended row, too, which is read on, must not leave NaN to the next in its place.
+            row.broken = row.broken or size < len(some)
             if row.aborted:
                 continue
-            if is_finite:
-                row.take(some, stops)
-            else:
-                row.broken = row.aborted = True
+            row.take(some[:size], stops)
+            if row.broken and not row.aborted:
+                row.aborted = True
                 row.put(CompletionError(f"for this prompt the model's {not_finite(row.x.dtype)}"))
         self._end_stopped(lane)
         live = sum(not row.aborted for row in lane.rows)
@@ -538,6 +541,12 @@ class Batch:
 def _sharing(row: Row | Reading) -> tuple[int, int]:
     """A key, equal for rows that are read together: same beginning, and as many tokens after it."""
     return id(row.shared), len(row.x)
+
+
+def _to_read(row: Row | Reading) -> int:
+    """How many of its tokens are read: those of a shared beginning are cached."""
+    cached = None if row.shared is None else row.shared.rows
+    return len(row.x) - (0 if cached is None else len(cached))
 
 
 async def _others() -> None:

@@ -167,18 +167,24 @@ class KeyValueCache:
         fits = before and slots <= self._slots and columns <= self.columns
         if not fits:
             if slots > self._slots:  # one by one, it would grow at every step
-                self._slots = self._made_up(max(slots, 2 * self._slots, self._multiple))
-            self.columns = max(self.columns, columns)
+                slots = self._made_up(max(slots, 2 * self._slots, self._multiple))
+            size = max(slots, self._slots), max(self.columns, columns)
+            # Memory may end here, and then the rows under way still need their store.
+            stores = [(_store(keys, *size), _store(values, *size)) for keys, values in like]
+            self._slots, self.columns = size
             self.model_cache = DynamicCache()
-            self.model_cache.layers.extend(
-                _Layer(self, (self._store(keys), self._store(values))) for keys, values in like
-            )
+            self.model_cache.layers.extend(_Layer(self, store) for store in stores)
         new = slice(self.low + shift, end)
         if self.count:
-            for store, source in zip(self.stores, before, strict=True):
-                for part, states in zip(store, source, strict=True):
-                    kept = states[: self.count, :, old]
-                    part[: self.count, :, new] = kept.clone() if fits else kept
+            moves = [
+                (part[: self.count, :, new], states[: self.count, :, old])
+                for store, source in zip(self.stores, before, strict=True)
+                for part, states in zip(store, source, strict=True)
+            ]
+            # A row may overlap its new place. The memory for that is taken before any has moved.
+            spare = {kept.shape: torch.empty_like(kept) for _, kept in moves} if fits else {}
+            for part, kept in moves:
+                part.copy_(spare[kept.shape].copy_(kept) if fits else kept)
         self.low, self.end = self.low + shift, end
         self.starts = [start + shift for start in self.starts]
 
@@ -186,10 +192,11 @@ class KeyValueCache:
         size = self._multiple
         return rows if rows <= size else -(-rows // size) * size
 
-    def _store(self, like: Tensor) -> Tensor:
-        _, heads, _, width = like.shape
-        # Zeros, since masked values must be finite.
-        return like.new_zeros(self._slots, heads, self.columns, width)
+
+def _store(like: Tensor, slots: int, columns: int) -> Tensor:
+    _, heads, _, width = like.shape
+    # Zeros, since masked values must be finite.
+    return like.new_zeros(slots, heads, columns, width)
 
 
 @dataclass(eq=False)

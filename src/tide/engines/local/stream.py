@@ -209,7 +209,9 @@ class Stream:
 
     def _arrange(self) -> None:
         """Rebuild the tensors that describe the rows, after they have changed or moved."""
-        cache, device = self.cache, self.logits.device
+        cache = self.cache
+        # The first row may resume, and then there are no logits yet.
+        device = cache.stores[0][0].device if cache.stores else self.logits.device
         more = [cache.low] * (cache.shown - cache.count) if self._own is None else []
         starts = torch.tensor(cache.starts + more, dtype=torch.int64)
         self._last = (self._forward.context or 1 << 40) - 1
