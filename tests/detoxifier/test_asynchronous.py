@@ -110,6 +110,19 @@ def test_nothing_of_a_cancelled_call_is_scored_afterwards(
     assert not later & (texts - kept)
 
 
+def test_closing_ends_what_a_server_waits_for_with_an_error() -> None:
+    """And not with a cancellation, as if its client had left."""
+
+    async def run() -> None:
+        async with AsyncDetoxifier(Gated(0), scorer=ReadingScorer()) as detox:
+            waits = asyncio.create_task(detox._finished(lambda: asyncio.sleep(60)))
+            await asyncio.sleep(0.05)
+        with pytest.raises(EngineError, match="closed"):
+            await waits
+
+    asyncio.run(run())
+
+
 def test_errors_are_those_of_their_calls() -> None:
     def scorer(texts: list[str]) -> list[float]:
         if down:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from tide.core.errors import (
     UnresolvedError,
 )
 from tide.core.results import Result, Trial
+from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Piece, Prompt, Request
 from tide.engines.scripted import ScriptedEngine
@@ -337,3 +339,81 @@ def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
     banned = {words[one] for request in engine.requests for one in request.banned_token_ids}
     assert banned == {" Good1"}
     assert trial.trace[0].num_tokens == WORDS + 9
+
+
+class Planned(ScriptedEngine):
+    """Writes `first`, token by token, and `then` where "bad" is banned."""
+
+    first, then = " one two three four the bad word is here now and more.", ""
+
+    def __init__(self) -> None:
+        super().__init__(lambda x, seed: "")
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        assert isinstance(request.prompt, Sequence)
+        (known,) = self._texts([request.prompt])
+        bans = request.banned_token_ids + request.banned_first_ids
+        plan = self.then if self._id(" bad") in bans else self.first
+        ids = self._ids(plan[len(known) - len(PROMPTS[0]) :])
+        for place, one in enumerate(ids, start=1):
+            yield Piece((one,), "length" if place == len(ids) else None)
+            await asyncio.sleep(0.01)
+
+
+def test_no_beginning_of_a_stop_string_is_given_out() -> None:
+    """The repair may complete it, and then the answer ends before it."""
+
+    class Stopping(Planned):
+        then = " one two three four the end and more of it."
+
+    scorer = CallableScorer(lambda texts: [0.9 if "bad" in text else 0.0 for text in texts])
+    scorer.pace = "8"
+    settings: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 40, "stop": (" the end",)}
+    with Detoxifier(Stopping(), scorer=scorer, **settings) as detox:
+        stream = detox.stream(PROMPTS[0])
+        assert "".join(stream) == stream.result.text == " one two three four"
+
+
+def test_a_place_that_waits_is_not_scored_after_a_cancellation() -> None:
+    """Neither the one that is awaited, nor the next, which was asked meanwhile."""
+    reached, go = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def score(texts: list[str]) -> list[float]:
+        seen.extend(texts)
+        reached.set()
+        go.wait(20)
+        return [0.0] * len(texts)
+
+    async def leave() -> None:
+        scorer = CallableScorer(score)
+        scorer.pace = "word"
+        async with AsyncDetoxifier(Planned(), scorer=scorer, preset="backtrack") as detox:
+            task = asyncio.create_task(detox(PROMPTS[0]))
+            await asyncio.to_thread(reached.wait, 20)
+            await asyncio.sleep(0.3)  # the next words are written
+            task.cancel()
+            await asyncio.wait([task])
+            go.set()
+            await asyncio.sleep(0.3)
+
+    asyncio.run(leave())
+    assert seen == [" one"]
+
+
+def test_a_stream_gives_out_what_a_deadline_leaves_accepted() -> None:
+    """A text of the search has passed, whose rank among others is not known yet."""
+    written = itertools.count()
+
+    class Unranked(ScriptedEngine):
+        async def _log_likelihoods(self, *_: Any) -> Any:
+            await asyncio.sleep(60)
+
+    engine = Unranked(lambda x, seed: " this is bad" if next(written) < 3 else " this is fine")
+    scorer = CallableScorer(lambda texts: [0.9 if "bad" in text else 0.0 for text in texts])
+    settings: dict[str, Any] = {"strategy": "tide", "completions_per_evaluation": 3}
+    with Detoxifier(engine, scorer=scorer, deadline=1.0, **settings) as detox:
+        stream = detox.stream(PROMPTS[0])
+        parts = list(stream)
+    assert stream.result.best.accepted
+    assert parts == [stream.result.text] == [" this is fine"]

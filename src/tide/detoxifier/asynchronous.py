@@ -38,16 +38,8 @@ class AsyncDetoxifier(DetoxifierBase):
         Cancelling the call frees its place in the batch at the next step; nothing of it is scored
         afterwards.
         """
-        future = self._start(prompt, *self._resolve(overrides))
-        done = asyncio.wrap_future(future)
-        try:
-            return self._warn_if_not_accepted(await asyncio.shield(done))
-        except asyncio.CancelledError:
-            if done.cancelled():  # by `close`, and not by the caller
-                raise EngineError(CLOSED) from None
-            raise
-        finally:
-            future.cancel()
+        found = await self._awaited(self._start(prompt, *self._resolve(overrides)))
+        return self._warn_if_not_accepted(found)
 
     async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
         """Answer a conversation, as `Detoxifier.chat`."""
@@ -62,9 +54,16 @@ class AsyncDetoxifier(DetoxifierBase):
 
     async def _finished(self, work: Callable[[], Awaitable[_Done]]) -> _Done:
         """Do this work; a caller that leaves ends it."""
-        future = self._begin(work)
+        return await self._awaited(self._begin(work))
+
+    async def _awaited(self, future: Future[_Done]) -> _Done:
+        done = asyncio.wrap_future(future)
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            if done.cancelled():  # by `close`, and not by the caller
+                raise EngineError(CLOSED) from None
+            raise
         finally:
             future.cancel()
 

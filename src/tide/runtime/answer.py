@@ -28,7 +28,7 @@ from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.strings import Unread, readings, strings_of_json
-from tide.core.text import HALF, before_half, has_letter, last_whole, word_starts
+from tide.core.text import HALF, before_half, has_letter, last_whole, maybe_stops, word_starts
 from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import AGAIN, Failure, Watch, cut
@@ -106,15 +106,14 @@ class Answer:
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # of the trace; None while the answer is drafted
-        self._chosen_passes = False  # where one search writes the answer
+        self._passing: ScoredCompletion | None = None  # of the one search that writes the answer
         self._found: list[ScoredCompletion] = []  # by searches, and kept
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
-        self._lost = self._draws = 0  # times that a repair, and that all of it was drawn anew
         self._parts = self._parts_given = Parts()  # of the answer that was written last
         self._given_up: set[int] = set()  # places from which searches replaced text
-        self._searches = self._given_out = self._kept = 0
+        self._lost = self._draws = self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
         self._at_end = self._base_partial = False  # whether the model has ended the text; see Trial
 
@@ -150,9 +149,7 @@ class Answer:
         watch, effort = self._watch, self._effort
         effort.rounds += 1
         self._chosen, self._kept = None, len(watch.ids)
-        asked: _Asked | None = None
-        ended: FinishReason | None = None
-        failure: Failure | None = None
+        asked = new = ended = failure = None
         try:
             async with aclosing(self._written()) as pieces:
                 async for ended in pieces:
@@ -169,8 +166,8 @@ class Answer:
             if failure is None:
                 failure = (await self._judge(asked) if asked else None) or watch.finish()
         finally:
-            if asked is not None:
-                asked[1].cancel()
+            for one in filter(None, (asked, new)):
+                one[1].cancel()
         self._give_out()
         if failure is None:
             self._ended = ended
@@ -375,7 +372,9 @@ class Answer:
                     words = (place,)
                     break
                 start = place
-                if self._goes_on and not is_empty("".join(watch.texts[:place])):
+                before = watch.texts[:place]
+                may_stop = maybe_stops(self._settings.stop, before)
+                if self._goes_on and not (may_stop or is_empty("".join(before))):
                     watch.judge(place, worst)
             self._give_out()
         return start, words[-1]
@@ -423,8 +422,8 @@ class Answer:
             await search.run()
         finally:
             if whole and self._effort.trace:
-                self._chosen = search.best
-                self._chosen_passes = settings.passes(search.told[search.best])
+                self._chosen, found = search.best, self._effort.trace[search.best]
+                self._passing = found if settings.passes(search.told[search.best]) else None
         best = search.best
         if not settings.passes(search.told[best]):
             return False
@@ -454,8 +453,6 @@ class Answer:
         }
         return settings.sampling.model_copy(update=update)
 
-    # What it is made of.
-
     def _record(self, place: int, score: Score, reason: FinishReason) -> None:
         """Add the answer, as it stands up to a place, to the trace."""
         text = "".join(self._watch.texts[:place])
@@ -482,7 +479,10 @@ class Answer:
     def _cut_off(self) -> bool:
         """End the answer after the passed text; True if there is any."""
         if self._watch.passed == 0:
-            return self._chosen_passes
+            found, on_text = self._passing, self._task.on_text
+            if found and on_text and not found.empty:
+                on_text(found.text)
+            return found is not None
         self._watch.rewind(self._watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
