@@ -20,7 +20,8 @@ from typer.main import get_command
 from tests.command import tide
 from tests.server.processes import TIDE, serving
 from tide.cli.app import app
-from tide.cli.serve import _listening
+from tide.cli.serve import _listening, _logging_as_json
+from tide.core.sanitize import logger
 from tide.server.policies import PolicyFile
 
 KEY = "sk-of-the-serving-tests"
@@ -88,6 +89,15 @@ def test_it_serves_reads_policies_anew_and_ends_its_requests_when_it_is_told_to(
 def test_the_schema_is_that_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("serve", "--policies-schema") == 0
     assert json.loads(capsys.readouterr().out) == PolicyFile.model_json_schema()
+
+
+def test_a_line_of_the_log_that_is_cut_is_json_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with _logging_as_json({"loading": "x" * 5000}):
+        logger("tide.server").info(json.dumps({"names": ["customer"] * 500}))
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == ["info"] * 2
 
 
 def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:

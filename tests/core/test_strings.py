@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,13 @@ def test_of_equal_keys_every_value_is_read() -> None:
 def test_what_is_not_read(text: str) -> None:
     with pytest.raises(Unread):
         strings_of_json(text)
+
+
+def test_depth_is_no_limit() -> None:
+    value: Any = "a"
+    for _ in range(5000):
+        value = [{"b": value}, "c"]
+    assert list(strings(value)) == ["b"] * 5000 + ["a"] + ["c"] * 5000
 
 
 def test_an_object_may_be_refused_by_its_place() -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import anyio
 import pytest
 from pydantic import SecretStr
 
@@ -225,6 +226,37 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
         assert all(task.cancelled() for task in tasks), tasks
 
     asyncio.run(check())
+
+
+def test_a_client_that_does_not_read_is_left() -> None:
+    """Its connection takes no more, and what it asked for would be held for ever."""
+    policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(request_seconds=0.2))
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        finally:
+            ended.set()
+
+    async def receive() -> Any:
+        received.append(1)
+        if len(received) > 1:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def full(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def ask() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5)}
+        scope["headers"] = [(b"host", b"localhost")]
+        with anyio.fail_after(20):
+            await Gate(app, policies)(scope, receive, full)
+        assert ended.is_set()
+
+    received: list[int] = []
+    asyncio.run(ask())
 
 
 def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:

@@ -280,6 +280,9 @@ WRONG = {
     f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {'a' * 64}, policies: []}}}}": (
         "keys.k.policies: "
     ),
+    f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {digest_of('')}, policies: [a]}}}}": (
+        "keys.k.sha256: is that of no key at all"
+    ),
     "policies:\n  a: {}\n  a: {mode: monitor}": "line 3: 'a' is given twice",
     "policies: [": "line 1: ",
     "": "expected a mapping: policies: ...",

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from tests.server.running import Running, running
 from tests.worlds import scripted_engine
 from tide.core.settings import Sampling
+from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
+from tide.server.schemas import ChatRequest, CompletionRequest
+from tide.server.scoring import AnalyzeRequest, ModerationRequest
 
 USER = {"role": "user", "content": "a second one"}
 
@@ -177,6 +181,35 @@ def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, None)
         assert why in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (CompletionRequest, {"prompt": [{}] * 1000}),
+        (CompletionRequest, {"prompt": "x", "stop": [0] * 1000}),
+        (ChatRequest, {"messages": [0] * 1000}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [0] * 1000}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [0] * 1000}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "tools": [0] * 1000}),
+        (ModerationRequest, {"input": [0] * 1000}),
+        (GuardrailRequest, {"input_type": "request", "texts": [0] * 1000}),
+        (
+            AnalyzeRequest,
+            {
+                "comment": {"text": "x"},
+                "requestedAttributes": {f"a{i}": 0 for i in range(1000)},
+            },
+        ),
+    ],
+)
+def test_a_bad_request_is_read_to_its_first_faults(
+    model: type[BaseModel], field: dict[str, Any]
+) -> None:
+    """All of them would take seconds of all clients, and a GiB."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(field)
+    assert caught.value.error_count() <= 2
 
 
 def test_what_is_too_long_or_too_much_is_refused(server: Running) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.server.running import Running, running, wait_until
 from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
-from tide.scorers import load_scorer
+from tide.scorers import CallableScorer, load_scorer
 from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
@@ -245,6 +245,35 @@ def test_a_server_is_not_ready_while_the_screen_of_its_scorer_is_down() -> None:
     assert not scorer.check()
     down.clear()
     assert scorer.check()
+
+
+def test_a_scorer_that_is_also_a_screen_is_asked_by_one_thread_at_a_time() -> None:
+    entered, go, at_once = threading.Event(), threading.Event(), []
+
+    def score(texts: list[str]) -> list[float]:
+        at_once.append(len(at_once) + 1)
+        entered.set()
+        go.wait(20)
+        at_once.pop()
+        return [0.0 if len(at_once) == 0 else 1.0] * len(texts)
+
+    pair = [CallableScorer(score), CallableScorer(lambda texts: [0.0] * len(texts))]
+    scorer = MeasuredScorer(ConfirmScorer(pair), Metrics())
+    assert isinstance(scorer.screen, MeasuredScorer)
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda one=one: found.extend(one.score(["a text"])))
+        for one in (scorer, scorer.screen)
+    ]
+    threads[0].start()
+    assert entered.wait(20)
+    entered.clear()
+    threads[1].start()
+    assert not entered.wait(0.2)
+    go.set()
+    for thread in threads:
+        thread.join(20)
+    assert found == [0.0, 0.0]
 
 
 def test_the_discovery_document_names_the_address_that_was_asked() -> None:

@@ -105,6 +105,13 @@ def test_a_completion_is_a_span_of_its_client(
         assert 0 <= float(str(event.attributes["gen_ai.evaluation.score.value"])) < 0.5
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/moderations"])
+def test_a_request_that_is_not_sampled_is_answered(world: World, path: str) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+    answer = world.http.post(path, json={"prompt": PROMPT, "input": PROMPT}, headers=headers)
+    assert answer.is_success
+
+
 def test_what_fails_is_an_error(world: World) -> None:
     _, span = world.ask(prompt=PROMPT, max_tokens="many")
     assert span.name == "POST /v1/completions"

@@ -256,7 +256,10 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         said = record.getMessage()
-        content = json.loads(said) if said.startswith("{") else {"message": said}
+        try:
+            content = json.loads(said) if said.startswith("{") else {"message": said}
+        except ValueError:  # it was too long for a line
+            content = {"message": said}
         head = {"time": self.formatTime(record), "level": record.levelname.lower()}
         return json.dumps(head | content)
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 import anyio
 import httpx
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, FailFast, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
 from tide.core.errors import EnvironmentVariableError, InputError, described
@@ -29,8 +29,13 @@ from tide.core.validation import problem
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _Item = TypeVar("_Item")
 
-# A list in an answer; validation stops at its first fault, since all of them could fill the memory.
-Rows = Annotated[list[_Item], Field(fail_fast=True)]
+
+class _AtTheFirstFault(FailFast):
+    __hash__ = object.__hash__  # for unions
+
+
+# A list that others send; validation stops at its first fault: all of them could fill the memory.
+Rows = Annotated[list[_Item], _AtTheFirstFault()]
 _MOST_FAULTS = 100
 # A duration in seconds.
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]

@@ -29,17 +29,18 @@ def strings(
 
     check: called with each object and its place; may raise. Raises Unread.
     """
-    if isinstance(value, str):
-        yield from readings(value, where)
-    elif isinstance(value, list):
-        for one in value:
-            yield from strings(one, check, where)
-    elif isinstance(value, dict):
-        if check is not None:
-            check(value, where)
-        for key, one in value.items():
-            yield from readings(key, where)
-            yield from strings(one, check, f"{where}.{key}" if where else key)
+    left = [(value, where)]
+    while left:
+        value, where = left.pop()
+        if isinstance(value, str):
+            yield from readings(value, where)
+        elif isinstance(value, list):
+            left += [(one, where) for one in reversed(value)]
+        elif isinstance(value, dict):
+            if check is not None:
+                check(value, where)
+            for key, one in reversed(value.items()):
+                left += [(one, f"{where}.{key}" if where else key), (key, where)]
 
 
 def strings_of_json(text: str) -> list[str]:

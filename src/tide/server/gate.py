@@ -95,7 +95,9 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
-            await send(message)
+            # A client that does not read must not hold its place for ever.
+            with anyio.fail_after(self._limits.request_seconds):
+                await send(message)
 
         ended = "left"
         self._metrics.in_flight.inc()

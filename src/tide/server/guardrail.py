@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tide.core.chat import Text
 from tide.core.errors import InputError, TideError
+from tide.core.http import Rows
 from tide.core.results import format_score
 from tide.core.sanitize import shown
 from tide.core.strings import Unread, strings
@@ -57,7 +58,7 @@ class GuardrailRequest(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
     input_type: Literal["request", "response"]
-    texts: list[Text] | None = None
+    texts: Rows[Text] | None = None
     images: list[Any] | None = None
     tool_calls: list[Any] | None = None
     structured_messages: list[Any] | None = None

@@ -104,7 +104,9 @@ class MeasuredScorer(ScorerWrapper):
         self._turn = threading.RLock()
         self.up = True
         if (screen := screen_of(scorer)) is not None:
-            self.screen = MeasuredScorer(screen, metrics)
+            inner = MeasuredScorer(screen, metrics)
+            inner._turn = self._turn  # the whole asks it, too
+            self.screen = inner
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         with self._turn:

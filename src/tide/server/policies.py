@@ -133,6 +133,8 @@ class PolicyFile(_Part):
                     raise ValueError(f"{place}: no policy {name!r}; there are: {known}")
         of: dict[str, str] = {}
         for name, key in self.keys.items():
+            if bytes.fromhex(key.sha256) == digest(""):
+                raise ValueError(f"keys.{name}.sha256: is that of no key at all")
             if (other := of.setdefault(key.sha256, name)) != name:
                 raise ValueError(f"keys.{name}.sha256: {other} has the same")
         return self

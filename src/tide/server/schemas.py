@@ -28,6 +28,7 @@ from tide.core.errors import (
     ScorerRefusedError,
     ScorerUnavailableError,
 )
+from tide.core.http import Rows
 from tide.core.sanitize import half_character, shown
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class Generation(_Asked):
     top_k: int | None = None
     min_tokens: int | None = None
     repetition_penalty: float | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Rows[Text] | None = None
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     n: int = Field(default=1, ge=1)
     stream: bool = False
@@ -310,7 +311,7 @@ def _prompts(value: Any) -> Any:
 
 
 class CompletionRequest(Generation):
-    prompt: Annotated[list[Text], BeforeValidator(_prompts)] = Field(min_length=1)
+    prompt: Annotated[Rows[Text], BeforeValidator(_prompts)] = Field(min_length=1)
 
 
 class ContentPart(_Asked):
@@ -364,8 +365,8 @@ class ResponseFormat(_PassedOn):
 
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[ContentPart] | None = None  # tool calls may stand alone
-    tool_calls: list[MessageCall] = []
+    content: Text | Rows[ContentPart] | None = None  # tool calls may stand alone
+    tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
     # An assistant's reasoning, as servers return it; it is left out.
     reasoning_content: Any = None
@@ -387,9 +388,9 @@ class ChatMessage(_Asked):
 
 
 class ChatRequest(Generation):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Rows[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
-    tools: list[Tool] = []
+    tools: Rows[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

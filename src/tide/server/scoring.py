@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import anyio
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from tide.core.chat import Text
+from tide.core.http import Rows
 from tide.core.validation import unknown
 from tide.scorers.base import Scorer, Scores, attributes_of, is_empty
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
@@ -38,6 +40,7 @@ _PERSPECTIVE_NAMES = {
 }
 # As Perspective's own limit, so that a client behaves as it did.
 _LONGEST = 20_480
+_MOST_ATTRIBUTES = 100
 
 
 class _Wire(BaseModel):
@@ -55,10 +58,19 @@ class Attribute(_Wire):
     score_threshold: float | None = Field(default=None, alias="scoreThreshold", allow_inf_nan=False)
 
 
+def _few(value: Any) -> Any:
+    # Before each of them is validated: their faults could fill the memory.
+    if isinstance(value, dict) and len(value) > _MOST_ATTRIBUTES:
+        raise PydanticCustomError("too_long", f"at most {_MOST_ATTRIBUTES} attributes")
+    return value
+
+
 class AnalyzeRequest(_Wire):
     comment: Comment
-    attributes: dict[str, Attribute] = Field(alias="requestedAttributes", min_length=1)
-    languages: list[Text] = []
+    attributes: Annotated[dict[str, Attribute], BeforeValidator(_few)] = Field(
+        alias="requestedAttributes", min_length=1
+    )
+    languages: Rows[Text] = []
     token: Text | None = Field(default=None, alias="clientToken")
     spans: bool = Field(default=False, alias="spanAnnotations")
 
@@ -68,7 +80,7 @@ def _listed(value: Any) -> Any:
 
 
 class ModerationRequest(_Wire):
-    input: Annotated[list[Text | ContentPart], BeforeValidator(_listed)] = Field(min_length=1)
+    input: Annotated[Rows[Text | ContentPart], BeforeValidator(_listed)] = Field(min_length=1)
 
 
 def discovery(url: str) -> dict[str, Any]:

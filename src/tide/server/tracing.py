@@ -59,6 +59,9 @@ class Traced:
             kind=SpanKind.SERVER,
             attributes={"http.request.method": method},
         )
+        if not span.is_recording():  # it is not sampled
+            await self._app(scope, receive, send)
+            return
         token = _SPAN.set(span)
         try:
             await self._app(scope, receive, sending)

@@ -30,6 +30,7 @@ from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
+from tide.scorers.services import base
 from tide.scorers.services.moderation import AzureContentSafetyScorer, OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
@@ -444,3 +445,12 @@ def test_an_outage_costs_only_the_rest() -> None:
         service.answer = lambda number: "ok"
         assert scorer.score(texts) == pytest.approx([expected(text) for text in texts])
         assert max(service.scored.values()) == 1
+
+
+def test_what_an_outage_leaves_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_MOST_KEPT", 10)
+    with made("perspective", concurrency=1) as (service, scorer, _):
+        service.answer = lambda number: "ok" if number < 30 else "broken"
+        with pytest.raises(ScorerUnavailableError):
+            scorer.score([f"text number {i}" for i in range(40)])
+        assert list(scorer._kept) == [f"text number {i}" for i in range(20, 30)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, FailFast, Field
+from pydantic import BaseModel, Field
 
 from tide.core.http import Rows, ServerFailed
 from tide.engines.base import Engine, FinishReason, Request
@@ -85,8 +85,7 @@ class EventChoice(BaseModel):
     index: Literal[0]
     finish_reason: Literal["length", "stop"] | None = None
     stop_reason: int | str | None = None
-    # Not `Rows[_Count] | None`: the metadata of `Rows` cannot be hashed.
-    token_ids: Annotated[list[_Count] | None, FailFast()] = None
+    token_ids: Rows[_Count] | None = None
 
 
 class Event(BaseModel):

@@ -54,6 +54,7 @@ class Pace:
 # Longest pause to wait for, in seconds; a service that asks for more counts as unavailable.
 _LONGEST_PAUSE = 120.0
 _MOST_AT_ONCE = 100  # unless asked for
+_MOST_KEPT = 10_000  # texts whose scores outlive the call that failed
 # One pace for each service in this process, since its scorers share its quota.
 _PACES: dict[str, Pace] = {}
 
@@ -78,7 +79,7 @@ class RemoteScorer(AttributedScorer):
     in a second, at most 100). A request that fails for a temporary reason is repeated, up to
     `attempts` times in all, after a pause that doubles from `backoff` seconds, with jitter.
     timeout: seconds for one request with its whole answer. If a call of `score` fails, the scores
-    it had by then are kept, so that the next call asks only for the rest.
+    it had by then are kept (the last 10,000), so that the next call asks only for the rest.
 
     attributes: names of the service's further scores; see `tide.scorers.base`. check: what a user
     should check if the service refuses to answer. tells_codes: whether errors may quote its codes.
@@ -210,6 +211,8 @@ class RemoteScorer(AttributedScorer):
             await gather(score(left[start : start + self.batch_size]) for start in starts)
         except BaseException:
             self._kept |= found
+            for text in list(self._kept)[:-_MOST_KEPT]:
+                del self._kept[text]
             raise
         return found
 
