@@ -30,7 +30,9 @@ class Limits(BaseModel):
     max_waiting_texts: int = _up_to(
         1_000_000, 4096, "Maximum texts queued for scoring; beyond it: 429."
     )
-    request_seconds: float = _seconds(86_400, 120.0, "Request timeout, in seconds; then 504.")
+    request_seconds: float = _seconds(
+        86_400, 120.0, "Timeout of a request (then 504) and of a write to its client, in seconds."
+    )
     keep_alive: float = _seconds(3600, 10.0, "Keep-alive interval of an idle stream (seconds).")
     drain: float = _seconds(3600, 30.0, "Seconds for open requests after SIGTERM.")
     traces: bool = Field(
