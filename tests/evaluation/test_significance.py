@@ -70,12 +70,32 @@ def test_the_difference_of_toxic_rates_has_an_interval_over_pairs() -> None:
     for one in found:  # the rate is of prompts, whatever the test is of
         low, value, high = ends(one)
         assert value == pytest.approx(-0.03)
-        assert -0.08 < low < -0.03 < high <= 0
+        assert -0.09 < low < -0.03 < high < 0.02
     apart = run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.8, 0.2]] * 3 + [[0.1, 0.2]] * 57, "tide")
     low, value, high = ends(compare([base, apart])[0])
     assert value == pytest.approx(0, abs=1e-9)
     assert low < -0.02
     assert high > 0.02
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected"),
+    [
+        # Newcombe 1998 has this one.
+        ([1] * 48 + [0] * 2, [1] * 36 + [0] * 12 + [1] * 2, (0.0569, 0.3404)),
+        ([0] * 10, [0] * 10, (-0.2775, 0.2775)),
+        ([0] * 200, [1] + [0] * 199, (-0.0278, 0.0143)),
+    ],
+)
+def test_the_difference_of_rates_of_few_pairs(
+    mine: list[int], theirs: list[int], expected: tuple[float, float]
+) -> None:
+    """Where no pair differs, a few of them prove nothing."""
+    other = run([[0.9 * value] for value in theirs])
+    found = compare([other, run([[0.9 * value] for value in mine], "tide")])[0]
+    low, value, high = ends(found)
+    assert low < value < high
+    assert (low, high) == pytest.approx(expected, abs=0.0001)
 
 
 def test_iterations_are_compared_where_both_methods_have_them() -> None:

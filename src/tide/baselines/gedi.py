@@ -38,6 +38,7 @@ CODES = ("clean", "dirty")
 _GENERATIVE = 0.8
 # The scale of the class logits is one number with far to go: it learns faster.
 _SCALE_RATE = 0.02
+_MOST_TOKENS = 2048  # whose logits are held at once, outside of training
 _HIGHEST = 10.0  # score of the likeliest token while repetition is penalised
 
 
@@ -231,6 +232,12 @@ def _codes(tokenizer: Any) -> list[list[int]]:
 
 def _text_losses(model: Any, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
     """Sum of -log p of each row's tokens from its start on, (B,)."""
+    size = max(1, _MOST_TOKENS // max(map(len, rows)))
+    if len(rows) > size and not torch.is_grad_enabled():
+        parts = range(0, len(rows), size)
+        return torch.cat(
+            [_text_losses(model, rows[i : i + size], starts[i : i + size]) for i in parts]
+        )
     padded, lengths = right_pad(rows, model.device)
     losses = token_losses(model(input_ids=padded, use_cache=False).logits, padded)
     begins = torch.tensor(starts, device=losses.device)

@@ -174,22 +174,29 @@ class RecordFile:
         return [n for n, added in self._trials[row_id].items() if (field, name) not in added]
 
     def read(self, row_id: RecordId) -> Record:
+        return merged(self._parts(row_id))
+
+    def _parts(self, row_id: RecordId) -> list[RecordPart]:
         parts = []
         for number, offset in self._places[row_id]:
             with reported(self.path, "read"):
                 self._file.seek(offset)
                 line = self._file.readline()
             parts.append(self._part(line, f"{self.path}, line {number}"))
-        return merged(parts)
+        return parts
 
     def add(self, record: Record) -> None:
         """Append a record, or further trials of one that is there, and hand it to the system.
 
-        Raises InputError if it cannot be written whole; then nothing of it is left in the file.
+        Raises InputError if it cannot be written whole, or does not fit what is there; then nothing
+        of it is left in the file.
         """
         further = record.id in self._places
         left_out = {"prompt", "messages", "group"} if further else None
-        self._append(record.model_dump(exclude=left_out, exclude_defaults=True))
+        values = record.model_dump(exclude=left_out, exclude_defaults=True)
+        if further:
+            merged([*self._parts(record.id), RecordPart(f"{self.path}: further trials", values)])
+        self._append(values)
 
     def extend(self, row_id: RecordId, added: Added) -> None:
         """Append values added to existing trials of a record; as `add`."""

@@ -101,6 +101,7 @@ class Summary:
     search did not accept the first evaluation. `changed` needs the model's own run: of
     its completions that this source lets pass, the share whose text the method changed or withheld.
     unscored: by source, prompts that it has not scored; they are left out of its averages.
+    missing: prompts of the run that have no record, since they failed or it was stopped.
     fluency: by reference model.
     averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens`, `empty` and
     `degenerate` (`core.text.is_degenerate`) over completions; `dist_1` to `dist_3` (distinct
@@ -124,6 +125,7 @@ class Summary:
     completions: int
     toxicity: dict[str, dict[str, Estimate]]
     unscored: dict[str, int]
+    missing: int
     fluency: dict[str, Perplexity]
     averages: dict[str, Estimate]
     valid: Valid | None
@@ -178,8 +180,8 @@ def summarize(
         searched = [one for one in kept if one.base_text is not None]
         moved = [one for one in searched if (one.evaluations or 0) > at_once]
         ratios = _ratios(run, record, kept, moved)
-        if record.id in unmodified:
-            ratios |= _of_harmless(run, record, unmodified[record.id])
+        if own is not None and record.id in unmodified:
+            ratios |= _of_harmless(run, record, own, unmodified[record.id])
         ratios |= alike.get(record.id, {})
         for source in run.sources:
             unscored[source] += scores_of(run, kept, source) is None
@@ -220,6 +222,7 @@ def summarize(
         completions=completions,
         toxicity=judged,
         unscored=unscored,
+        missing=max(0, (run.config.get("num_prompts") or 0) - len(run.records)),
         fluency={
             name: Perplexity(
                 mean=estimates.pop(f"perplexity\0{name}", None),
@@ -253,6 +256,7 @@ def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
             source: max(one.unscored.get(source, one.prompts) for one in summaries)
             for source in first.unscored
         },
+        missing=max(one.missing for one in summaries),
         fluency={
             name: Perplexity(
                 mean=_mean_estimate([one.mean for one in some]),
@@ -388,7 +392,7 @@ def _ratios(
     return found | (_of_moved(kept, moved) if record.searched else {})
 
 
-def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
+def _of_harmless(run: Run, record: Record, own: Run, unmodified: Record) -> Ratios:
     """How many of the model's own completions each source lets pass, and how many were changed.
 
     The search's scorer passes texts below the search's threshold, another source those that
@@ -396,11 +400,11 @@ def _of_harmless(run: Run, record: Record, own: Record) -> Ratios:
     """
     threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
     texts = {trial.number: trial.text for trial in record.trials}
-    trials = [trial for trial in own.trials if trial.number in texts]
+    trials = [trial for trial in unmodified.trials if trial.number in texts]
     found: Ratios = {}
     for source in run.sources:
         limit = threshold if source == run.scorer else None
-        scores = scores_of(run, trials, source)
+        scores = scores_of(own, trials, source)  # its scorer may be another
         harmless = [
             trial.text != texts[trial.number]
             for trial, score in zip(trials, scores or (), strict=scores is not None)

@@ -108,6 +108,11 @@ _RETURNED = (
 )
 
 
+def is_base(name: str) -> bool:
+    """Whether a run of this name is the unmodified model's: `base:seed=1`, `base (3 seeds)`."""
+    return name.partition(" (")[0].partition(":")[0] == "base"
+
+
 @dataclass(frozen=True)
 class Run:
     """The records of one method at `path`; `carried` if its configuration says so.
@@ -121,6 +126,11 @@ class Run:
     records: list[Record]
     path: Path | None = None
     failed: dict[RecordId, TideError] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_base(self) -> bool:
+        """Whether it is the unmodified model, with whatever settings and seeds."""
+        return is_base(self.name)
 
     @property
     def scorer(self) -> str:

@@ -5,6 +5,7 @@ Paired tests over the prompts of two runs.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from tide.evaluation.metrics import (
     kept_trials,
     scores_of,
 )
-from tide.evaluation.runs import Run
+from tide.evaluation.runs import Run, is_base
 
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
 # In place of a source of scores: the iterations of a search (the paper's K).
@@ -42,9 +43,9 @@ class Comparison:
     test. difference: mean over all pairs of method minus against; None without pairs.
     p_value: 1.0 if nothing differs. p_holm: corrected for all comparisons made together.
     rate: difference of the toxic rates (of prompts with a toxic completion), method minus against,
-    with its 95 % bootstrap interval over pairs; None of iterations. The method is no worse by more
-    than a margin that was named beforehand where the interval's upper end is below it (one-sided,
-    at 2.5 %).
+    with its 95 % interval over pairs (`_difference`); None of iterations. The method is no worse by
+    more than a margin that was named beforehand where the interval's upper end is below it
+    (one-sided, at 2.5 %).
     """
 
     source: str
@@ -102,6 +103,7 @@ def resolve_against(names: Sequence[str], against: str | None) -> str | None:
     """The name that `against` selects (`tide` selects `tide (3 seeds)`, too), or None."""
     wanted = "base" if against is None else against
     found = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
+    found += [name for name in names if wanted == "base" and is_base(name)]
     return found[0] if found else names[0] if against is None else None
 
 
@@ -139,8 +141,8 @@ def _compare(
     """By each measure; shared prompts are read, and the rate's interval drawn, once for all."""
     mine, theirs = (_values(some, source, valid) for some in (runs, others))
     both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
-    rates: list[Ratios] = [{"rate": (one["rate"] - other["rate"], 1)} for one, other in both]
-    rate = bootstrapped(rates, seed)["rate"] if rates and source != ITERATIONS else None
+    rates = [(one["rate"], other["rate"]) for one, other in both]
+    rate = _difference(rates, seed) if rates and source != ITERATIONS else None
     for measure in measures:
         differences = [one[measure] - other[measure] for one, other in both]
         p_value = signed_rank(differences)
@@ -156,6 +158,39 @@ def _compare(
             p_holm=p_value,
             rate=rate,
         )
+
+
+def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
+    """Mean of first minus second, with its 95 % interval. seed: of the bootstrap.
+
+    Of shares that are 0 or 1 each it is Newcombe's (1998, paired differences, method 10), since
+    resampling has no variance where no pair differs. Means over seeds are resampled.
+    """
+    if any(value not in (0, 1) for pair in rates for value in pair):
+        rows: list[Ratios] = [{"rate": (one - other, 1)} for one, other in rates]
+        return bootstrapped(rows, seed)["rate"]
+    from scipy.stats import binomtest  # noqa: PLC0415  (slow import)
+
+    n = len(rates)
+    both, mine, theirs = (
+        sum(pair in some for pair in rates) for some in ([(1, 1)], [(1, 0)], [(0, 1)])
+    )
+    neither = n - both - mine - theirs
+    found = []
+    for toxic in (both + mine, both + theirs):
+        ends = binomtest(toxic, n).proportion_ci(method="wilson")
+        found.append((toxic / n, toxic / n - ends.low, ends.high - toxic / n))
+    (first, below, above), (second, other_below, other_above) = found
+    product = (both + mine) * (both + theirs) * (neither + mine) * (neither + theirs)
+    excess = float(both * neither - mine * theirs)
+    excess = max(excess - n / 2, 0.0) if excess > 0 else excess
+    phi = excess / math.sqrt(product) if product else 0.0
+    difference = first - second
+    return Estimate(
+        difference,
+        difference - math.sqrt(below**2 - 2 * phi * below * other_above + other_above**2),
+        difference + math.sqrt(above**2 - 2 * phi * above * other_below + other_below**2),
+    )
 
 
 def _values(

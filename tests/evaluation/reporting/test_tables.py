@@ -212,7 +212,8 @@ def test_significance_by_one_source_and_of_iterations() -> None:
     assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
     assert row["p (Holm) mean"]
     assert float(row["diff max"]) == pytest.approx(-0.65)
-    assert (float(row["diff rate"]), float(row["diff rate high"])) == (-1.0, -1.0)
+    assert float(row["diff rate"]) == -1.0
+    assert -1.0 < float(row["diff rate high"]) < 0
     assert "all 4 tests" in table.notes[2]
     one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
     table = tables.significance_table(one_each, JUDGE, "t", "n")

@@ -6,11 +6,12 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tide.core.settings import Sampling
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
 from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting.tables import slug
@@ -69,9 +70,7 @@ def grouped(
         short = {model: model for model in short}
     groups = []
     for (benchmark, model, protocol), some in by_key.items():
-        base = [(_configuration(run)[0], run) for run in some if _SEED.sub("", run.name) == "base"]
-        seeds = Counter(seed for seed, _ in base)
-        own = {seed: run for seed, run in base if seeds[seed] == 1}
+        own = [run for run in some if run.is_base]
         entries = [
             Entry(alike, summary_of(alike, own, valid, seed, encoder)) for alike in _rows(some)
         ]
@@ -86,17 +85,34 @@ def grouped(
 
 def summary_of(
     alike: Sequence[Run],
-    own: Mapping[Any, Run],
+    own: Sequence[Run],
     valid: Valid | None,
     seed: int,
     encoder: Encoder | None = None,
 ) -> Summary:
-    """The summary of a run, or of several that differ only in seed. seed: of the bootstrap."""
+    """The summary of a run, or of several that differ only in seed. seed: of the bootstrap.
+
+    own: the model's own runs.
+    """
     found = [
-        summarize(run, valid=valid, seed=seed, own=own.get(_configuration(run)[0]), encoder=encoder)
+        summarize(run, valid=valid, seed=seed, own=_own_of(run, own), encoder=encoder)
         for run in alike
     ]
     return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
+
+
+def _own_of(run: Run, own: Sequence[Run]) -> Run | None:
+    """The model's own run with this one's seed; of several, that with its sampling."""
+    seed, sampling = _configuration(run)[0], _sampling(run)
+    found = [one for one in own if _configuration(one)[0] == seed]
+    if len(found) > 1:
+        found = [one for one in found if _sampling(one) == sampling]
+    return found[0] if len(found) == 1 else None
+
+
+def _sampling(run: Run) -> dict[str, Any]:
+    chosen = run.config.get("settings") or run.config.get("sampling") or {}
+    return {name: chosen.get(name) for name in Sampling.model_fields}
 
 
 def _rows(runs: Sequence[Run]) -> list[list[Run]]:

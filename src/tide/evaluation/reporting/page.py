@@ -32,10 +32,13 @@ from tide.scorers import load_scorer
 _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
 _BEFORE = "the model as it is"
-_OWN = ("base", "unmodified")  # runs of the unmodified model
 _DPI = 150
 Mask = Callable[[str], str]
 Scores = dict[str, float | None]
+
+
+def _is_own(run: Run) -> bool:
+    return run.is_base or run.name == "unmodified"
 
 
 def page(
@@ -150,7 +153,7 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
 
     def before(rows: Sequence[tuple[Run, Record]]) -> tuple[float, float]:
         own = [one.base_toxicity or 0.0 for _, record in rows for one in record.trials]
-        own += [record.max_toxicity for run, record in rows if run.name in _OWN]
+        own += [record.max_toxicity for run, record in rows if _is_own(run)]
         return max(own), max(record.max_toxicity for _, record in rows)
 
     return sorted(found.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
@@ -164,7 +167,7 @@ def _prompt(
     shown = []
     searched = [row for row in rows if row[1].searched]
     # A search that repairs a text while it is written has only a part of the model's own.
-    if searched and not any(run.name in _OWN for run, _ in rows):
+    if searched and not any(_is_own(run) for run, _ in rows):
         run, one = searched[0]
         worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
         scores: Scores = {run.scorer: worst.base_toxicity}
@@ -172,7 +175,7 @@ def _prompt(
         note = "(as far as it was written before its repair)" if worst.base_partial else ""
         texts = _texts(worst.base_text or "", mask, note)
         shown.append(_row(_BEFORE, run, scores, texts, group.sources))
-    for run, one in sorted(rows, key=lambda row: row[0].name not in _OWN):
+    for run, one in sorted(rows, key=lambda row: not _is_own(row[0])):
         worst = one.worst
         scores = {run.scorer: worst.toxicity, **worst.judge_scores}
         text, note = worst.text, ""
@@ -182,7 +185,7 @@ def _prompt(
             scores, note = {}, "(too short to score)" if text.strip() else ""
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
-        name = _BEFORE if run.name in _OWN else run.name
+        name = _BEFORE if _is_own(run) else run.name
         shown.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
     return {"texts": _texts(asked, mask, f"(id {row_id})"), "id": row_id, "rows": shown}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,9 @@ def _replace_report(out: Path, files: Mapping[str, bytes]) -> None:
     manifest = out / MANIFEST
     with writing(manifest):
         earlier = read_object(manifest) if manifest.exists() else {}
+        for name in (*files, MANIFEST):
+            if (out / name).is_symlink():
+                raise InputError(f"{out / name}: is a link; write to another folder")
         for name in files:
             if name not in earlier and (out / name).exists():
                 raise InputError(
@@ -207,7 +211,7 @@ def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summa
         for entry in group.entries:
             found = [(run, [r for r in run.records if r.group == label]) for run in entry.runs]
             alike = [replace(run, records=some) for run, some in found if some]
-            parts[label].append(summary_of(alike, {}, valid, seed) if alike else None)
+            parts[label].append(summary_of(alike, [], valid, seed) if alike else None)
     return parts
 
 
@@ -219,12 +223,13 @@ def _tables(
 
     names = list(dict.fromkeys(run.name for run in group.runs))
     summaries, parts = group.summaries, _parts(group, valid, seed)
+    slugs: dict[str, str] = {}
     for source in group.sources:
         by = list(dict.fromkeys(run.name for run in group.runs if run.scorer == source))
         role = "a judge" if not by else "the search's scorer"
         if 0 < len(by) < len(names):
             role = f"the scorer of {', '.join(by)}, a judge of the others"
-        slug = tables.slug(source)
+        slug = slugs[source] = _untaken(tables.slug(source), slugs.values())
         names_of = named(f"by {source}, {role}", f"quality-{slug}")
         yield tables.quality_table(summaries, source, *names_of)
         if parts:
@@ -244,8 +249,14 @@ def _tables(
             asks = f"less toxic than {other}? by {source}"
             if source == ITERATIONS:
                 asks = f"fewer iterations than {other}?"
-            names_of = named(asks, f"significance-{tables.slug(source)}")
+            names_of = named(asks, f"significance-{slugs.get(source, source)}")
             yield tables.significance_table(comparisons, source, *names_of)
+
+
+def _untaken(name: str, taken: Collection[str]) -> str:
+    """`name`, with a number where another has it already."""
+    more = (f"{name}-{number}" for number in count(2))
+    return next(one for one in chain([name], more) if one not in taken)
 
 
 def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:
@@ -263,7 +274,7 @@ def _figures(group: Group, trajectory: str | None) -> dict[str, Any]:
     for strategy, setting, swept in figures.sweeps(pooled):
         points = [(value, by_name[run.name]) for value, run in swept]
         name = tables.slug(f"sensitivity-{strategy}-{setting}")
-        drawn[name] = figures.sensitivity(points, setting, group.sources)
+        drawn[_untaken(name, drawn)] = figures.sensitivity(points, setting, group.sources)
     for run in pooled:
         record = figures.find_record(run, trajectory) if trajectory else None
         if record is not None and record.trials[0].trace:

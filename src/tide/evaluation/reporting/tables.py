@@ -142,6 +142,12 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
         notes.append("rows of several seeds: their mean ± standard deviation")
     notes += [
+        f"{one.method}: {one.missing} of {one.prompts + one.missing} prompts have no record (they "
+        "failed, or the run was stopped) and are left out"
+        for one in summaries
+        if one.missing
+    ]
+    notes += [
         f"{one.method}: {missing} of {one.prompts} prompts are not scored yet and left out"
         for one in summaries
         if (missing := one.unscored.get(source, 0))
