@@ -254,7 +254,8 @@ class Plain:
         """Keys and values of every layer as one tensor each, moved token by token."""
         from transformers.cache_utils import DynamicCache
 
-        parts, table = self.tensors("pplm"), self.model.get_input_embeddings().weight
+        parts, embeddings = self.tensors("pplm"), self.model.get_input_embeddings()
+        table = embeddings(torch.arange(len(embeddings.weight)))  # which Gemma scales
         old_name = "past_key_values"  # up to transformers 5.23
         name = "cache" if "cache" in signature(self.model.forward).parameters else old_name
 

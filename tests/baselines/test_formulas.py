@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
+from tide.baselines.common.layers import Head
 from tide.baselines.destein import steer, steer_heads
 from tide.baselines.dexperts import ensemble
 from tide.baselines.fudge import prefix_loss
 from tide.baselines.gedi import GediOptions, guide, penalise
+from tide.baselines.pplm import step_down
 from tide.baselines.quark import fifths, unlearning_loss
 from tide.baselines.rad import cumulative_error, rewards
 from tide.baselines.rectification import outcome_error
@@ -166,6 +168,24 @@ def test_rectification_error() -> None:
     ids = tensor([[0, 0, 1, 0]])
     got = outcome_error(q, ids, tensor([1.0]), tensor([2]), tensor([4]))
     assert float(got) == pytest.approx((0.25 + 0.5625) / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_pplm_stands_still_without_a_gradient(dtype: torch.dtype) -> None:
+    """Where the classifier is sure, it underflows to 0 in half precision."""
+    cache = [torch.ones(2, 1, 3, 4, dtype=dtype) for _ in range(2)]
+    gradients = [torch.zeros_like(cache[0]), torch.zeros_like(cache[1])]
+    gradients[0][1, 0, 0, 0] = 1.0
+    first, second = step_down(cache, gradients, 0.5)
+    assert torch.equal(first[0], cache[0][0])
+    assert torch.equal(second, cache[1])
+    assert first[1, 0, 0, 0] == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_head_is_in_float32_behind_any_model(dtype: torch.dtype) -> None:
+    head = Head(4, 2, torch.device("cpu"))
+    assert head(torch.ones(3, 4, dtype=dtype)).dtype is head.weight.dtype is torch.float32
 
 
 def test_quark_fifths() -> None:

@@ -97,6 +97,11 @@ def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_what_is_somebodys
     assert tide("report", runs, "--out", tmp_path / "mine") == 1
     assert "cost.md: exists, and no report wrote it" in refused(capsys)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["cost.md"]
+    (out / "quality-scorer-1.md").unlink()
+    (out / "quality-scorer-1.md").symlink_to(victim)
+    assert tide("report", tmp_path / "alone", "--out", out) == 1
+    assert "quality-scorer-1.md: is a link" in refused(capsys)
+    assert victim.read_text() == "x"
 
 
 @pytest.mark.usefixtures("no_matplotlib")

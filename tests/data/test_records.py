@@ -228,6 +228,21 @@ def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None
             read(path)
 
 
+def test_trials_that_do_not_fit_the_others_are_refused_before_they_are_written(
+    tmp_path: Path,
+) -> None:
+    """Else nobody could read the file again."""
+    path = filled(tmp_path / "out.jsonl", record(0))
+    before = read_records(path)
+    lacking = record(0, (1,))
+    lacking = lacking.model_copy(
+        update={"trials": [lacking.trials[0].model_copy(update={"num_tokens": 5})]}
+    )
+    with RecordFile(path) as file, pytest.raises(InputError, match="not all have num_tokens"):
+        file.add(lacking)
+    assert read_records(path) == before
+
+
 def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
     with RecordFile(filled(tmp_path / "out.jsonl", record(0))) as file:
         with pytest.raises(InputError, match="record 0 was made from another prompt"):

@@ -72,6 +72,24 @@ def test_harmless_completions_that_were_changed() -> None:
     assert "changed" not in summarize(own, own=own).toxicity["scorer@1"]
 
 
+def test_the_model_s_own_run_may_have_another_scorer() -> None:
+    """Its scores stand under its scorer's name, not under that of the run beside it."""
+    own = run([[0.9], [0.9]])
+    made = run([[0.0], [0.0]], "backtrack")
+    made.config["scorer"], made.config["judges"] = own.config["judges"][0], [own.config["scorer"]]
+    for number in (0, 1):
+        changed(own, number, judge_scores={JUDGE: [0.1]})
+        changed(made, number, judge_scores={"scorer@1": [0.0]}, text=["another"])
+    found = summarize(made, own=own).toxicity
+    assert found[JUDGE]["changed"].value == 1.0
+    assert "changed" not in found["scorer@1"]  # it lets none of the model's own pass
+
+
+def test_prompts_without_a_record_are_counted() -> None:
+    assert summarize(run([[0.1], [0.2]], num_prompts=5)).missing == 3
+    assert summarize(run([[0.1], [0.2]])).missing == 0
+
+
 def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
     one = run([[0.1, 0.1]] * 30)
     values = np.random.default_rng(2).uniform(1, 9, (30, 2))

@@ -8,7 +8,7 @@ from scipy.stats import wilcoxon
 
 from tests.evaluation.runs import JUDGE, changed, measured, run
 from tide.core.errors import InputError
-from tide.evaluation.significance import Comparison, compare, holm
+from tide.evaluation.significance import Comparison, compare, holm, resolve_against
 
 
 def test_agrees_with_scipy_on_paired_scores() -> None:
@@ -156,3 +156,11 @@ def test_a_prompt_without_a_kept_trial_is_left_out() -> None:
     lengths = [[20], [19]]
     pair = [measured(one, [[2.0], [2.0]], lengths) for one in (base, other)]
     assert [one.pairs for one in compare(pair, valid="exact-20")] == [1] * 2
+
+
+def test_the_unmodified_model_is_base_with_any_settings() -> None:
+    for name in ("base", "base:seed=1", "base:temperature=0.7,seed=1", "base (3 seeds)"):
+        assert resolve_against(["tide", name], None) == name
+        assert resolve_against(["tide", name], "base") == name
+    assert resolve_against(["tide", "baseline"], None) == "tide"
+    assert resolve_against(["tide"], "base") is None

@@ -21,6 +21,7 @@ from tests.models import CONTEXT, save_classifier, save_tokenizer
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.base import ask_attributes, attributes_of
+from tide.scorers.classifiers import revision_of
 
 WORDS = ("rain", "weather", "Paris", "fine", "the")
 TEXTS = ["The weather is fine", "Rain", "the people are kind " * 3]
@@ -180,3 +181,13 @@ def test_a_checkpoint_that_would_run_code_is_refused(release: tuple[Any, Path]) 
     torch.save({"config": Path("a path is an object, not a tensor")}, release[1])
     with pytest.raises(ScorerError, match="cannot be loaded"):
         load_scorer("detoxify:original")
+
+
+def test_a_folder_whose_template_or_vocabulary_changed_is_another_scorer(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["neutral", "toxic"])
+    names = {revision_of(str(folder), None)}
+    for name in ("chat_template.jinja", "vocab.txt", "additional_chat_templates/tool.jinja"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("a policy")
+        names.add(revision_of(str(folder), None))
+    assert len(names) == 4

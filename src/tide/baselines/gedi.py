@@ -31,6 +31,7 @@ from tide.baselines.common.training import (
     train,
     weak_auc,
 )
+from tide.engines.checkpoint import context_length
 from tide.engines.local.stream import Stream
 
 CODES = ("clean", "dirty")
@@ -189,7 +190,9 @@ class Gedi(DecodingBaseline):
         texts, held_out = task.texts()
         codes = _codes(task.tokenizer)
         special = frozenset(task.tokenizer.all_special_ids)
-        ids = task.tokenize([text.text for text in texts])
+        # Room for the code in the context.
+        most = (context_length(task.model.config) or 2**31) - max(map(len, codes))
+        ids = [row[:most] for row in task.tokenize([text.text for text in texts])]
         dirty = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
         tuning = Tuning(task.model, task.settings)
         log_scale = nn.Parameter(torch.zeros((), device=task.model.device))
@@ -213,7 +216,7 @@ class Gedi(DecodingBaseline):
             {"params": [log_scale], "lr": _SCALE_RATE, "weight_decay": 0.0},
         ]
         train(groups, loss, [len(row) for row in ids], task, "class-conditional model")
-        measured = task.tokenize([text.text for text in held_out])
+        measured = [row[:most] for row in task.tokenize([text.text for text in held_out])]
 
         def margins(rows: list[Sequence[int]]) -> list[float]:
             clean, toxic = class_losses(rows).unbind(dim=-1)

@@ -62,14 +62,18 @@ def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cac
     """
     moved = []
     for layer in range(0, len(cache), 2):
-        both = torch.stack([g.flatten(1).norm(dim=1) for g in gradients[layer : layer + 2]])
+        # In half precision a small length would be 0.
+        steps = [one.float() for one in gradients[layer : layer + 2]]
+        both = torch.stack([step.flatten(1).norm(dim=1) for step in steps])
         length = both.norm(dim=0)[:, None, None, None] + _SMALL
-        moved += [cache[i] - stepsize * gradients[i] / length for i in (layer, layer + 1)]
+        for part, step in zip(cache[layer : layer + 2], steps, strict=True):
+            moved.append(part - (stepsize * step / length).to(part.dtype))
     return moved
 
 
 class _PerturbedWriting(Writing):
-    """`model`: a copy of the one that writes, through which gradients can go.
+    """`model`: a copy of the one that writes, through which gradients can go. scale: of its layer
+    of embeddings, which in Gemma multiplies its rows.
 
     Two caches of it are kept: one of the text as it is, and one of all but its last token, moved.
     Forward tokens are counted; a backward pass takes about as long as two of them.
@@ -82,13 +86,14 @@ class _PerturbedWriting(Writing):
         stream: Stream,
         ids: list[list[int]],
         model: Any,
+        scale: float,
         classifier: tuple[Tensor, Tensor],
         options: PplmOptions,
     ) -> None:
         super().__init__(stream, [2 * len(row) for row in ids])
         self._options, self._classifier = options, classifier
         self._forward = Forward(model)
-        self._table = model.get_input_embeddings().weight
+        self._table, self._scale = model.get_input_embeddings().weight, scale
         with torch.inference_mode(False), torch.no_grad():
             flipped, lengths = right_pad([row[::-1] for row in ids], self._table.device)
             tokens = flipped.flip(1)
@@ -133,7 +138,7 @@ class _PerturbedWriting(Writing):
             with torch.enable_grad():
                 logits, hidden, _ = self._run(past, input_ids=last)
                 follows = logits.softmax(dim=-1)[:, : len(self._table)].to(self._table.dtype)
-                x = (follows @ self._table)[:, None]
+                x = self._scale * (follows @ self._table)[:, None]
                 _, ahead, _ = self._run(self._own, ahead=1, inputs_embeds=x)
                 mean = (self._sum + hidden[:, -1].detach() + ahead[:, -1]) / (count + 1)
                 loss = objective(mean @ weight + bias, logits, self._logits, options.divergence)
@@ -165,7 +170,8 @@ class Pplm(DecodingBaseline):
         stream = Reader(self.engine.model).read(ids, tokens)
         if self._options.stepsize == 0:
             return Writing(stream, [len(row) for row in ids])
-        return _PerturbedWriting(stream, ids, self._model, self._classifier, self._options)
+        scale = self.engine.embedding_scale
+        return _PerturbedWriting(stream, ids, self._model, scale, self._classifier, self._options)
 
     @cached_property
     def _model(self) -> Any:

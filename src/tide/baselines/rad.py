@@ -27,7 +27,7 @@ from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.common.artefacts import ready
 from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader, Writing
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
-from tide.baselines.common.layers import output_layer
+from tide.baselines.common.layers import Head, output_layer
 from tide.baselines.common.training import Tuning, auc, before_end, read, right_pad, train, weak_auc
 
 # The default of each order, as published.
@@ -131,7 +131,7 @@ class Rad(DecodingBaseline):
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
     """Replace the model's head by a linear one with one output, which first predicts `begin`."""
     old: Any = output_layer(model, "reward model")
-    head = nn.Linear(old.weight.shape[-1], 1, device=old.weight.device, dtype=old.weight.dtype)
+    head = Head(old.weight.shape[-1], 1, old.weight.device)
     nn.init.zeros_(head.weight)
     nn.init.constant_(head.bias, begin)
     model.set_output_embeddings(head)

@@ -27,7 +27,7 @@ from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import ready
 from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
 from tide.baselines.common.fit import FitTask, Fitted
-from tide.baselines.common.layers import output_layer
+from tide.baselines.common.layers import Head, output_layer
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.training import Tuning, read, right_pad, span, train
 from tide.core.errors import InputError, guarded
@@ -133,11 +133,10 @@ class Rectification(DecodingBaseline):
 def with_q_head(model: Any, rank: int) -> nn.Module:
     """Replace the model's head by one of this rank, which predicts 0 for every token."""
     old: Any = output_layer(model, "Q")
-    place = {"device": old.weight.device, "dtype": old.weight.dtype}
-    width, vocabulary = old.weight.shape[1], old.weight.shape[0]
-    last = nn.Linear(rank, vocabulary, **place)
+    device, (vocabulary, width) = old.weight.device, old.weight.shape
+    last = Head(rank, vocabulary, device)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
-    head = nn.Sequential(nn.Linear(width, rank, bias=False, **place), last)
+    head = nn.Sequential(Head(width, rank, device, bias=False), last)
     model.set_output_embeddings(head)
     return head

@@ -25,7 +25,8 @@ _MOST = {"layer": 1024, "label": 65_536, "expert": 65_536}
 # Maximum values in a byte of a file (one bit each).
 _VALUES_PER_BYTE = 8
 _FIELDS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
-_READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
+# Suffixes of the files of a folder that are read.
+READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
 # As many words, all of them common.
 _SENTENCES = "The weather today is fine", "The people today are kind"
 
@@ -179,7 +180,7 @@ def _check_files(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError("is not a folder")
     for path in folder.iterdir():
-        if path.suffix in _READ and not path.is_file():
+        if path.suffix in READ and not path.is_file():
             raise ValueError(f"{path.name} is not a file that can be read")
         if path.name in _FIELDS:
             _read_json(path)

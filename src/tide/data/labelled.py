@@ -64,7 +64,9 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
                 yield pair if pair.neutral else pair.texts[0]
             elif "completions" in row or "trials" in row:
                 for text, score in _completions(row, where):
-                    yield _labelled(text, score, group, where)
+                    # An empty completion says nothing, and has no token to learn from.
+                    if not isinstance(text, str) or text.strip():
+                        yield _labelled(text, score, group, where)
             else:
                 text = row.get("text")
                 if not isinstance(text, str) or not text.strip():

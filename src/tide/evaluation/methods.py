@@ -184,8 +184,13 @@ class BaselineMethod:
         # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
         size = max(1, self._engine.max_batch // len(trials))
         progress = progress or Progress()
-        for start in range(0, len(rows), size):
-            yield from self._batch(rows[start : start + size], trials, progress)
+        try:
+            for start in range(0, len(rows), size):
+                yield from self._batch(rows[start : start + size], trials, progress)
+        finally:
+            # The next method needs the memory of its models.
+            if (close := getattr(self._baseline, "close", None)) is not None:
+                close()
 
     def _batch(self, rows: Sequence[Row], trials: Sequence[int], progress: Progress) -> Outcomes:
         from tide.baselines.common.decoding import DecodingBaseline  # noqa: PLC0415  (slow import)

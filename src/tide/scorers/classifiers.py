@@ -16,7 +16,7 @@ import torch
 
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
-from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
+from tide.core.pretrained import READ, check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
 from tide.scorers.labels import how_joined, toxic_columns
@@ -154,7 +154,8 @@ def revision_of(model: str, config: Any) -> str:
         commit = getattr(config, "_commit_hash", None)
         return f"@{commit[:8]}" if commit else ""
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+    # A guard's question stands in its chat template.
+    for path in sorted(one for one in folder.rglob("*") if one.suffix in READ and one.is_file()):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while chunk := file.read(2**20):

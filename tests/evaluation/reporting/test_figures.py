@@ -166,6 +166,19 @@ def test_sweeps_are_three_runs_that_differ_in_one_number() -> None:
     assert figures.sweeps(seeds) == []
 
 
+def test_sweeps_of_one_setting_have_figures_of_their_own() -> None:
+    runs = [
+        search_run(f"tide:mu={mu},num_samples={n}", mu=mu, num_samples=n)
+        for mu in (0.5, 1.0, 2.0)
+        for n in (2, 4, 8)
+    ]
+    names = [name for name in report(runs, tests=False).figures if "sensitivity" in name]
+    assert sorted(names) == [
+        *("sensitivity-tide-mu", "sensitivity-tide-mu-2", "sensitivity-tide-mu-3"),
+        *(f"sensitivity-tide-num_samples{n}" for n in ("", "-2", "-3")),
+    ]
+
+
 def test_sensitivity_of_a_search_and_of_a_baseline() -> None:
     summaries = [(mu, summarize(search_run("tide", seed=i))) for i, mu in enumerate((0.1, 1, 10))]
     panels = drawn(figures.sensitivity(summaries, "mu", SOURCES))

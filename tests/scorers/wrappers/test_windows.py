@@ -28,6 +28,11 @@ def test_the_worst_window_counts() -> None:
     assert scorer.name == "windows:4:callable:test_the_worst_window_counts.<locals>.bad_share"
 
 
+def test_windows_of_few_letters_are_scored() -> None:
+    scorer = WindowedScorer(CallableScorer(lambda texts: [1.0] * len(texts)), 2)
+    assert list(scorer.score(["a b c d e f"])) == [1.0]
+
+
 @given(st.lists(st.sampled_from(["a", "bb", "ccc", "..."]), max_size=40), st.integers(2, 9))
 def test_windows_cover_all_pairs_of_neighbours(words: list[str], size: int) -> None:
     windows = split_words(" ".join(words), size)

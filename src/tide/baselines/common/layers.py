@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tide.core.errors import EngineError
@@ -22,6 +23,21 @@ _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
 # In a layer; GPT-Neo nests its attention in a second module of that name.
 _PLACE = re.compile(rf"(({'|'.join(_ATTENTIONS)})\.){{1,2}}({'|'.join(_PROJECTIONS)})")
+
+
+class Head(nn.Linear):
+    """A linear layer in float32 behind a model of any precision.
+
+    Steps of training, and small differences between texts, are lost in the rounding of half
+    precision.
+    """
+
+    def __init__(self, inputs: int, outputs: int, device: Any, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias, device=device, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
 
 # Layer number and merged heads (B, T, heads * size), or their projection (B, T, hidden) -> the
 # replacement; None: no change.

@@ -173,8 +173,7 @@ class WindowedScorer(ScorerWrapper):
         short = [i for i, parts in enumerate(windows) if len(parts) == 1]
         whole = super().score_attributes([texts[i] for i in short])
         parts = [(i, part) for i, some in enumerate(windows) if len(some) > 1 for part in some]
-        # A window of marks alone may count as empty, and then as 0: the others decide.
-        scores = score_texts(self._scorer, [part for _, part in parts], "zero")
+        scores = score_texts(self._scorer, [part for _, part in parts], "blank")
         rows = [*short, *(i for i, _ in parts)]
 
         def worst(*found: Floats) -> Floats:
