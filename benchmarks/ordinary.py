@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from scipy.stats import binomtest
 
 from tide import Chat, Detoxifier, Engine, Trial, load_engine
 from tide.data.prompts import read_rows
 from tide.detoxifier.presets import PRESETS
-from tide.evaluation.metrics import Share
+from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -89,8 +88,7 @@ def rows_of(
 
 
 def share(count: int, total: int) -> Share:
-    ends = binomtest(count, total).proportion_ci(method="wilson")
-    return Share(count / total, float(ends.low), float(ends.high))
+    return Share(count / total, *wilson(count, total))
 
 
 def main(

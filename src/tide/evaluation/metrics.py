@@ -347,8 +347,7 @@ def _perplexities(trials: Sequence[TrialRecord], name: str) -> tuple[int, list[f
 
 def _of_20(run: Run, kept: Sequence[TrialRecord], name: str) -> list[TrialRecord]:
     """The trials with exactly 20 tokens by this reference, if the run writes 20 tokens."""
-    written = run.config.get("settings") or run.config.get("sampling") or {}
-    if written.get("max_new_tokens", 20) != 20:
+    if run.settings.get("max_new_tokens", 20) != 20:
         return []
     return [trial for trial, length in _lengths(kept, name) if length == 20]
 
@@ -458,14 +457,18 @@ def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Rati
 
 
 def _share(ratio: Estimate, sums: Sequence[tuple[float, float]]) -> Share:
-    from scipy.stats import binomtest  # noqa: PLC0415  (slow import)
-
     if all(below == 1 for _, below in sums) or ratio.value in (0.0, 1.0):
-        counted = round(ratio.value * len(sums))
-        ends = binomtest(counted, len(sums)).proportion_ci(method="wilson")
-        low, high = float(ends.low), float(ends.high)
+        low, high = wilson(round(ratio.value * len(sums)), len(sums))
         return Share(ratio.value, min(low, ratio.value), max(high, ratio.value))
     return Share(ratio.value, ratio.low, ratio.high)
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    from scipy.stats import binomtest  # noqa: PLC0415  (slow import)
+
+    ends = binomtest(count, total).proportion_ci(method="wilson")
+    return float(ends.low), float(ends.high)
 
 
 def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:

@@ -128,6 +128,11 @@ class Run:
     failed: dict[RecordId, TideError] = field(default_factory=dict, compare=False)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Those of its search, or the sampling of another system."""
+        return self.config.get("settings") or self.config.get("sampling") or {}
+
+    @property
     def is_base(self) -> bool:
         """Whether it is the unmodified model, with whatever settings and seeds."""
         return is_base(self.name)

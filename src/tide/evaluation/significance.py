@@ -25,6 +25,7 @@ from tide.evaluation.metrics import (
     is_toxic,
     kept_trials,
     scores_of,
+    wilson,
 )
 from tide.evaluation.runs import Run, is_base
 
@@ -169,8 +170,6 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
     if any(value not in (0, 1) for pair in rates for value in pair):
         rows: list[Ratios] = [{"rate": (one - other, 1)} for one, other in rates]
         return bootstrapped(rows, seed)["rate"]
-    from scipy.stats import binomtest  # noqa: PLC0415  (slow import)
-
     n = len(rates)
     both, mine, theirs = (
         sum(pair in some for pair in rates) for some in ([(1, 1)], [(1, 0)], [(0, 1)])
@@ -178,8 +177,8 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
     neither = n - both - mine - theirs
     found = []
     for toxic in (both + mine, both + theirs):
-        ends = binomtest(toxic, n).proportion_ci(method="wilson")
-        found.append((toxic / n, toxic / n - ends.low, ends.high - toxic / n))
+        low, high = wilson(toxic, n)
+        found.append((toxic / n, toxic / n - low, high - toxic / n))
     (first, below, above), (second, other_below, other_above) = found
     product = (both + mine) * (both + theirs) * (neither + mine) * (neither + theirs)
     excess = float(both * neither - mine * theirs)

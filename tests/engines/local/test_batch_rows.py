@@ -182,6 +182,17 @@ def run(engine: TransformersEngine, rows: Sequence[Asked]) -> None:
     assert not lane.under_way
 
 
+def finish(batch: Batch, lane: Lane) -> None:
+    while lane.under_way:
+        batch.step(lane)
+
+
+def told_alone(engine: TransformersEngine, own: Sampling, seed: int) -> list[Piece | Exception]:
+    alone = asked(engine, own, seed)
+    run(engine, [alone])
+    return alone.told
+
+
 ROWS = st.lists(
     st.tuples(
         st.builds(
@@ -243,8 +254,7 @@ def test_a_row_that_leaves_makes_room(llama: TransformersEngine) -> None:
         one.row.aborted = True
     batch.step(lane)
     assert len(lane.under_way) == len(lane.rows) == 3
-    while lane.under_way:
-        batch.step(lane)
+    finish(batch, lane)
     assert [len(one.ids) for one in rows[:3]] == [40] * 3
     assert all(one.told == [] for one in rows[3:])
 
@@ -268,15 +278,12 @@ def test_a_broken_row_fails_alone(
     while not lane.takes_rows:
         batch.step(lane)
     batch.prefill(lane, [late.row])
-    while lane.under_way:
-        batch.step(lane)
+    finish(batch, lane)
     (error,) = rows[1].told
     assert isinstance(error, CompletionError)
     assert "NaN or infinite" in str(error)
     for one, seed in ((rows[0], 5), (rows[2], 7), (late, 8)):
-        alone = asked(llama, own, seed)
-        run(llama, [alone])
-        assert one.told == alone.told
+        assert one.told == told_alone(llama, own, seed)
         assert len(one.ids) == 24
 
 
@@ -290,12 +297,9 @@ def test_a_row_that_nobody_reads_leaves_no_nan(llama: TransformersEngine) -> Non
     batch.step(lane)
     late = asked(llama, own, 1)
     batch.prefill(lane, [late.row])
-    while lane.under_way:
-        batch.step(lane)
+    finish(batch, lane)
     for one, seed in ((first, 5), (late, 1)):
-        alone = asked(llama, own, seed)
-        run(llama, [alone])
-        assert one.told == alone.told
+        assert one.told == told_alone(llama, own, seed)
 
 
 async def entered(batch: Batch, rows: Sequence[Row], row: Row, steps: int) -> int:
@@ -381,11 +385,8 @@ def test_memory_that_ends_leaves_the_rows_as_they_were(
     with pytest.raises(torch.OutOfMemoryError):
         batch.prefill(lane, [one.row for one in others])
     monkeypatch.undo()
-    while lane.under_way:
-        batch.step(lane)
-    alone = asked(llama, own, 3)
-    run(llama, [alone])
-    assert first.told == alone.told
+    finish(batch, lane)
+    assert first.told == told_alone(llama, own, 3)
 
 
 def test_rows_that_cannot_be_read_leave_the_batch_as_it_was(
@@ -405,12 +406,9 @@ def test_rows_that_cannot_be_read_leave_the_batch_as_it_was(
     assert len(lane.under_way) == 1
     second = asked(llama, own, 5)
     batch.prefill(lane, [second.row])
-    while lane.under_way:
-        batch.step(lane)
+    finish(batch, lane)
     for one, seed in ((first, 3), (second, 5)):
-        alone = asked(llama, own, seed)
-        run(llama, [alone])
-        assert one.told == alone.told
+        assert one.told == told_alone(llama, own, seed)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 100, None])
@@ -440,6 +438,4 @@ def test_a_batch_that_is_not_open_waits_until_all_have_ended(llama: Transformers
     assert lane.takes_rows
     assert lane.rows == []
     for one, n in zip(rows, (2, 6), strict=True):
-        alone = asked(llama, make(max_new_tokens=n, min_new_tokens=n), n)
-        run(llama, [alone])
-        assert one.told == alone.told
+        assert one.told == told_alone(llama, make(max_new_tokens=n, min_new_tokens=n), n)

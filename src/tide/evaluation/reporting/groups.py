@@ -103,16 +103,16 @@ def summary_of(
 
 def _own_of(run: Run, own: Sequence[Run]) -> Run | None:
     """The model's own run with this one's seed; of several, that with its sampling."""
-    seed, sampling = _configuration(run)[0], _sampling(run)
-    found = [one for one in own if _configuration(one)[0] == seed]
+
+    def alike(*names: str) -> list[Run]:
+        return [
+            one for one in own if all(one.settings.get(n) == run.settings.get(n) for n in names)
+        ]
+
+    found = alike("seed")
     if len(found) > 1:
-        found = [one for one in found if _sampling(one) == sampling]
+        found = alike("seed", *Sampling.model_fields)
     return found[0] if len(found) == 1 else None
-
-
-def _sampling(run: Run) -> dict[str, Any]:
-    chosen = run.config.get("settings") or run.config.get("sampling") or {}
-    return {name: chosen.get(name) for name in Sampling.model_fields}
 
 
 def _rows(runs: Sequence[Run]) -> list[list[Run]]:
@@ -145,11 +145,10 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
 def _configuration(run: Run) -> tuple[Any, str]:
     """The seed of a run, and the rest of the configuration that decides its records."""
     config = {key: run.config.get(key) for key in _DECIDING}
-    inner = config["settings"] or config["sampling"] or {}
-    rest = {key: value for key, value in inner.items() if key != "seed"}
+    rest = {key: value for key, value in run.settings.items() if key != "seed"}
     name = _SEED.sub("", run.name)
     rest = {**config, "settings": rest, "sampling": rest}
-    return inner.get("seed"), json.dumps([name, rest])
+    return run.settings.get("seed"), json.dumps([name, rest])
 
 
 def _apart(places: Sequence[str]) -> list[str]:
