@@ -41,6 +41,8 @@ _Asked = TypeVar("_Asked")
 _MAX_BATCH = 256
 # Sequences in one request: some MB at most, all repeated if the server fails.
 _REQUEST_SIZE = 64
+# Minimum tokens in an event of a stream: fewer cost throughput, more delay the first text.
+_STREAM_INTERVAL = 2
 
 
 class RemoteEngine(PooledEngine, EmbeddingEngine):
@@ -123,7 +125,8 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = sampling_fields(request) | self._prompts([request.prompt])
-        body |= {"stream": True, "stream_interval": request.piece_tokens}
+        assert request.piece_tokens is not None
+        body |= {"stream": True, "stream_interval": max(_STREAM_INTERVAL, request.piece_tokens)}
         full = self._full(endpoint, body)
         limit = MIB + 1024 * (request.sampling.max_new_tokens + len(request.prompt))
         events = endpoint.stream("/v1/completions", protocol.Event, full, limit=limit)
