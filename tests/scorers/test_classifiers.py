@@ -74,7 +74,7 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
     assert found.attributes["other"] == pytest.approx(expected[:, 2], abs=1e-5)
     long = ask_attributes(scorer, ["kind people " * CONTEXT, "Rain"])
     assert long.values == pytest.approx(np.maximum(*list(long.attributes.values())[:2]))
-    with pytest.raises(InputError, match="not exclusive and have no sum; leave out 'sum:'"):
+    with pytest.raises(InputError, match="labels are not exclusive; leave out 'sum:'"):
         load_scorer(f"hf:{folder}#sum:toxic,other")
     assert load_scorer(f"hf:{folder}#max:toxic").name == load_scorer(f"hf:{folder}#toxic").name
 

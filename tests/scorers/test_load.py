@@ -54,13 +54,13 @@ class Strict:
         ("chache:pocket", "did you mean 'cache'"),
         ("zzz", "known: .*detoxify, .*hf, .*pocket, .*profanity-check, .*sentence"),
         ("profanity-check:x", "takes no argument"),
-        ("hf", "needs more"),
+        ("hf", "needs an argument"),
         ("cache:", "begins with no name"),
         ("max:pocket,,lexicon", "an empty place between commas"),
         ("mine.py", r"name the class or function as well, as in mine\.py:NAME"),
         ("tests.nowhere:Mine", "tests.nowhere cannot be imported: No module named"),
         ("tests.worlds:Nothing", "tests.worlds has no class or function 'Nothing'"),
-        ("tests.scorers.test_load:Strict", "needs more: tests.scorers.test_load:Strict:ARGUMENT"),
+        ("tests.scorers.test_load:Strict", "needs an argument: tests.scorers.test_load:Strict:ARGUMENT"),
         ("tests.scorers.test_load:Tuned:lvel=1", "no option 'lvel'; known: level, words"),
         ("tests.scorers.test_load:Tuned:level=2", "Tuned: level: Input should be less than"),
     ],
@@ -159,7 +159,7 @@ def test_a_class_that_lacks_something_is_told_to_inherit() -> None:
     for begun in ("tests.scorers.test_load:NoThreshold", NoThreshold()):
         with pytest.raises(InputError, match="NoThreshold has no threshold"):
             load_scorer(begun)
-    with pytest.raises(InputError, match=r"NoClose is a class; give one of it, NoClose\(\)"):
+    with pytest.raises(InputError, match=r"NoClose is a class; pass an instance, NoClose\(\)"):
         load_scorer(NoClose)
     with pytest.raises(InputError, match="expected a name, a scorer or a function"):
         load_scorer(3)  # type: ignore[arg-type]

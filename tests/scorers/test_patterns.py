@@ -37,7 +37,7 @@ def test_what_is_no_file_of_patterns(content: str, said: str, tmp_path: Path) ->
     path.write_text(content)
     with pytest.raises(InputError, match=f"scorer regex: .*{said}"):
         load_scorer(f"regex:{path}")
-    with pytest.raises(InputError, match="needs more"):
+    with pytest.raises(InputError, match="needs an argument"):
         load_scorer("regex")
     with pytest.raises(InputError, match="no such file"):
         load_scorer(f"regex:{path}.none")
@@ -105,7 +105,7 @@ class TestWithPresidio:
         scorer = load_scorer("presidio:entities=IP_ADDRESS|URL,language=de")
         assert scorer.name.startswith("presidio:entities=(IP_ADDRESS|URL),language=de@")
         assert scorer.score(["10.0.0.1", f"{CARD} (212) 555-0123"]).tolist() == [0.6, 0.0]
-        message = "entities: PERSON is not found by patterns in 'en'; these are: CREDIT_CARD"
+        message = "entities: no pattern for PERSON in 'en'; there are patterns for CREDIT_CARD"
         with pytest.raises(InputError, match=message):
             load_scorer("presidio:entities=URL|PERSON")
 

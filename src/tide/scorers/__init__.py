@@ -1,4 +1,4 @@
-"""Toxicity scorers: texts in, scores in [0, 1] out, or an error. They know no language model."""
+"""Toxicity scorers map texts to scores in [0, 1] or raise an error; they import no engine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ REGISTRY = Registry(
         "confirm": "tide.scorers.wrappers.base:ConfirmScorer",
     },
 )
-# Wrappers of other scorers, and how each is written; a NUMBER is its one setting.
+# Scorers that wrap other scorers, with their syntax; NUMBER is a wrapper's only setting.
 WRAPPERS = {
     "cache": "cache:SCORER",
     "windows": "windows:SCORER or windows:NUMBER:SCORER",
@@ -66,7 +66,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
 
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, detoxify:original, calibrated:FILE
-        NAME:KEY=VALUE,...          for a class with `options_class`, created with its options
+        NAME:KEY=VALUE,...          presidio:language=en  (a class with an `options_class`)
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
         confirm:SCORER,SCORER       confirm:pocket,sentence
@@ -77,11 +77,11 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
     is in parentheses: `max:(hf:ID#x,y),pocket`.
 
     Args:
-        scorer: A spec as above, a `Scorer` or `AsyncScorer` (returned as it is), or a function,
+        scorer: A spec as above, a `Scorer` or `AsyncScorer` (returned unchanged), or a function,
             which may be an `async def`.
 
     Raises:
-        InputError: The spec cannot be read.
+        InputError: The spec is invalid.
         ScorerError: The scorer cannot be loaded.
     """
     from tide.scorers.base import CallableScorer, Scorer  # noqa: PLC0415  (numpy)
@@ -90,7 +90,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
         return _create(parse(scorer, "scorer", WRAPPERS, REGISTRY.names()))
     if isinstance(scorer, type):
         raise InputError(
-            f"scorer: {scorer.__name__} is a class; give one of it, {scorer.__name__}()"
+            f"scorer: {scorer.__name__} is a class; pass an instance, {scorer.__name__}()"
         )
     if callable(scorer) and not isinstance(scorer, Scorer):
         return CallableScorer(scorer)
@@ -117,7 +117,7 @@ def _create(spec: Spec) -> Scorer:
     try:
         inspect.signature(create).bind(*arguments)
     except TypeError:
-        needs = f"write {usage}" if usage else f"needs more: {spec.name}:ARGUMENT"
+        needs = f"write {usage}" if usage else f"needs an argument: {spec.name}:ARGUMENT"
         problem = "takes no argument" if spec.argument is not None else needs
         raise InputError(f"scorer {str(spec)!r}: {problem}") from None
     if spec.inner:
@@ -127,7 +127,7 @@ def _create(spec: Spec) -> Scorer:
 
 
 def _complete(loaded: Any, what: str) -> Scorer:
-    """`loaded`, if it is a scorer. Raises InputError, which begins with `what`."""
+    """Return `loaded` if it is a scorer, else raise InputError with a message about `what`."""
     # A class that inherits tide.Scorer passes isinstance even without these attributes.
     has = ("name", "threshold", "score", "close")
     if missing := ", ".join(name for name in has if not hasattr(loaded, name)):

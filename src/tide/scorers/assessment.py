@@ -24,10 +24,10 @@ BINS = 10
 class Agreement:
     """Scores against targets, both in [0, 1]; a target of at least 0.5 counts as toxic.
 
-    auc: NaN where only one class occurs. correlation: Pearson's, NaN where either is constant.
-    calibration_error: mean distance between score and target over 10 equally wide bins of the
-    score, weighted by their texts (Naeini et al., 2015). bins: per bin that is not empty its mean
-    score, mean target and number of texts, shape (at most 10, 3).
+    auc: NaN if only one class occurs. correlation: Pearson's, NaN if either is constant.
+    calibration_error: the expected calibration error (Naeini et al., 2015) over 10 score bins of
+    equal width. bins: mean score, mean target and number of texts of each bin that is not empty,
+    shape (at most 10, 3).
     """
 
     texts: int
@@ -65,11 +65,11 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
 def error_correlations(
     scores: Mapping[str, Floats], targets: Floats
 ) -> dict[str, dict[str, float]]:
-    """Pearson's correlation of the errors (score - target) of every two scorers.
+    """Pearson's correlation of the errors (score - target) for each pair of scorers.
 
-    scores: by scorer, shape (n,) as the targets; NaN where it has none, and both must have one. A
-    judge with the same errors as the search's scorer only repeats it. NaN where fewer than two
-    texts are left, or one of them makes the same error everywhere.
+    scores: by scorer, shape (n,) like the targets, NaN for a text without a score. A pair is
+    compared on the texts that both scored; the result is NaN for fewer than two such texts or a
+    constant error. A judge whose errors equal those of the search's scorer is no second opinion.
     """
     return {
         one: {
@@ -88,7 +88,7 @@ def _correlation(first: Floats, second: Floats) -> float:
 
 
 def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:
-    """Plots the mean target of each bin by its mean score and, below, the number of its texts."""
+    """Plot each bin's mean target against its mean score and, below, its share of the texts."""
     figure = require("matplotlib.figure", extra="report").Figure(
         figsize=(6.4, 6.8), layout="constrained"
     )
@@ -113,9 +113,10 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Covered:
-    """values: shape (n,), NaN for a text without a score. failure: why the first one has none.
+    """Scores of the texts that a scorer could score.
 
-    seconds: that scoring took, for the texts that have a score and those that failed.
+    values: shape (n,), NaN for a text without a score. seconds: duration of all scoring, failed
+    texts included. failure: the error of the first text without a score.
     """
 
     values: Floats
@@ -136,10 +137,10 @@ class Covered:
 def score_covered(
     scorer: Scorer, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
 ) -> Covered:
-    """Score as many texts as the scorer can, short ones too.
+    """Score as many texts as the scorer can, including nearly empty ones.
 
-    A text that it rejects has no score. Once it is unavailable or broken, it is not asked again,
-    and earlier scores count. advance: called with the number of finished texts.
+    A text that the scorer rejects has no score. Scoring stops when the scorer is unavailable or
+    broken, and earlier scores count. advance: called with the size of each finished chunk.
     """
     values, failure = np.full(len(texts), np.nan), None
     started = time.perf_counter()
@@ -157,7 +158,7 @@ def score_covered(
     return Covered(values, time.perf_counter() - started, failure)
 
 
-# Every beginning of a text is scored, up to this many words; a scorer may be slow.
+# Most beginnings to score per text, since a scorer may be slow.
 _WORDS = 100
 _SAMPLE = 500
 
@@ -166,9 +167,9 @@ _SAMPLE = 500
 class FalseAlarms:
     """False alarms among `texts` ordinary texts at `threshold`.
 
-    whole: share of the texts that score at or above the threshold. beginnings: of the other texts
-    (at most 500), the share with a beginning, up to the end of some word, that does. Texts without
-    a score do not count; NaN if none is left.
+    whole: share of the texts that score at or above the threshold. beginnings: share of the other
+    texts (a sample of at most 500) with a beginning that does; beginnings end at a word's end.
+    Texts without a score do not count; NaN if no text is left.
     """
 
     texts: int
@@ -178,7 +179,7 @@ class FalseAlarms:
 
 
 def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> FalseAlarms:
-    """Count texts that score at or above `threshold`."""
+    """Measure a scorer's false alarms on ordinary texts."""
     covered = score_covered(scorer, texts)
     values = covered.values[covered.known]
     passed = [
@@ -202,6 +203,6 @@ def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> Fals
 
 
 def beginnings(text: str) -> list[str]:
-    """The beginnings of a text, each ending at a word, up to a hundred, without the whole text."""
+    """The first 100 beginnings of a text that end at a word's end and are not the whole text."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     return [text[:end] for end in ends[:-1][:_WORDS]]

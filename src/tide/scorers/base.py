@@ -1,4 +1,4 @@
-"""The scorer interface, and the gate that validates all scores."""
+"""The scorer interface, and the validation of all scores."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ _LEAST_VISIBLE = 3
 _UNKNOWN_PACE = "8"
 _PACE = r"word|sentence|whole|[1-9]\d{0,3}"
 _TAGS = range(0xE0000, 0xE0080)
-# The score of a nearly empty text; "blank": 0.0 without a visible character, else its own score.
+# How nearly empty texts are scored. "blank": 0.0 without visible characters, else by the scorer.
 TextPolicy = EmptyPolicy | Literal["blank"]
-# A scorer that fails for this text, too, is broken; the first text is not to blame.
+# Test text after a failure: a scorer that fails for this text, too, is broken.
 HEALTH_TEXT = "The weather is fine today."
-# Exact types of a number in a list; subclasses may have methods that lie.
+# Number types accepted in a list. Subclasses are refused: they can override the conversion.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Texts in, toxicity out.
+    """Maps texts to toxicity scores.
 
     Attributes:
-        name: With a version or revision, so that a record says what scored it.
-        threshold: A hint: from about this score on, a text is toxic.
-        pace: How often to ask it about a growing text: "word" (at each), "sentence", "whole", or a
-            number of tokens. A scorer may leave it out; then it is 8 tokens.
+        name: Includes a version or revision, so that a record identifies the scorer.
+        threshold: Suggested threshold; a text that scores this or more is toxic.
+        pace: When to score a growing text: after each "word" or "sentence", after every N tokens (a
+            number), or only when it is "whole". Optional; 8 tokens by default.
     """
 
     name: str
     threshold: float
 
     def score(self, texts: Sequence[str]) -> Floats:
-        """Toxicity of each text in [0, 1], shape (len(texts),), independent of the others."""
+        """Toxicity of each text in [0, 1], shape (len(texts),), independent of the other texts."""
         ...
 
     def close(self) -> None: ...
@@ -67,10 +67,10 @@ class Scorer(Protocol):
 
 @runtime_checkable
 class AsyncScorer(Protocol):
-    """A `Scorer` that awaits its answers, of a service for instance.
+    """A `Scorer` with an asynchronous `score`, for example one that queries a service.
 
-    All its calls run in one event loop, in a thread of the scorer's own, so that it may keep a
-    client for its life. A call is cancelled when its deadline passes or its caller leaves.
+    All its calls run in one event loop, in a thread that belongs to the scorer, so that it may keep
+    one client open. A call is cancelled when its deadline passes or nobody waits for its scores.
     """
 
     name: str
@@ -84,7 +84,7 @@ class AsyncScorer(Protocol):
 
 
 def pace_of(scorer: Scorer) -> str:
-    """How often to ask the scorer about a growing text.
+    """When to score a growing text (see `Scorer`).
 
     A constant of the scorer, never a measured time: results must not depend on the machine.
     """
@@ -98,15 +98,15 @@ def pace_of(scorer: Scorer) -> str:
 
 
 def slowest_pace(scorers: Sequence[Scorer]) -> str:
-    """The pace of several scorers that are asked together."""
+    """The slowest pace of several scorers that are called together."""
     tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
     return max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
 
 
 def screen_of(scorer: Scorer) -> Scorer | None:
-    """A quicker scorer whose scores are never lower, if the scorer has one as its `screen`.
+    """The scorer's `screen`, if it has one: a quicker scorer whose scores are never lower.
 
-    A growing text that it passes has passed; where it objects, the scorer itself decides.
+    A growing text that passes the screen is accepted; for others the scorer itself decides.
     """
     screen: Scorer | None = getattr(scorer, "screen", None)
     return screen
@@ -122,7 +122,7 @@ class Said(NamedTuple):
 class Attributed(NamedTuple):
     """Scores and attributes of n texts, each of shape (n,), in [0, 1].
 
-    An attribute that is not known of a text is NaN; a score is always known.
+    An attribute is NaN for a text where it is unknown; a score is never NaN.
     """
 
     values: Floats
@@ -130,7 +130,7 @@ class Attributed(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[Said], names: Sequence[str]) -> Attributed:
-        """The rows as columns, with these attributes."""
+        """Convert rows to columns. names: attributes to include; NaN where a row lacks one."""
         columns = {name: [row.attributes.get(name, math.nan) for row in rows] for name in names}
         return cls(
             np.array([row.value for row in rows], dtype=np.float64),
@@ -139,22 +139,22 @@ class Attributed(NamedTuple):
 
 
 class PlainScorer:
-    """Base of scorers that hold nothing to free and call a text toxic from 0.5 on."""
+    """Base of scorers that have no resources to release and whose threshold is 0.5."""
 
     threshold = 0.5
 
     def close(self) -> None:
-        """Cancel running calls; there is nothing else to free."""
+        """Cancel running calls; there is nothing else to release."""
         if (portal := vars(self).get("_portal")) is not None:
             portal.close()
 
 
 class AttributedScorer(PlainScorer, ABC):
-    """Base of scorers that also score single attributes of a text: threat, insult...
+    """Base of scorers that also score attributes of a text, such as threat and insult.
 
-    The score is made of them (the largest of those that were chosen), so both come from one pass.
-    attributes: their names, as the model or service calls them; () if there are none. A class that
-    does not derive from this one has attributes, too, by these two members.
+    The score is computed from attributes (usually as their maximum), so one pass gives both.
+    attributes: their names in the model or service; () if there are none. A class that does not
+    derive from this one can have attributes by defining these two members.
     """
 
     attributes: tuple[str, ...]
@@ -167,12 +167,13 @@ class AttributedScorer(PlainScorer, ABC):
 
 
 class CallableScorer(PlainScorer):
-    """Any function from a list of texts to a list of scores; its name, unless one is given.
+    """A scorer made from a function that maps a list of texts to a list of scores.
 
-    It may be an `async def`, as `AsyncScorer`, and may have a `pace`; see `Scorer`.
+    The function may be an `async def` and may have a `pace` (see `Scorer`). name: by default
+    `callable:` and the function's name.
     """
 
-    # A common mistake: the function takes one text.
+    # Shown in errors: a common mistake is a function that takes one text.
     usage = "a function takes a list of texts and returns a list of floats from 0 to 1"
 
     def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
@@ -182,7 +183,7 @@ class CallableScorer(PlainScorer):
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Any:
-        """The function's answer, or its awaitable; the caller validates it."""
+        """The function's result or awaitable, not yet validated."""
         return self._function(list(texts))
 
 
@@ -196,10 +197,10 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """values: toxicity in [0, 1], shape (n,). empty: bool, shape (n,): which texts say nothing.
+    """Scores of n texts; all arrays have shape (n,).
 
-    The policy sets the value of empty texts; with the policy "score" the scorer does. attributes:
-    by name, shape (n,), if the scorer has some; NaN where one is not known, as of texts not sent.
+    values: toxicity in [0, 1]; the policy sets those of empty texts. empty: bool, which texts are
+    nearly empty. attributes: by name; NaN where unknown, as for texts not sent to the scorer.
     """
 
     values: Floats
@@ -219,20 +220,20 @@ class Scores:
         ]
 
     def worst(self) -> Score:
-        """The highest of them."""
+        """The highest score."""
         row = int(self.values.argmax())
         return Score(float(self.values[row]), bool(self.empty[row]), self.known(row))
 
     def known(self, row: int) -> dict[str, float]:
-        """The attributes of one text."""
+        """The known attributes of the text in this row."""
         found = {name: float(column[row]) for name, column in self.attributes.items()}
         return {name: score for name, score in found.items() if not math.isnan(score)}
 
 
 def is_empty(text: str) -> bool:
-    """Whether `text` is nearly empty: fewer than 3 visible characters, all of ASCII.
+    """Whether `text` is nearly empty: fewer than 3 visible characters, all of them ASCII.
 
-    One of another script may be a whole word, and so it is never empty.
+    A single character of another script may be a whole word, so such a text is not empty.
     """
     count = 0
     for c in filter(_is_visible, text):
@@ -248,7 +249,7 @@ def is_blank(text: str) -> bool:
 
 
 def _is_visible(c: str) -> bool:
-    """Whether a character is visible to readers or to models, some of which read invisible tags."""
+    """Whether people can see a character, or some models read it (invisible tag characters)."""
     if c.isspace():
         return False
     kind = unicodedata.category(c)
@@ -258,8 +259,8 @@ def _is_visible(c: str) -> bool:
 def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) -> Scores:
     """Score every text and validate the scores.
 
-    Equal texts are sent once. Nearly empty texts are scored by `empty_policy`. Raises as
-    `ask_attributes`.
+    Equal texts are sent once; `empty_policy` sets the scores of nearly empty texts. Raises the
+    errors of `ask_attributes`.
     """
     without = is_blank if empty_policy == "blank" else is_empty
     empty = np.array([without(text) for text in texts], dtype=np.bool_)
@@ -279,11 +280,11 @@ def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) 
 def score_groups(
     scorer: Scorer, groups: Sequence[Sequence[str]], empty_policy: TextPolicy
 ) -> list[Scores | ScorerError]:
-    """The scores of each group of texts, or why the scorer has none for that group.
+    """Score groups of texts: for each group its scores, or the scorer's error.
 
-    All texts are sent together. Where the scorer fails, a group that holds a text it cannot take
-    fails alone. Raises ScorerUnavailableError or ScorerRefusedError, and ScorerBrokenError if it
-    fails for a text of our own too.
+    All texts are sent in one call. If it fails, each group is scored by itself, so that a rejected
+    text fails only its group. Raises ScorerUnavailableError or ScorerRefusedError, and
+    ScorerBrokenError if the scorer fails for `HEALTH_TEXT`, too.
     """
     try:
         together = score_texts(scorer, [text for some in groups for text in some], empty_policy)
@@ -303,7 +304,7 @@ def score_groups(
 
 
 def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
-    # A copy: a scorer that edits its list must not change which score is whose.
+    # A copy: a scorer that changes its list must not change which text a score belongs to.
     answer = _answer(scorer, lambda: scorer.score(list(texts)))
     return validate_scores(scorer.name, answer, len(texts), usage=getattr(scorer, "usage", ""))
 
@@ -318,8 +319,8 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
     """Validated scores of `texts`, and attributes if the scorer has some.
 
     Without texts the scorer is not called. Raises ScorerUnavailableError if it timed out or lost
-    its connection, and ScorerError if it failed in any other way, or answered with something that
-    is not a list of scores or with other attributes than it names.
+    its connection, and ScorerError for any other failure, for an invalid answer, and for attributes
+    other than those it declares.
     """
     names = attributes_of(scorer)
     if not texts:
@@ -329,7 +330,9 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
     asked: Any = scorer
     answer = _answer(scorer, lambda: asked.score_attributes(list(texts)))
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
-        raise ScorerError(f"scorer {scorer.name}: the answer lacks attributes that it names")
+        raise ScorerError(
+            f"scorer {scorer.name}: the answer's attributes differ from those it declares"
+        )
     return Attributed(
         validate_scores(scorer.name, answer.values, len(texts)),
         {
@@ -342,7 +345,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
 
 
 def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
-    """The answer, awaited if necessary; any exception becomes an error of the scorer."""
+    """The result of `call`, awaited if necessary; exceptions become ScorerErrors."""
     try:
         answer = call()
         if not inspect.isawaitable(answer):
@@ -354,7 +357,7 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
                 inspect.iscoroutine(answer)
                 and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED
             ):
-                answer.close()  # an unstarted coroutine, of which Python would warn
+                answer.close()  # Python warns about a coroutine that was never started
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
@@ -380,15 +383,14 @@ def validate_scores(
 ) -> Floats:
     """Validate a scorer's answer: `count` numbers in [0, 1]. Raises ScorerError.
 
-    They are a list, tuple, array or tensor of plain numbers, and nothing that could be made into
-    one: a boolean, masked array, date, text or complex number says something else.
-    unknown: whether NaN may stand for one that is not known. usage: how to write such a scorer,
-    which ends the error.
+    The answer is a list, tuple, array or tensor of plain numbers. Values that merely convert to
+    numbers are refused: booleans, masked arrays, dates, texts, complex numbers.
+    unknown: accept NaN for an unknown value. usage: how to write such a scorer, added to errors.
     """
     usage = usage and f"; {usage}"
     try:
         values = _numbers(answer)
-    except Exception as error:  # a foreign class may do anything
+    except Exception as error:  # a foreign class may raise anything
         raise ScorerError(
             f"scorer {name}: the answer is not a list of numbers: {described(error)}{usage}"
         ) from None
@@ -407,7 +409,7 @@ def validate_scores(
 
 
 def _numbers(answer: Any) -> Floats:
-    kind, torch = type(answer), sys.modules.get("torch")  # a tensor needs torch
+    kind, torch = type(answer), sys.modules.get("torch")  # no tensor exists before its import
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
         answer = answer.detach().cpu()
         # numpy has no bfloat16.

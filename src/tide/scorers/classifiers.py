@@ -1,6 +1,6 @@
 """Classifiers in this process: `hf:ID_OR_FOLDER`, and `detoxify:VARIANT` (Unitary's Detoxify).
 
-A text longer than the model's context is read in overlapping windows, of which the worst counts.
+A text longer than the model's context is scored in overlapping windows, and the worst counts.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
 from tide.scorers.labels import how_joined, toxic_columns
 
-# Least context of a model, in tokens; less is too little to score.
+# Minimum context of a model, in tokens.
 _LEAST_TOKENS = 16
 _BATCH = 64  # windows
 
 
 class _Classifier(AttributedScorer):
-    """A classifier whose long texts are read in windows that overlap by half."""
+    """A classifier that scores long texts in windows that overlap by half."""
 
     def _take(self, model: Any, tokenizer: Any, device: torch.device) -> None:
-        """Take a model. Raises ValueError for one that reads fewer than 16 tokens of a text."""
+        """Set the model. Raises ValueError if its context is less than 16 tokens."""
         config = model.config
         positions = getattr(config, "max_position_embeddings", 10**9)
-        if "roberta" in config.model_type:  # its first positions are the padding's
+        if "roberta" in config.model_type:  # its first positions are reserved for padding
             positions -= config.pad_token_id + 1
         self._tokens = min(tokenizer.model_max_length, positions)
         if self._tokens < _LEAST_TOKENS:
-            raise ValueError(f"reads {self._tokens} tokens of a text; it needs {_LEAST_TOKENS}")
+            raise ValueError(f"its context is {self._tokens} tokens, less than {_LEAST_TOKENS}")
         self._model, self._tokenizer, self._device = model, tokenizer, device
 
     def _choose(
         self, labels: Sequence[str], toxic: list[int], *, exclusive: bool, added: bool
     ) -> None:
-        """Set the labels that make the score, added up or the largest, and the attributes."""
+        """Set the toxic labels, whether they are added up, and the attributes."""
         self._toxic, self._exclusive, self._added = toxic, exclusive, added
         self._width = len(labels)
         reported = toxic if exclusive else [*range(len(labels))]
@@ -60,7 +60,7 @@ class _Classifier(AttributedScorer):
                 max_length=self._tokens,
                 stride=self._tokens // 2,
                 return_overflowing_tokens=True,
-                split_special_tokens=True,  # a text that holds "[SEP]" does not end there
+                split_special_tokens=True,  # "[SEP]" in a text must not end it
             )
             owners = read.pop("overflow_to_sample_mapping")
             windows = [{name: read[name][i] for name in read} for i in range(len(owners))]
@@ -89,19 +89,19 @@ class _Classifier(AttributedScorer):
 
 
 class HuggingFaceScorer(_Classifier):
-    """The probability that a text-classification model gives to its toxic labels.
+    """The probability of the toxic labels of a text-classification model.
 
     spec: hub id or folder, optionally followed by `#` and the toxic labels, comma-separated:
-    `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. Without them, labels with a usual name (toxic,
-    hate, offensive...) are taken; of two unnamed labels, LABEL_1.
+    `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. Without them, labels with a common name
+    (toxic, hate, offensive...) are taken; of two unnamed labels, LABEL_1.
 
-    A model of exclusive labels gives their summed softmax, or with `#max:LABEL,LABEL` the largest;
-    its toxic labels are its attributes, where there are several. A multi-label one (sigmoid
-    outputs) gives the largest of them, and all its labels are attributes. A text longer than the
-    model's context is read in windows that overlap by half, of which the worst counts.
+    If labels are exclusive (softmax), the score is the sum of the toxic ones, or with
+    `#max:LABEL,LABEL` the largest; two or more toxic labels are also attributes. If not (sigmoid),
+    the score is the largest toxic one, and all labels are attributes. A text longer than the
+    model's context is scored in windows that overlap by half, and the worst counts.
 
-    Raises ScorerError if the model cannot be loaded whole, its head included, and InputError for
-    labels that it does not have and a device that cannot be used.
+    Raises ScorerError if the model, head included, cannot be loaded completely, and InputError for
+    unknown labels and an unusable device.
     """
 
     @checked
@@ -128,7 +128,7 @@ class HuggingFaceScorer(_Classifier):
         exclusive = not multi_label and config.num_labels > 1
         if how == "sum" and not exclusive:
             raise InputError(
-                f"scorer hf:{model}: its labels are not exclusive and have no sum; leave out 'sum:'"
+                f"scorer hf:{model}: its labels are not exclusive; leave out 'sum:'"
             )
         self._choose(names, toxic, exclusive=exclusive, added=exclusive and how != "max")
         self._take(loaded, tokenizer, device)
@@ -146,15 +146,15 @@ def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
 
 
 def revision_of(model: str, config: Any) -> str:
-    """The revision of a model for a name, after "@"; of the hub's commit, or "" if unknown.
+    """`@` and the revision of a model, for names: the hub's commit, or "" if unknown.
 
-    That of a folder is a digest of its model and tokenizer: a retrained model is another scorer.
+    A folder's revision is a digest of model and tokenizer, so a retrained model is another scorer.
     """
     if not (folder := Path(model)).is_dir():
         commit = getattr(config, "_commit_hash", None)
         return f"@{commit[:8]}" if commit else ""
     digest = hashlib.sha256()
-    # A guard's question stands in its chat template.
+    # READ includes chat templates, which hold a guard's question.
     for path in sorted(one for one in folder.rglob("*") if one.suffix in READ and one.is_file()):
         digest.update(path.name.encode())
         with path.open("rb") as file:
@@ -163,20 +163,19 @@ def revision_of(model: str, config: Any) -> str:
     return f"@{digest.hexdigest()[:8]}"
 
 
-_SEVEN = ("en", "fr", "es", "it", "pt", "tr", "ru")
+_MULTILINGUAL = ("en", "fr", "es", "it", "pt", "tr", "ru")
 
 
 class DetoxifyScorer(_Classifier):
     """The `toxicity` output of a Detoxify model; all its outputs are attributes.
 
-    variant: `original`, `unbiased` or `multilingual`, optionally followed by `#` and other outputs
-    to take, comma-separated, of which the largest counts: `detoxify:original#threat,insult`.
+    variant: `original`, `unbiased` or `multilingual`, optionally followed by `#` and the outputs to
+    take instead, comma-separated; the largest counts: `detoxify:original#threat,insult`.
 
-    The checkpoint comes from the project's releases, at first use. The package would unpickle it;
-    here it is read with `weights_only`, which runs no code from the file.
-    A text longer than the model's context is read in windows, as by `hf`.
-    Raises InputError for an unknown variant or output, ScorerError if the checkpoint cannot be
-    downloaded or read, or lacks weights.
+    The checkpoint is downloaded from Detoxify's releases at first use. The package would unpickle
+    it; here it is read with `weights_only`, which runs no code from the file. A text longer than
+    the model's context is scored in windows, as in `hf`. Raises InputError for an unknown variant
+    or output, ScorerError if the checkpoint cannot be downloaded or read, or lacks weights.
     """
 
     @checked
@@ -189,7 +188,7 @@ class DetoxifyScorer(_Classifier):
                 f"known: {', '.join(package.MODEL_URLS)}"
             )
         self.name = f"detoxify:{variant}@{version('detoxify')}"
-        self.languages = _SEVEN if "multilingual" in variant else ("en",)
+        self.languages = _MULTILINGUAL if "multilingual" in variant else ("en",)
         where = find_device(device)
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
             url = package.MODEL_URLS[variant]

@@ -1,4 +1,4 @@
-"""Control tokens in scored texts, which could open or close turns in a scorer's prompt."""
+"""Disarms control tokens in scored texts, which could open or close turns in a scorer's prompt."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-# How control tokens are written: <|im_end|>, <start_of_turn>, <s>, <<SYS>>, </think>, [INST], ]~b].
-# An opening bracket, a word without spaces, a closing bracket. Citations ([1]) do not count. Wide
-# brackets become narrow ones where a tokenizer normalises.
+# Matches the first bracket of control tokens: <|im_end|>, <start_of_turn>, <<SYS>>, [INST], ]~b].
+# A token is two brackets around characters without spaces, but not a citation ([1]). Fullwidth
+# brackets count because a tokenizer may normalise them.
 _OPENING = re.compile(
     r"[<>\uff1c\uff1e](?=[^\s<>\uff1c\uff1e]+[<>\uff1c\uff1e])|[\[\]](?=[^\s\[\]\d][^\s\[\]]*[\[\]])"
 )
 
 
 def break_up(text: str) -> str:
-    """`text` with a space in everything that looks like a control token: for unknown tokenizers.
+    """Put a space into everything that looks like a control token, for unknown tokenizers.
 
-    `<|im_end|>` becomes `< |im_end|>`, which no tokenizer takes for its own, and anybody can read.
+    `<|im_end|>` becomes `< |im_end|>`, which is readable and no tokenizer's control token.
     """
     return _OPENING.sub(r"\g<0> ", text)
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer of the transformers kind.
+    """The control tokens of a transformers tokenizer.
 
-    Besides those that it calls special, these are added tokens that look like one (`<think>`).
+    These are its special tokens, and added tokens that look like control tokens (`<think>`).
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -47,9 +47,9 @@ class ControlTokens:
         return Counter(i for i in ids if i in self._ids)
 
     def split(self, text: str) -> list[str]:
-        """`text` in pieces that hold no control token, and together are `text`.
+        """Split `text` into pieces without control tokens.
 
-        Read one by one, they become ordinary tokens. A token of a single character stays.
+        Tokenized one by one, they become ordinary tokens. A control token of one character stays.
         """
         cuts = [
             place + 1

@@ -1,9 +1,8 @@
-"""Undoes disguises: bundled scorers read a text as a person does.
+"""Undoes disguises, so that bundled scorers read a text as a person does.
 
-HTML entities are decoded, invisible characters are dropped, and letters that look like Latin ones
-are read as those (Unicode's confusables). Text of other scripts stays as it is. Where backspaces or
-a right-to-left override change what a screen shows, there are two readings, and the worse one
-counts.
+HTML entities are decoded, invisible characters dropped, and letters that look Latin (Unicode's
+confusables) replaced by Latin ones. Text of other scripts stays unchanged. If backspaces or a
+right-to-left override change the displayed text, the text has two readings, and the worse counts.
 """
 
 from __future__ import annotations
@@ -18,40 +17,40 @@ from functools import cache, lru_cache
 # Part of the names of scorers that have no other revision: raise it when a reading changes.
 REVISION = "r1"
 
-_PASSES = 8  # of decoding a text with nested disguises
+_PASSES = 8  # most passes over a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
-_ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # of ASCII, without "&" and control characters
+_ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # ASCII without "&" and control characters
 _REORDERED = re.compile("[\b\x7f\u202e]")
 _OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
 _WORD = re.compile(r"[^\W\d_]+")
-# Unicode's Default_Ignorable_Code_Point outside the categories Cf and Mn, and the Braille blank.
+# Invisible characters outside the category Cf: default-ignorable ones, and the Braille blank.
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z])")
 
 
 def readings(text: str) -> tuple[str, ...]:
-    """The readings of `text`: one, or two where a screen shows another order.
+    """The reading of `text`; two readings if the displayed text differs from the stored one.
 
-    Ordinary text has one reading: itself.
+    The reading of ordinary text is the text itself.
     """
     if _ORDINARY.fullmatch(text):
         return (text,)
-    text = _settled(_decoded, text)
-    stored = _settled(_read, text)
+    text = _until_stable(_decoded, text)
+    stored = _until_stable(_read, text)
     if not _REORDERED.search(text):
         return (stored,)
-    return tuple(dict.fromkeys((_settled(_read, _reversed(_erased(text))), stored)))
+    return tuple(dict.fromkeys((_until_stable(_read, _reversed(_erased(text))), stored)))
 
 
 def digest_of(listed: Iterable[str]) -> str:
-    """Digest, in 8 characters, of a list of words or patterns and of the rules of reading."""
+    """Digest, in 8 characters, of a list of words or patterns and of `REVISION`."""
     return hashlib.sha256("\n".join([REVISION, *listed]).encode()).hexdigest()[:8]
 
 
-def _settled(step: Callable[[str], str], text: str) -> str:
-    """Decode `text` until it no longer changes; if it does not settle, it loses its "&"."""
+def _until_stable(step: Callable[[str], str], text: str) -> str:
+    """Apply `step` until `text` no longer changes; after the last pass, drop each "&"."""
     for _ in range(_PASSES):
         changed = step(text)
         if changed == text:
@@ -76,9 +75,9 @@ def _erased(text: str) -> str:
 
 
 def _reversed(text: str) -> str:
-    """The text with right-to-left overrides in the displayed order.
+    """Put text after right-to-left overrides into the displayed order.
 
-    Nested overrides are not resolved: the stored order is read as well.
+    Nested overrides are not resolved, because the stored order is read as well.
     """
     shown: list[str] = []
     inside: list[str] = []
@@ -104,7 +103,7 @@ def _read(text: str) -> str:
 
 @lru_cache(maxsize=2**12)
 def _plain(c: str) -> str:
-    """A character as it is read: "" if invisible, the letter of a circled one."""
+    """A character as a person reads it: "" if invisible, the plain letter for a circled one."""
     if c.isascii():
         return c if c.isprintable() or c in "\t\n\r" else ("" if c in "\b\x7f\x00" else " ")
     category = unicodedata.category(c)
@@ -120,7 +119,7 @@ def _plain(c: str) -> str:
 
 
 def _without_marks(text: str) -> str:
-    """Drop combining marks on Latin letters, unless Unicode has a letter for both together."""
+    """Drop combining marks after Latin letters; NFC has already joined the common pairs."""
     if text.isascii():
         return text
     kept: list[str] = []
@@ -136,11 +135,10 @@ def _without_marks(text: str) -> str:
 
 
 def _latin(text: str) -> str:
-    """Replace letters of other scripts by the Latin letters that they stand for.
+    """Replace look-alikes by Latin letters in words that also hold a Latin letter.
 
-    They do so in a word that also holds a Latin letter. A word without any is read as Latin if each
-    of its letters looks like a Latin one, unless the text holds more letters that do not: Russian
-    has words that look Latin throughout.
+    A word without Latin letters is replaced only if all its letters look Latin and the text is
+    mainly Latin (`other <= latin`), because Russian has words that look Latin throughout.
     """
     like, same = _look_alikes()
     words = list(_WORD.finditer(text))
@@ -167,10 +165,10 @@ def _latin(text: str) -> str:
 
 @cache
 def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
-    """Letters that stand for a Latin one, with that letter; and those that look the same.
+    """Two maps to Latin letters: `like`, of letters that stand for one, and `same`.
 
-    The latter are Unicode's. The former include lowercase letters with look-alike capitals, such
-    as the Cyrillic "\u043a".
+    `same` holds Unicode's confusables. `like` adds lowercase letters whose capitals look Latin,
+    such as the Cyrillic "\u043a".
     """
     from confusable_homoglyphs.confusables import (  # noqa: PLC0415  (reads a large table)
         confusables_data,
@@ -182,7 +180,7 @@ def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
             continue
         letters = [other["c"] for other in others if len(other["c"]) == 1]
         if plain := [letter for letter in letters if letter.isascii() and letter.isalpha()]:
-            # Unicode has one form for "I" and "l".
+            # Unicode's table has "l" for look-alikes of "I", too.
             same[c] = "I" if plain[0] == "l" and c.isupper() else plain[0]
     small = {c.lower(): letter.lower() for c, letter in same.items() if c.isupper()}
     return {c: letter for c, letter in small.items() if len(c) == 1} | same, same

@@ -1,4 +1,4 @@
-"""Chooses the toxic labels of a classifier, and how several become one score."""
+"""Chooses the toxic labels of a classifier, and how to combine their scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tide.core.sanitize import logger
 
 _LOG = logger(__name__)
 
-# Labels of the usual toxicity models, lower case, without separators.
+# Toxic labels of common models, in lower case and without separators.
 _TOXIC_LABELS = {
     "abusive", "hate", "hatespeech", "hateful", "identityattack", "identityhate", "insult",
     "obscene", "offensive", "offensivelanguage", "profanity", "severetoxic", "severetoxicity",
@@ -19,22 +19,23 @@ _TOXIC_LABELS = {
 
 
 def how_joined(wanted: str) -> tuple[Literal["max", "sum", ""], str]:
-    """Parse `sum:a,b`: how several labels become one score, if given, and the labels."""
+    """Split `sum:a,b` into the way to combine the labels' scores ("" if not given) and `a,b`."""
     if wanted.startswith("max:"):
         return "max", wanted[4:]
     return ("sum", wanted[4:]) if wanted.startswith("sum:") else ("", wanted)
 
 
 def is_toxic(label: str) -> bool:
-    """Whether a label has one of the usual names for toxic text."""
+    """Whether a label is a common name for toxic text."""
     return label.lower().translate({45: None, 95: None, 32: None}) in _TOXIC_LABELS
 
 
 def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
-    """The places of the labels that mean toxic: those `wanted` (comma-separated), or by their name.
+    """Indices of the labels `wanted` (comma-separated), else of those that `is_toxic` knows.
 
-    scorer: as it was asked for, without labels. Of two labels without names the second one is
-    taken, with a warning. Raises InputError for unknown labels, and if no label's name is known.
+    Otherwise the only label is taken, or LABEL_1 of LABEL_0 and LABEL_1, with a warning. scorer:
+    its spec without labels, for messages. Raises InputError for unknown labels, and if the toxic
+    ones cannot be told.
     """
     if wanted:
         missing = [label for label in wanted.split(",") if label not in labels]
@@ -49,7 +50,7 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
     if set(labels) == {"LABEL_0", "LABEL_1"}:
         _LOG.warning(
             "scorer %s: its two labels have no names; LABEL_1 is taken as toxic "
-            "(append #LABEL_0 if it is the other)", scorer,
+            "(append #LABEL_0 if that is the toxic one)", scorer,
         )  # fmt: skip
         return [labels.index("LABEL_1")]
     raise InputError(

@@ -1,4 +1,4 @@
-"""The base of scorers of what a person reads, and the texts in a language that they do not read."""
+"""The base of scorers that undo disguises, and the detection of texts that are not English."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LOG = logger(__name__)
 
 # Minimum number of letters for deciding the language.
 _LEAST_LETTERS = 8
-MULTILINGUAL = "detoxify:multilingual, or a guard as guard:Qwen/Qwen3Guard-Gen-0.6B"
-# From eight words on, nearly every English text has some of the English words, and none has many of
-# the others: these are frequent in other languages of Latin script and are not English.
+MULTILINGUAL = "detoxify:multilingual, or a guard such as guard:Qwen/Qwen3Guard-Gen-0.6B"
+# Nearly every English text of eight or more words holds some of _ENGLISH, and none holds many of
+# _OTHER, which are frequent words of other languages of Latin script.
 _LEAST_WORDS, _MOST_WORDS = 8, 60
 _MARKS = ".,:;!?()\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u00bf\u00a1"
 _ENGLISH = (
@@ -62,10 +62,10 @@ def is_not_english(text: str) -> bool:
 
 
 def reads(scorer: Scorer, text: str) -> bool:
-    """Whether a scorer can tell the toxic words of `text`.
+    """Whether a scorer reads the language of `text`.
 
-    An English scorer cannot if the text holds more frequent words of other languages than of
-    English, however short it is.
+    An English scorer does not if most letters are not Latin, or if the text, however short, holds
+    more frequent words of other languages than of English.
     """
     if languages_of(scorer) != ("en",):
         return True
@@ -77,7 +77,7 @@ def reads(scorer: Scorer, text: str) -> bool:
 
 
 def other_language(text: str) -> str:
-    """Where `text` is mostly, if plainly not in English: "in another script" or "language"."""
+    """Describe plainly non-English text: "in another script" or "in another language"; else ""."""
     text = readings(text)[0]
     if is_not_latin(text):
         return "in another script"
@@ -87,7 +87,7 @@ def other_language(text: str) -> str:
 def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
     """Warn, once for each scorer and process, if one of `texts` is mostly in another language.
 
-    For scorers that read only English, whose scores of other languages mean nothing.
+    For scorers that read only English: their scores of other languages mean nothing.
     """
     if name in _warned:
         return
@@ -99,15 +99,15 @@ def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
             return
         _warned.add(name)
     _LOG.warning(
-        "scorer %s: reads English, and a text is mostly %s: its score means nothing; take a scorer "
-        "that knows the language (%s)", name, where, MULTILINGUAL,
+        "scorer %s: reads only English, and a text is mostly %s, so its score means nothing; use a "
+        "scorer that knows the language (%s)", name, where, MULTILINGUAL,
     )  # fmt: skip
 
 
 class ReadingScorer(PlainScorer, ABC):
-    """Base of scorers of the readings of a text (`tide.scorers.disguises`); the worse one counts.
+    """Base of scorers that undo disguises (`tide.scorers.disguises`); the worse reading counts.
 
-    One that reads English alone warns of texts in other languages.
+    Those that read only English warn about texts in other languages.
     """
 
     pace = "word"
@@ -116,10 +116,9 @@ class ReadingScorer(PlainScorer, ABC):
 
     @abstractmethod
     def _read(self, texts: list[str]) -> Sequence[float] | Floats:
-        """The scores of readings, of which there is at least one."""
+        """The scores of one or more readings."""
 
     def score(self, texts: Sequence[str]) -> Floats:
-        """A score a text, shape (len(texts),), in [0, 1]; a text's score is its own."""
         if len(texts) == 0:
             return np.zeros(0)
         if self.languages == ("en",):

@@ -17,15 +17,15 @@ from tide.plugins.options import Options
 from tide.scorers.disguises import REVISION, digest_of
 from tide.scorers.language import ReadingScorer
 
-_SECONDS = 2.0  # limit of a pattern for a text
+_SECONDS = 2.0  # most time for one pattern on one text
 
 
 class PatternScorer(ReadingScorer):
-    """path: a UTF-8 file, a regular expression a line, in any case; `#` begins a comment line.
+    """Whether a pattern of a file matches a reading of the text (`tide.scorers.disguises`).
 
-    It searches the readings of the text (`tide.scorers.disguises`). A pattern that takes more than
-    two seconds for a text is an error. Raises InputError for a file without patterns, or with one
-    that cannot be read.
+    path: a UTF-8 file, one regular expression a line, case-insensitive; `#` begins a comment line.
+    A pattern that takes more than two seconds for a text is an error. Raises InputError for a file
+    without patterns or with an invalid one.
     """
 
     def __init__(self, path: str) -> None:
@@ -64,8 +64,8 @@ class PatternScorer(ReadingScorer):
         return False
 
 
-# Length and step of the windows that are searched, in characters: some patterns take the square of
-# a text's length, and Presidio drops a pattern that takes a minute without an error.
+# Length and step, in characters, of the windows to search. Some patterns take time quadratic in the
+# text's length, and Presidio silently drops a pattern that takes a minute.
 _WINDOW, _STEP = 1024, 768
 
 
@@ -81,24 +81,24 @@ class PresidioOptions(Options):
 
 
 class PresidioScorer(ReadingScorer):
-    """The highest confidence of anything found; 0.0 where nothing is.
+    """The highest confidence among Presidio's findings; 0.0 without a finding.
 
-    Confidences are Presidio's constants: 1.0 with a check sum or an existing domain (mail
-    addresses, cards, IBANs), 0.6 for IP addresses, 0.4 for phone numbers. No model of a language
-    runs: names of persons and places are not found. Raises InputError for an entity that patterns
-    do not find in the language.
+    Confidences are Presidio's constants: 1.0 with a valid checksum or existing domain (mail
+    addresses, cards, IBANs), 0.6 for IP addresses, 0.4 for phone numbers. No language model runs,
+    so names of persons and places are not found. Raises InputError for an entity without a pattern
+    in the language.
     """
 
     options_class = PresidioOptions
-    threshold = 0.4  # of phone numbers
+    threshold = 0.4  # the confidence of phone numbers
 
     def __init__(self, options: PresidioOptions) -> None:
         package: Any = require("presidio_analyzer", extra="presidio")
         engines: Any = require("presidio_analyzer.nlp_engine", extra="presidio")
         domains: Any = require("tldextract.tldextract", extra="presidio")
-        # Use the list of domains in its package; by default it downloads one.
+        # Use the domains in tldextract's package; by default it downloads a list.
         domains.TLD_EXTRACTOR = domains.TLDExtract(cache_dir=None, suffix_list_urls=())
-        # It warns of each recognizer of another language. Its warnings quote no text.
+        # Silence its warnings about the recognizers of other languages.
         logging.getLogger("presidio-analyzer").setLevel(logging.ERROR)
         language, self._entities = options.language, options.entities.split("|")
         engine = engines.NoOpNlpEngine([{"lang_code": language, "model_name": ""}])
@@ -108,9 +108,9 @@ class PresidioScorer(ReadingScorer):
         known = sorted(registry.get_supported_entities([language]))
         if unknown := [entity for entity in self._entities if entity not in known]:
             raise InputError(
-                f"scorer presidio: entities: {unknown[0]} is not found by patterns in "
-                f"{language!r}; these are: {', '.join(known)}. Names need a classifier "
-                "(hf:ID#LABEL) or a list (lexicon:FILE)"
+                f"scorer presidio: entities: no pattern for {unknown[0]} in {language!r}; there "
+                f"are patterns for {', '.join(known)}. Names need a classifier (hf:ID#LABEL) or a "
+                "list (lexicon:FILE)"
             )
         self._analyzer = package.AnalyzerEngine(
             registry=registry, nlp_engine=engine, supported_languages=[language]

@@ -1,4 +1,4 @@
-"""`pocket`: the bundled scorer. Hashed word and character n-grams, and one linear model on them.
+"""`pocket`, the default scorer: one linear model on hashed word and character n-grams.
 
 Everything that turns a text into features lives here; `scripts/train_pocket_scorer.py` imports it,
 so that training and scoring cannot diverge. The weights file describes itself: its metadata holds
@@ -31,15 +31,15 @@ from tide.scorers.language import ReadingScorer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Text after them may be an insult, so it is read.
+# The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
 _REPEATED = re.compile(r"(.)\1{2,}")
-# A word may hold marks that stand for letters; at most 40 of its characters are taken at once.
+# A word may hold marks that stand for letters; longer words are split after 40 letters.
 _WORD = re.compile(
     r"[^\W_](?:[^\W_]|['*@$#!&]{1,3}(?=[^\W_])){0,39}"  # letters and digits
     r"|[*#@$]{2,}|[!?]+"
 )
-# Three or more letters apart, with the same sign between all of them.
+# Three or more single letters with the same separator between them.
 _SPACED = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
 # Digits and signs that stand for a letter, and a word that may hold some.
 _LOOK_ALIKES = str.maketrans("013457@$!", "oieastasi")
@@ -51,10 +51,10 @@ _PROBE = (
 
 
 def normalize(text: str) -> str:
-    """A reading (see `tide.scorers.disguises`) in lower case, without accents.
+    """Normalize a reading (see `tide.scorers.disguises`): lower case, no accents.
 
-    Letters that stand apart ("s p a m", "s.p.a.m") are joined, digits and signs among letters are
-    read as the letters they resemble ("sp4m"), and no letter comes more than twice in a row.
+    Separated letters ("s p a m", "s.p.a.m") are joined, digits and signs among letters become the
+    letters that they resemble ("sp4m"), and a character repeated more than twice is cut to two.
     """
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text).replace("\u2019", "'")
@@ -72,10 +72,10 @@ def _read_look_alikes(match: re.Match[str]) -> str:
 
 
 class Description(BaseModel):
-    """What a file of weights says of itself, in one entry of its metadata.
+    """The description of a weights file, stored in the file's metadata.
 
-    It is one entry of sorted JSON, because safetensors writes several in any order, and equal
-    weights should make equal files.
+    It is a single entry of sorted JSON, because safetensors writes entries in arbitrary order, and
+    equal weights should make equal files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -107,10 +107,10 @@ class Description(BaseModel):
 
 
 class Features(Description):
-    """The features that are counted in a text.
+    """The features computed from a text.
 
-    n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams,
-    taken inside `<word>`. word_max: longest word n-gram. fingerprint: of their output, in a file.
+    n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams of
+    `<word>`. word_max: longest word n-gram. fingerprint: of their output; set only in a file.
     """
 
     entry = "pocket_scorer"
@@ -128,14 +128,14 @@ class Features(Description):
         return super(Features, self.model_copy(update=own)).metadata()
 
     def computed(self) -> str:
-        """The fingerprint of what this version counts."""
+        """The fingerprint of the features that this version computes."""
         return _digest(self.columns(_PROBE).astype("<i8").tobytes())
 
     def columns(self, text: str) -> Any:
-        """Ascending columns of the features that `text` has, int64, shape (n,).
+        """Ascending columns of the features of `text`, int64, shape (n,).
 
-        As scikit-learn's HashingVectorizer, whose call takes a millisecond even for a word; most
-        words recur.
+        Equal to scikit-learn's HashingVectorizer, which takes a millisecond even for one word; here
+        the columns of frequent words are cached.
         """
         words = _WORD.findall(normalize(text))
         found: set[int] = set()
@@ -148,7 +148,7 @@ class Features(Description):
 
 
 def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
-    """The word itself, marked, and its character n-grams: most words of a text come again."""
+    """The word itself, marked with "word ", and its character n-grams."""
     padded = f"<{word}>"
     lengths = range(shortest, min(longest, len(padded)) + 1)
     return (
@@ -169,9 +169,9 @@ def _column(ngram: str, count: int) -> int:
 
 
 def calibrated(logits: Floats, knots: Floats) -> Floats:
-    """The logits, (n,), on the rising line through the knots (from, to), (2, k)."""
+    """Map logits, shape (n,), by the rising line through `knots` (from, to), shape (2, k)."""
     before, after = knots
-    # Beyond the knots they keep their distances, so that no two texts become alike.
+    # Beyond the knots the line has slope 1, so that different logits stay different.
     outside = np.minimum(logits - before[0], 0.0) + np.maximum(logits - before[-1], 0.0)
     return np.asarray(np.interp(logits, before, after) + outside, dtype=np.float64)
 
@@ -185,13 +185,13 @@ def sigmoid(logits: Floats) -> Floats:
 
 
 class PocketScorer(ReadingScorer):
-    """Probability that a reader finds an English text toxic; 10,000 short texts a second and more.
+    """Probability that a reader finds an English text toxic; over 10,000 short texts a second.
 
-    Other languages get a score too, but it means little.
+    Scores of other languages mean little.
 
     weights: a file written by `scripts/train_pocket_scorer.py`; the bundled one by default. It
     holds `weights` (n_features,), `bias` (1,) and the `knots` of the calibration (2, k). Raises
-    ScorerError if the file is missing, damaged, or belongs to other features.
+    ScorerError if the file is missing, damaged, or made for other features.
     """
 
     languages = ("en",)
@@ -201,7 +201,7 @@ class PocketScorer(ReadingScorer):
         with guarded(ScorerError, f"pocket scorer: cannot use {path}"):
             self._features, tensors, revision = Features.read(path)
             if self._features.fingerprint != self._features.computed():
-                raise ValueError("its weights belong to other features than this version computes")
+                raise ValueError("its weights need other features than this version computes")
             self._weights, bias, self._knots = (
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )

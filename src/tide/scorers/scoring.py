@@ -1,4 +1,4 @@
-"""Batches texts of many coroutines: one scorer call at a time, in a thread."""
+"""Batches the texts of many coroutines into one scorer call at a time, in a thread."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, sco
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Texts to score together. policy: of empty ones. screened: by the scorer's screen."""
+class _Request:
+    """Texts to score together. policy: for empty texts. screened: use the scorer's screen."""
 
     texts: Sequence[str]
     policy: TextPolicy
@@ -26,19 +26,19 @@ class _Asked:
     future: asyncio.Future[Scores]
 
 
-_Found = list[tuple[_Asked, Scores | TideError]]
+_Found = list[tuple[_Request, Scores | TideError]]
 
 
 class Scoring:
-    """Sends texts to `scorer`. All its methods belong to one event loop.
+    """Sends texts to `scorer`. Call its methods from a single event loop.
 
-    While one call is under way, further texts gather for the next. Equal texts are sent once; a
-    text that the scorer rejects fails alone, and cancelled ones are not sent.
+    Texts that arrive during one call are sent in the next. Equal texts are sent once, cancelled
+    texts are not sent, and a text that the scorer rejects fails only its own request.
     """
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._pending: list[_Asked] = []
+        self._pending: list[_Request] = []
         self._busy = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -46,7 +46,7 @@ class Scoring:
 
     @property
     def pace(self) -> str:
-        """How often the scorer is asked about a growing text; see `Scorer`."""
+        """When to score a growing text; see `Scorer`."""
         return pace_of(self._scorer)
 
     @property
@@ -61,25 +61,25 @@ class Scoring:
         *,
         screened: bool = False,
     ) -> asyncio.Future[Scores]:
-        """Scores of `texts`, or a TideError in place of a score.
+        """Return a future for the scores of `texts`; it fails with a TideError.
 
-        before: the text before each. With the policy "one" an empty text scores 1.0, even if the
-        text before it is not empty. screened: by the screen alone.
+        before: the text that precedes each text and is scored with it. With the policy "one" an
+        empty text scores 1.0 whatever precedes it. screened: score with the screen alone.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        # After a failure the other results may never be awaited.
+        # Read the exception: after a failure nobody may await the other futures.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         whole = [
             text if policy == "one" and is_empty(text) else start + text
             for text, start in zip(texts, before or [""] * len(texts), strict=True)
         ]
-        self._pending.append(_Asked(whole, policy, screened, future))
-        if len(self._pending) == 1:  # texts submitted in one turn of the loop are sent together
+        self._pending.append(_Request(whole, policy, screened, future))
+        if len(self._pending) == 1:  # texts sent in one iteration of the loop share a call
             asyncio.get_running_loop().call_soon(self._next)
         return future
 
     def close(self) -> None:
-        """Let the thread end after the call that is under way, if any."""
+        """End the thread after its current call, if any."""
         self._calls.put(None)
 
     def _next(self) -> None:
@@ -92,15 +92,15 @@ class Scoring:
         def call() -> None:
             ABORT.set(abort)
             found = _score(sent, scorer)
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits
-                loop.call_soon_threadsafe(self._tell, found)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for the scores
+                loop.call_soon_threadsafe(self._deliver, found)
 
-        def left(_: object) -> None:
-            if all(one.future.done() for one in sent):  # nobody waits for its requests
+        def abort_if_all_done(_: object) -> None:
+            if all(one.future.done() for one in sent):
                 abort.cancel()
 
         for one in sent:
-            one.future.add_done_callback(left)
+            one.future.add_done_callback(abort_if_all_done)
 
         if self._thread is None:
             # A daemon: a scorer that hangs must not keep the program from ending.
@@ -110,36 +110,36 @@ class Scoring:
             self._thread.start()
         self._calls.put(call)
 
-    def _tell(self, found: _Found) -> None:
+    def _deliver(self, found: _Found) -> None:
         self._busy = False
-        for asked, one in found:
-            if asked.future.done():
+        for request, result in found:
+            if request.future.done():
                 continue
-            if isinstance(one, TideError):
-                asked.future.set_exception(one)
+            if isinstance(result, TideError):
+                request.future.set_exception(result)
             else:
-                asked.future.set_result(one)
+                request.future.set_result(result)
         self._next()
 
 
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # it holds the Scoring, whose deletion ends this thread
+        del call  # it refers to the Scoring, and deleting the Scoring ends this thread
 
 
-def _score(sent: Sequence[_Asked], scorer: Scorer) -> _Found:
+def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:
     """Each request with its scores or its error; equal texts are sent once."""
     found: _Found = []
     for policy, screened in dict.fromkeys((one.policy, one.screened) for one in sent):
         alike = [one for one in sent if (one.policy, one.screened) == (policy, screened)]
-        whom = (screen_of(scorer) if screened else None) or scorer
+        used = (screen_of(scorer) if screened else None) or scorer
         answers: Sequence[Scores | TideError]
         try:
-            answers = score_groups(whom, [one.texts for one in alike], policy)
-        except TideError as error:  # an error of the scorer, and so of all texts
+            answers = score_groups(used, [one.texts for one in alike], policy)
+        except TideError as error:  # the scorer itself fails, so all requests do
             answers = [error] * len(alike)
         except BaseException as error:
-            answers = [ScorerError(f"scorer {whom.name} failed: {described(error)}")] * len(alike)
+            answers = [ScorerError(f"scorer {used.name} failed: {described(error)}")] * len(alike)
         found += zip(alike, answers, strict=True)
     return found

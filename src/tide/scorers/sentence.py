@@ -1,10 +1,9 @@
-"""`sentence`: a small transformer that reads a text as a sentence, where `pocket` counts words.
+"""`sentence`: a small transformer that reads whole sentences, while `pocket` counts words.
 
 It is made of the first layers of all-MiniLM-L6-v2 and the part of its vocabulary that occurs in
 English comments and prose. `scripts/train_sentence_scorer.py` trains it with torch, and reads its
-file back through this module. One file holds everything: the weights are whole numbers from
--127 to 127 with a scale for each row, the vocabulary is a tensor of bytes, and the metadata
-describes the rest.
+file back through this module. One file holds everything: the weights as integers from -127 to 127
+with a scale for each row, the vocabulary as a tensor of bytes, and the rest as metadata.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ from tide.scorers.pocket import Description, normalize, sigmoid
 
 VOCABULARY = "vocabulary"  # the tensor with the wordpieces, one per line, in UTF-8
 SCALE = ".scale"
-# Windows that are read at once.
-_BATCH = 8  # more do not fit into a processor's cache
-# As of BERT's tokenizer: a longer word is unknown, and these characters are words.
+_BATCH = 8  # windows; more do not fit into a processor's cache
+# As in BERT's tokenizer: a longer word is unknown, and each of these characters is a word.
 _LONGEST_WORD = 100
 _CHINESE = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)),
@@ -45,10 +43,10 @@ _Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 class Shape(Description):
-    """The network, and how its output becomes a probability.
+    """Sizes of the network, and how its output becomes a probability.
 
-    tokens: read at once, with the two that mark the ends; a longer text is read in windows that
-    overlap by half, of which the worst counts. scale, offset: the logit is
+    tokens: size of a window, with the two tokens that mark its ends; a longer text is scored in
+    windows that overlap by half, and the worst counts. scale, offset: the logit is
     `scale * output + offset`.
     """
 
@@ -67,10 +65,10 @@ class Shape(Description):
 
 
 class Network:
-    """A BERT encoder; the mean and the maximum of its vectors, and a linear layer.
+    """A BERT encoder, and a linear layer on the mean and maximum of its vectors.
 
-    It runs on NumPy alone, so that a gateway needs no torch. weights: as `scripts/
-    train_sentence_scorer.py` names them. Raises KeyError or ValueError for those of another shape.
+    It runs on NumPy alone, so that a gateway needs no torch. weights: named as in
+    `scripts/train_sentence_scorer.py`. Raises ValueError for missing or misshapen weights.
     """
 
     def __init__(self, shape: Shape, weights: Mapping[str, Array]) -> None:
@@ -100,7 +98,7 @@ class Network:
             },
         }
         if width % shape.heads:
-            raise ValueError(f"{shape.heads} heads do not share a width of {width}")
+            raise ValueError(f"its width {width} is not a multiple of its {shape.heads} heads")
         if others := weights.keys() ^ wanted.keys():
             raise ValueError(f"its weight {min(others)} is missing or belongs to no layer")
         for name, size in wanted.items():
@@ -158,14 +156,14 @@ def _gelu(x: Array) -> Array:
     series: Any = np.float32(1.061405429)
     for term in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
         series = series * t + np.float32(term)
-    tail = np.float32(0.5) * series * t * np.exp(-z * z)  # the share beyond |x|
+    tail = np.float32(0.5) * series * t * np.exp(-z * z)  # the probability beyond |x|
     return np.asarray(x * np.where(x > 0, 1 - tail, tail))
 
 
 class WordPieces:
-    """BERT's tokenizer of lower-case text with the vocabulary `pieces`.
+    """BERT's uncased tokenizer with the vocabulary `pieces`.
 
-    Its output is that of BertNormalizer, BertPreTokenizer and WordPiece of `tokenizers`.
+    Its output equals that of BertNormalizer, BertPreTokenizer and WordPiece of `tokenizers`.
     """
 
     def __init__(self, pieces: Sequence[str]) -> None:
@@ -180,14 +178,14 @@ class WordPieces:
         return [i for word in bert_words(text) for i in self._of_word(word)]
 
     def windows(self, text: str, tokens: int) -> list[list[int]]:
-        """The ids of a text, between marks, in windows of `tokens` that overlap by half."""
+        """Ids of a text in windows of `tokens` that overlap by half, each with [CLS] and [SEP]."""
         ids, room = self.ids(normalize(text)), tokens - 2
         step = room // 2
         starts = range(0, max(len(ids) - step, 1), step) if len(ids) > room else (0,)
         return [[self._first, *ids[i : i + room], self._last] for i in starts]
 
     def _read(self, word: str) -> tuple[int, ...]:
-        """The longest pieces from the left; a word that has none is unknown as a whole."""
+        """Ids of the longest pieces from the left; a word without a split is unknown as a whole."""
         found: list[int] = []
         start = 0
         while start < len(word) <= _LONGEST_WORD:
@@ -203,7 +201,7 @@ class WordPieces:
 
 
 def bert_words(text: str) -> list[str]:
-    """The words and marks of `text`, in lower case and without accents."""
+    """The words and punctuation marks of `text`, in lower case and without accents."""
     kept = []
     for character in text:
         if character in "\t\n\r":
@@ -227,7 +225,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
-    """The weights, without their scales."""
+    """The weights in float32, int8 ones multiplied by their scales."""
     weights = {}
     for name, stored in tensors.items():
         if name.endswith(SCALE):
@@ -257,7 +255,8 @@ class SentenceScorer(ReadingScorer):
             self.shape, tensors, revision = Shape.read(path)
             self.pieces = bytes(tensors.pop(VOCABULARY)).decode().split("\n")
             if len(self.pieces) != self.shape.vocabulary:
-                raise ValueError(f"its vocabulary has {len(self.pieces)} pieces")
+                count = self.shape.vocabulary
+                raise ValueError(f"its vocabulary has {len(self.pieces)} pieces, not {count}")
             self.network = Network(self.shape, _unpacked(tensors))
             self.reader = WordPieces(self.pieces)
         self.name = f"sentence@{revision}"
@@ -266,9 +265,9 @@ class SentenceScorer(ReadingScorer):
         return sigmoid(self.shape.scale * self.outputs(texts) + self.shape.offset)
 
     def outputs(self, texts: Sequence[str]) -> Floats:
-        """The network's output for each text: that of its worst window.
+        """The network's output for each text: the highest of its windows.
 
-        Windows of one length share a batch, so that none is padded: its output depends on no other.
+        Windows of one length share a batch without padding, so no window affects another's output.
         """
         windows = [
             (i, window)

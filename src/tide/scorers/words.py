@@ -1,12 +1,12 @@
-"""Scorers that look at words alone; the bundled list of profanities.
+"""Scorers that look at words only, and the bundled list of profanities.
 
 `profanity-check` (TF-IDF and a linear SVM) and `lexicon` are quick, and share neither data nor
-method with our trained scorers, so they are good judges of text optimised against one of these.
-`NeverScorer` finds the words of a policy's `never`, and `ParticularsScorer` names and numbers that
-a text does not have from its sources.
+method with our trained scorers, so they are good judges of text optimised against those.
+`NeverScorer` finds the words of a policy's `never`. `ParticularsScorer` finds names and numbers
+that are not in a text's sources.
 
 The list is Surge AI's (MIT, see `pocket/LICENSE-profanity`); masking uses it, too.
-`scripts/list_profanities.py` makes the file. Hashes keep the words themselves out of the package.
+`scripts/list_profanities.py` writes the file, which holds hashes instead of the words.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class ProfanityCheckScorer(ReadingScorer):
 
 
 class LexiconScorer(ReadingScorer):
-    """Whether a text holds a listed word, in any case and as a whole word (English without a path).
+    """Whether a text holds a listed word as a whole word, in any case.
 
-    path: a UTF-8 file, one word or phrase a line; without one, the list of better-profanity. Raises
-    InputError for a file that cannot be read or holds no words.
+    path: a UTF-8 file, one word or phrase a line; by default the English list of better-profanity.
+    Raises InputError for a file that cannot be read or holds no words.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -79,7 +79,7 @@ class LexiconScorer(ReadingScorer):
 
 
 def _as_a_whole(words: Iterable[str], beside: str) -> regex.Pattern[str]:
-    """A pattern for whole words. `beside`, and scripts without spaces, may touch them."""
+    """A pattern for whole words. Characters in `beside` or scripts without spaces may adjoin."""
     letter = rf"[\w--[{beside}{UNSPACED}]]"
     return regex.compile(
         rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
@@ -91,20 +91,18 @@ _BETWEEN = regex.compile(r"[\W_]+")
 
 
 class NeverScorer(ReadingScorer):
-    """Whether a text holds a word or phrase as a whole, in any case.
+    """Whether a text holds one of `words` (or phrases) as a whole, in any case.
 
-    Stricter than `lexicon`, which measures: it also finds disguised words.
-
-    It searches the readings of the text (`tide.scorers.disguises`), with any space between the
-    words of a phrase; the text with digits read as letters, as in `pocket`; and the text with
-    spaced letters joined.
+    It searches each reading of the text (`tide.scorers.disguises`) with any space between the words
+    of a phrase. Unlike `lexicon` it also searches the reading as `pocket` normalizes it (digits
+    become letters) and with spaced letters joined.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
         read = {reading for word in words for reading in readings(word)}
         listed = sorted({spelling for one in read for spelling in _spellings(one)} - {""})
         self.name = f"never@{digest_of(listed)}"
-        self._whole = _as_a_whole(listed, "_")  # Markdown's
+        self._whole = _as_a_whole(listed, "_")  # "_" marks emphasis in Markdown
         joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
         self._joined = regex.compile(r"\L<words>", words=joined, cache_pattern=False)
 
@@ -123,11 +121,11 @@ def _spellings(text: str) -> set[str]:
 
 
 _SIGN = r"[\p{L}\p{M}\p{N}]"
-# A word; an address, a time or a number with its marks counts as one word.
+# A word; an address, a time or a number with its punctuation counts as one word.
 _WORD = regex.compile(rf"{_SIGN}+(?:['\u2019.,:@/_#+&]+{_SIGN}+)*")
 _APOSTROPHE = regex.compile(r"['\u2019]")
 _POSSESSIVE = regex.compile(r"['\u2019]s\Z")
-# Letters without case may be names, and so may words that hold marks.
+# What makes a word a name or number: a digit, a capital, a letter without case, or a mark.
 _MARKED = regex.compile(r"[\p{N}\p{Lu}\p{Lt}\p{Lo}.,:@/_#+&]")
 _NUMBERS = frozenset((
     "zero", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
@@ -152,10 +150,10 @@ _NEAR = 32  # characters before a word, to find out whether it begins a sentence
 class ParticularsScorer(PlainScorer):
     """Whether a text holds a name or number that none of `sources` holds.
 
-    A name is a word with a capital letter, unless it begins a sentence and is a common word or
-    occurs in lowercase in a source; a word of a script without capitals; and one with marks
-    inside, such as an address. Numbers are those in digits, and English words from zero to
-    trillions except one. Lowercase names are not recognised.
+    Names are words with a capital letter, words of a script without capitals, and words with marks
+    inside, such as addresses. A word that begins a sentence is no name if it is common or a source
+    holds it in lowercase. Numbers are digits and the English words from zero to trillions, except
+    "one". Lowercase names are not recognised.
     """
 
     name = "particulars"
@@ -189,12 +187,12 @@ def _words(text: str) -> Iterator[tuple[str, bool]]:
 
 
 LISTED = "listed"  # the tensor with the hashes
-LONGEST = 3  # words of a listed term
+LONGEST = 3  # most words of a listed term
 _LISTED_WORD = re.compile(r"[^\W_]+")
 
 
 def term_hashes(text: str) -> set[int]:
-    """Hashes of every one to three words in a row, in the spelling that scorers read."""
+    """Hashes of every one to three words in a row, normalized as in `pocket`."""
     words = _LISTED_WORD.findall(normalize(text))
     return {
         _hash(words[start : start + length])

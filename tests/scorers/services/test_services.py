@@ -128,8 +128,8 @@ REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
     *((kind, "not there", ScorerRefusedError, "HTTP 404 at /.*; check ") for kind in KINDS),
     *((kind, "bad request", ScorerError, rf"HTTP 400{c} \(texts: 1, char") for kind, c in CODES),
     *((kind, "failed inference", ScorerError, r"HTTP 424 \(texts: 1") for kind in KINDS),
-    *((kind, "come back later", ScorerUnavailableError, "back in 86400 sec") for kind in KINDS),
-    ("tei", "too long", ScorerError, "longer than its model reads; use windows:SCORER"),
+    *((kind, "come back later", ScorerUnavailableError, "retry in 86400 sec") for kind in KINDS),
+    ("tei", "too long", ScorerError, "longer than the model's context; use windows:SCORER"),
     ("moderation", "no credit", ScorerRefusedError, "insufficient_quota; check OPENAI_API_KEY"),
     ("perspective", "empty", ScorerError, r"COMMENT_EMPTY \(texts: 1, characters: 6\)$"),
     ("perspective", "bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
@@ -157,7 +157,7 @@ def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
     with running(VllmPooling) as elsewhere:
         service.elsewhere = elsewhere.url
         service.answer = lambda number: "redirect"
-        with pytest.raises(ScorerRefusedError, match="HTTP 307: it sends on to another address"):
+        with pytest.raises(ScorerRefusedError, match="HTTP 307: redirects to another address"):
             scorer.score(["a text"])
         assert elsewhere.requests == []
 
@@ -216,11 +216,11 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
             "other labels than its model has",
         ),
         ("tei", rows(lambda found: [one[0] for one in found]), "cannot be used"),
-        ("azure", too_few, "without each category that was asked for, once"),
+        ("azure", too_few, "lacks or repeats a requested category"),
         (
             "azure",
             rows(lambda found: [*found, found[0] | {"severity": 0}]),
-            "without each category that was asked for, once",
+            "lacks or repeats a requested category",
         ),
         ("azure", each(severity=8), "cannot be used: categoriesAnalysis.0.severity"),
         ("chat guard", each(logprobs=None), "an answer without log-probabilities"),
@@ -371,7 +371,7 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert usual.name == f"openai-moderation:omni-moderation-2024-09-26@{place(service)}"
         assert usual.score(["a text"]) == pytest.approx([toxicity("a text")])
     for name in ("vllm-classify", "vllm-score", "tei"):
-        with pytest.raises(InputError, match="needs more"):
+        with pytest.raises(InputError, match="needs an argument"):
             load_scorer(name)
         with pytest.raises(InputError, match="expected an address like"):
             load_scorer(f"{name}:host")

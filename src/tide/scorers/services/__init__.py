@@ -1,1 +1,1 @@
-"""Scorers that are asked over HTTP."""
+"""Scorers that query a service over HTTP."""

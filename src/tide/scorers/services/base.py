@@ -1,4 +1,4 @@
-"""Scorers that are services: paced, retried and asked concurrently, with one client for life."""
+"""Base of scorers that query a service: paced, retried and concurrent, with one lasting client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tide.scorers.base import Attributed, AttributedScorer, Said, is_empty
 
 
 class Pace:
-    """At most `per_second` starts a second, none saved up for a burst."""
+    """Allows at most `per_second` starts a second, evenly spaced, without bursts."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second = per_second
@@ -38,7 +38,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def reserve(self, starts: int = 1) -> float:
-        """Take the next free start (or several in a row); seconds to wait for the first of them."""
+        """Reserve the next free start, or several in a row. Returns the seconds until the first."""
         with self._lock:
             now = self._clock()
             start = max(now, self._next)
@@ -53,14 +53,14 @@ class Pace:
 
 # Longest pause to wait for, in seconds; a service that asks for more counts as unavailable.
 _LONGEST_PAUSE = 120.0
-_MOST_AT_ONCE = 100  # unless asked for
-_MOST_KEPT = 10_000  # texts whose scores outlive the call that failed
+_MOST_AT_ONCE = 100  # by default
+_MOST_KEPT = 10_000  # scores kept after a call that failed
 # One pace for each service in this process, since its scorers share its quota.
 _PACES: dict[str, Pace] = {}
 
-# Codes of a service that would refuse any text.
+# Error codes that mean that the service would refuse any text.
 _FINAL = {"API_KEY_INVALID", "insufficient_quota"}
-# Statuses of one. Others, as 424 of a failed inference, may mean one text alone.
+# Statuses that mean the same. Others, such as 424 (failed inference), may concern one text only.
 _REFUSED = {401, 402, 403, 404, 405, 410}
 
 _T = TypeVar("_T")
@@ -72,17 +72,17 @@ Attempts = Annotated[int, Field(ge=1, le=1000)]
 
 
 class RemoteScorer(AttributedScorer):
-    """Base of scorers that ask a service; subclasses say how one request is made.
+    """Base of scorers that query a service; subclasses define one request.
 
-    Requests start evenly spaced at `queries_per_second` (default: the environment's
+    Requests start evenly spaced at `queries_per_second` (default: the environment variable
     `rate_variable`, else `usual_rate`), at most `concurrency` at a time (default: as many as start
-    in a second, at most 100). A request that fails for a temporary reason is repeated, up to
-    `attempts` times in all, after a pause that doubles from `backoff` seconds, with jitter.
-    timeout: seconds for one request with its whole answer. If a call of `score` fails, the scores
-    it had by then are kept (the last 10,000), so that the next call asks only for the rest.
+    in a second, at most 100). A request that fails temporarily is repeated, up to `attempts` times
+    in all, after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds for one
+    request with its whole answer. If a call of `score` fails, the scores received by then are kept
+    (the last 10,000), so that the next call requests only the rest.
 
-    attributes: names of the service's further scores; see `tide.scorers.base`. check: what a user
-    should check if the service refuses to answer. tells_codes: whether errors may quote its codes.
+    attributes: names of the service's further scores; see `tide.scorers.base`. check: the things to
+    check, for errors, if the service refuses to answer. tells_codes: errors may quote its codes.
     """
 
     pace = "sentence"
@@ -118,15 +118,15 @@ class RemoteScorer(AttributedScorer):
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
         self._kept: dict[str, Said] = {}
         self._opened: Client | None = None
-        self._used = False  # whether its last request had an answer
+        self._used = False  # whether its last request succeeded
 
     @property
     def portal(self) -> Portal:
-        """The event loop that all requests are made in."""
+        """The event loop that makes all requests."""
         return portal_of(self, "scorer", ScorerError)
 
     def _rate(self) -> float:
-        """Queries a second, from the environment, else the usual ones."""
+        """Queries a second: from the environment, else `usual_rate`."""
         if not (text := os.environ.get(self.rate_variable, "").strip()):
             return self.usual_rate
         try:
@@ -138,21 +138,21 @@ class RemoteScorer(AttributedScorer):
             ) from None
 
     def _client(self) -> Client:
-        """A new client, with which all requests are made; it sends the key as a bearer token."""
+        """A new client for all requests; it sends the key as a bearer token."""
         return Client(self._timeout, key=self._key)
 
     @abstractmethod
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
-        """One request, for at most `batch_size` texts.
+        """Make one request, for at most `batch_size` texts.
 
-        Raises ServerFailed for a failure that may pass, else as `score_attributes`.
+        Raises ServerFailed for a temporary failure, else the errors of `score_attributes`.
         """
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        """One score a text and each attribute, or an error.
+        """Scores and attributes of `texts`.
 
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
-        gone or refuses the key, and ScorerError for texts that it does not take.
+        gone or refuses the key, and ScorerError for texts that it rejects.
         """
         return Attributed.of(self._said(texts), self.attributes)
 
@@ -168,7 +168,7 @@ class RemoteScorer(AttributedScorer):
         body: Any = None,
         texts: Sequence[str] = (),
     ) -> _Parsed:
-        """The service's answer to `body`, which holds `texts`, or to a GET. Raises as `_ask`."""
+        """Post `body`, which holds `texts`, or GET without one. Raises the errors of `_ask`."""
         method = "GET" if body is None else "POST"
         reply = await client.ask(method, self._url + path, body, limit=(1 + len(texts)) * MIB)
         if reply.status == 200:
@@ -185,16 +185,17 @@ class RemoteScorer(AttributedScorer):
         """The error for a status other than 200. final: the service would refuse any text."""
         if 300 <= status < 400:
             return ScorerRefusedError(
-                f"{what}: it sends on to another address, which is not followed; give the address "
-                "where it ends"
+                f"{what}: redirects to another address, which is not followed; give the final "
+                "address"
             )
         if status == 413:
-            return ScorerError(f"{what}: a text is longer than its model reads; use windows:SCORER")
+            return ScorerError(
+                f"{what}: a text is longer than the model's context; use windows:SCORER"
+            )
         if final or status in _REFUSED:
             return ScorerRefusedError(f"{what}; check {self.check}")
-        hint = (
-            "; empty_policy 'zero' or 'one' scores such texts" if any(map(is_empty, texts)) else ""
-        )
+        empty = "; empty_policy 'zero' or 'one' scores nearly empty texts"
+        hint = empty if any(map(is_empty, texts)) else ""
         size = f"texts: {len(texts)}, characters: {sum(map(len, texts))}"
         return ScorerError(f"{what} ({size}){hint}")
 
@@ -217,7 +218,7 @@ class RemoteScorer(AttributedScorer):
         return found
 
     async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """The result of `ask`, retried while the service fails in a way that may pass."""
+        """The result of `ask`, retried after temporary failures."""
 
         async def attempt() -> _T:
             async with self._gate:
@@ -228,7 +229,7 @@ class RemoteScorer(AttributedScorer):
                     if error.pause <= _LONGEST_PAUSE:
                         self._pace.pause(error.pause)
                         raise
-                    reason = f"{error}; it asks to come back in {error.pause:g} seconds"
+                    reason = f"{error}; it asks to retry in {error.pause:g} seconds"
                     raise ScorerUnavailableError(f"scorer {self.name}: {reason}") from None
 
         retrying = tenacity.AsyncRetrying(
@@ -244,7 +245,7 @@ class RemoteScorer(AttributedScorer):
             raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
 
     async def _send(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """The answer to one request, which is repeated if the server closed an idle connection."""
+        """The answer to one request, repeated once if the server closed an idle connection."""
         if self._opened is None:
             self._opened = self._client()
             self.portal.start(_hold, self._opened)
@@ -278,7 +279,7 @@ def url_from(variable: str, given: str | None, default: str) -> str:
 
 
 def codes_of(reply: Reply) -> list[str]:
-    """The code words of an error and its details. Messages may hold the text or the key."""
+    """The codes of an error and its details, but no messages: they may hold text or key."""
     try:
         error = from_json(reply.body)["error"]
         details = [one for one in (error.get("details") or ()) if isinstance(one, dict)]

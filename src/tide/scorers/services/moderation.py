@@ -1,9 +1,9 @@
 """Moderation services: `openai-moderation` and `azure-content-safety`.
 
-OPENAI_API_KEY holds the key of the first, OPENAI_BASE_URL another server's address.
+OPENAI_API_KEY holds OpenAI's key, OPENAI_BASE_URL another server's address.
 AZURE_CONTENT_SAFETY_KEY holds the key of Azure AI Content Safety, AZURE_CONTENT_SAFETY_ENDPOINT the
-address of the resource. OPENAI_MODERATION_QPS and AZURE_CONTENT_SAFETY_QPS are the requests a
-second (5).
+address of the resource. OPENAI_MODERATION_QPS and AZURE_CONTENT_SAFETY_QPS set the requests a
+second (default 5).
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class _ModerationReply(BaseModel):
 class OpenAIModerationScorer(RemoteScorer):
     """The largest score among `categories`, in [0, 1].
 
-    `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses others; each is an attribute. model: a dated
-    one, so that scores stay comparable. These scores are not calibrated like
-    Perspective's; `tide scorers calibrate` fits them to labels. Settings: see RemoteScorer.
+    `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories; each is an attribute.
+    model: by default a dated version, so that scores stay comparable. These scores are not
+    calibrated like Perspective's; `tide scorers calibrate` fits them to labels. Settings: see
+    RemoteScorer.
 
     Raises InputError without a key, and ScorerError for a category that the model does not know.
     """
@@ -85,7 +86,7 @@ class OpenAIModerationScorer(RemoteScorer):
 
 AZURE_CATEGORIES = ("Hate", "SelfHarm", "Sexual", "Violence")
 AZURE_VERSION = "2024-09-01"
-# Severities are 0 to 7 where eight levels are asked for.
+# The highest of the eight severity levels that are requested.
 _WORST = 7
 # "The default maximum length for text submissions is 10K characters."
 MAX_CHARACTERS = 10_000
@@ -159,6 +160,6 @@ class AzureContentSafetyScorer(RemoteScorer):
         said = (await self._request(client, path, _AzureReply, body, texts)).categories
         found = {one.category: one.severity / _WORST for one in said}
         if len(found) != len(said) or any(name not in found for name in self.attributes):
-            raise ServerFailed("an answer without each category that was asked for, once")
+            raise ServerFailed("an answer that lacks or repeats a requested category")
         scores = {name: found[name] for name in self.attributes}
         return [Said(max(scores.values()), scores)]

@@ -1,8 +1,8 @@
-"""`perspective`: Google's Perspective API, the paper's scorer, until it ends on 2026-12-31.
+"""`perspective`: Google's Perspective API, the paper's scorer, which ends on 2026-12-31.
 
     https://developers.perspectiveapi.com/s/about-the-api-methods
 
-Settings come from the environment, so that the command line has them too:
+Environment variables set it up, on the command line too:
 PERSPECTIVE_API_KEY, PERSPECTIVE_QPS (queries a second, 1 unless Google granted more),
 PERSPECTIVE_URL (a server that speaks the same protocol), PERSPECTIVE_LONG_TEXT (split or refuse).
 """
@@ -47,13 +47,12 @@ class _PerspectiveReply(BaseModel):
 
 
 class PerspectiveScorer(RemoteScorer):
-    """Probability that a reader perceives a text as toxic (or as another attribute says).
+    """Probability that a reader perceives a text as toxic, or as having another attribute.
 
-    attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several, separated by commas: the largest
-    counts, and they share a request. A text longer than `max_bytes` is split at
-    spaces, and the worst part counts (`long_text="split"`), or it is a ScorerError ("refuse").
-    key, url, queries_per_second and long_text default to the environment (see the module). Further
-    settings: see RemoteScorer.
+    attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several, comma-separated, in one request;
+    the largest counts. long_text: "split" splits a text longer than `max_bytes` at spaces, and the
+    worst part counts; "refuse" raises ScorerError. key, url, queries_per_second and long_text
+    default to environment variables (see the module). Further settings: see RemoteScorer.
 
     Raises InputError without a key, and ScorerRefusedError once the service has ended.
     """
@@ -82,7 +81,9 @@ class PerspectiveScorer(RemoteScorer):
                 raise InputError(f"scorer perspective: {name!r} is not an attribute like TOXICITY")
         self._long_text = long_text or os.environ.get("PERSPECTIVE_LONG_TEXT") or "split"
         if self._long_text not in ("split", "refuse"):
-            raise InputError(f"PERSPECTIVE_LONG_TEXT: split or refuse (got {self._long_text!r})")
+            raise InputError(
+                f"PERSPECTIVE_LONG_TEXT: must be split or refuse (got {self._long_text!r})"
+            )
         self._max_bytes = max_bytes
         where = "v1alpha1" if url == URL else place_of(url)
         super().__init__(
@@ -100,8 +101,8 @@ class PerspectiveScorer(RemoteScorer):
         parts = [split_bytes(text, self._max_bytes) for text in texts]
         if self._long_text == "refuse" and any(len(some) > 1 for some in parts):
             raise ScorerError(
-                f"scorer {self.name}: a text is longer than {self._max_bytes} bytes; shorten it or "
-                "let it be split (PERSPECTIVE_LONG_TEXT=split)"
+                f"scorer {self.name}: a text is longer than {self._max_bytes} bytes; shorten it, "
+                "or set PERSPECTIVE_LONG_TEXT=split"
             )
         said = iter(super()._said([part for some in parts for part in some]))
         return [self._worst([next(said) for _ in some]) for some in parts]

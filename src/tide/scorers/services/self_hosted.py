@@ -1,7 +1,7 @@
-"""Servers that users run themselves, asked by their address and, if they want one, with a key.
+"""Scorers that query a self-hosted server by its address, with a key if it needs one.
 
 `tei:URL` (text-embeddings-inference), `vllm-classify:URL` and `vllm-score:URL`. TEI_API_KEY and
-VLLM_API_KEY hold the keys, TEI_QPS and VLLM_QPS the requests a second (100).
+VLLM_API_KEY hold the keys, TEI_QPS and VLLM_QPS the requests a second (default 100).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _USUAL = {"concurrency": 8, "timeout": 60.0}
 
 
 class SelfHostedScorer(RemoteScorer):
-    """Base of scorers that ask a self-hosted server, given by its address.
+    """Base of scorers that query a self-hosted server, given by its address.
 
-    family: the name that environment variables begin with: FAMILY_API_KEY holds the key (sent as a
-    bearer token), FAMILY_QPS the requests a second (100). Further settings: see RemoteScorer.
+    family: prefix of the environment variables: FAMILY_API_KEY holds the key (sent as a bearer
+    token), FAMILY_QPS the requests a second (default 100). Further settings: see RemoteScorer.
 
     The server's tokenizer is unknown, so everything that looks like a control token is sent with a
     space in it.
@@ -36,7 +36,7 @@ class SelfHostedScorer(RemoteScorer):
     family: ClassVar[str]
     batch_size = 32
     usual_rate = 100.0
-    tells_codes = False  # they may repeat the text
+    tells_codes = False  # codes may repeat the text
 
     def __init__(self, name: str, url: str, *, key: str | None = None, **options: Any) -> None:
         if not url:
@@ -79,9 +79,9 @@ class TeiScorer(SelfHostedScorer):
     `#max:LABEL,LABEL` takes the largest instead.
 
     url: the server's address, optionally followed by `#` and the toxic labels, comma-separated:
-    `tei:http://HOST:8080#toxic`. Without them, labels with a usual name are taken, as by `hf`. TEI
-    gives exclusive probabilities (softmax) of models whose labels are not exclusive, too. A text
-    that is longer than the model's context is an error. Settings: see RemoteScorer.
+    `tei:http://HOST:8080#toxic`. Without them, labels with a common name are taken, as in `hf`. TEI
+    applies a softmax even if a model's labels are not exclusive. A text longer than the model's
+    context is an error. Settings: see RemoteScorer.
     """
 
     family = "TEI"
@@ -106,7 +106,7 @@ class TeiScorer(SelfHostedScorer):
         self.name = f"tei:{info.model_id}@{where}#{chosen}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
-        # A list of two strings would be read as one pair: each text is in a list of its own.
+        # Each text has its own list, because TEI reads a list of two strings as a pair.
         body = {"inputs": [[text] for text in texts], "truncate": False}
         answer = await self._request(client, "/predict", _Predictions, body, texts)
         if len(answer.root) != len(texts):
@@ -151,7 +151,7 @@ class _Pairs(BaseModel):
 
 
 def in_order(rows: list[Any], texts: int) -> list[Any]:
-    """The rows by their index, which is that of the text. Raises ServerFailed if one is missing."""
+    """The rows in the order of the texts. Raises ServerFailed unless there is one for each text."""
     rows = sorted(rows, key=lambda row: row.index)
     if [row.index for row in rows] != [*range(texts)]:
         raise ServerFailed(f"{len(rows)} answers to {texts} texts")
@@ -159,7 +159,7 @@ def in_order(rows: list[Any], texts: int) -> list[Any]:
 
 
 class _VllmScorer(SelfHostedScorer):
-    """Base of scorers on a vLLM server; its first model is used, and is in the name."""
+    """Base of scorers on a vLLM server, which use its first model and name it in `name`."""
 
     family = "VLLM"
     kind: str
@@ -167,7 +167,7 @@ class _VllmScorer(SelfHostedScorer):
     def __init__(self, url: str, **options: Any) -> None:
         address, _, self._wanted = url.partition("#")
         super().__init__(self.kind, address, **options)
-        # Other clients need an address that ends in /v1; these paths lie beside it.
+        # Addresses for other clients end in /v1, but the paths used here start at the root.
         self._url = self._url.removesuffix("/v1")
         self._model = self.portal.run(
             self._persistently, lambda one: self._request(one, "/v1/models", _Served)
@@ -175,13 +175,13 @@ class _VllmScorer(SelfHostedScorer):
 
 
 class VllmClassifyScorer(_VllmScorer):
-    """The probability of a class, from vLLM's `/classify` (English only if its model is).
+    """The probability of a class, from vLLM's `/classify`.
 
     url: the server's address, optionally followed by `#` and the numbers of the toxic classes,
-    comma-separated, of which the largest counts: `vllm-classify:http://HOST:8000#1`. Exclusive
-    classes (softmax) may be added up: `#sum:1,2`. vLLM names only a text's likeliest class, so the
-    others are known by number. Without one, the only class of a model is taken, or of two the
-    second; it is an error if the name of the other is a toxic one. Settings: see RemoteScorer.
+    comma-separated; the largest one counts: `vllm-classify:http://HOST:8000#1`. Exclusive
+    classes (softmax) may be added up: `#sum:1,2`. vLLM names only the likeliest class of a text, so
+    classes are given by number. Without numbers, a model's only class is taken, or the second of
+    two; it is an error if the first has the name of a toxic one. Settings: see RemoteScorer.
     """
 
     kind = "vllm-classify"
@@ -192,7 +192,7 @@ class VllmClassifyScorer(_VllmScorer):
         self._how, self._wanted = how_joined(self._wanted)
         if not all(part.isdecimal() for part in self._wanted.split(",") if self._wanted):
             raise InputError(
-                f"scorer {self.kind}: {self._wanted!r} is not a number of a class, as in #1"
+                f"scorer {self.kind}: {self._wanted!r} is not a class number, as in #1"
             )
         self._classes = [int(part) for part in self._wanted.split(",") if part]
         self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)
@@ -209,7 +209,7 @@ class VllmClassifyScorer(_VllmScorer):
         classes = self._classes or self._usual(row)
         if (most := max(classes)) >= len(row.probs):
             raise ScorerError(
-                f"scorer {self.name}: there is no class {most}; its model has {len(row.probs)}"
+                f"scorer {self.name}: no class {most}; its model has {len(row.probs)} classes"
             )
         found = {f"class-{i}": row.probs[i] for i in classes}
         if self._how != "sum":
@@ -229,7 +229,9 @@ class VllmClassifyScorer(_VllmScorer):
             )
         best = max(range(len(row.probs)), key=row.probs.__getitem__)
         if len(row.probs) == 2 and best == 0 and row.label is not None and is_toxic(row.label):
-            raise ScorerError(f"scorer {self.name}: class 0 is called {row.label}; append #0")
+            raise ScorerError(
+                f"scorer {self.name}: class 0 is called {row.label}; append #0 or #1 to choose"
+            )
         return [len(row.probs) - 1]
 
 
