@@ -1,7 +1,7 @@
-"""Whatever a scorer answers: a score is believed, and nothing else is.
+"""Scorers with any answer: valid scores are accepted, and everything else is refused.
 
-The generator knows how it made an answer, and so what it means: the scores that it states, or None
-if it is not a list of scores. Nothing here asks the code that is tested.
+The generators return the expected scores with each answer, or None if it is not a list of scores.
+They do not use the code under test.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FloatThatLies(float):
 
 
 class ArrayThatLies(np.ndarray):
-    """All its operators say that it is fine, and its conversions that it is 0."""
+    """Every comparison is true, and every conversion gives 0."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return np.zeros(N)
@@ -61,7 +61,7 @@ class ArrayThatLies(np.ndarray):
 
 
 class Converts:
-    """Everything that could be taken for a number or an array."""
+    """Has all methods of a number or an array."""
 
     shape, dtype, ndim = (N,), np.dtype(float), 1
 
@@ -94,7 +94,7 @@ class Impostor(Converts):
 
 
 class AnyType(type):
-    """Of classes that are equal to every other, and false."""
+    """Metaclass of classes that are equal to every class, and false."""
 
     def __eq__(cls, other: object) -> bool:
         return True
@@ -127,7 +127,7 @@ class ListThatLies(list):  # type: ignore[type-arg]
 
 
 def stated(values: Sequence[Any]) -> list[float] | None:
-    """The scores that numbers state, if they are one for each text and in [0, 1]."""
+    """The numbers as floats, or None unless there is one in [0, 1] for each text."""
     numbers = [float(value) for value in values]
     return numbers if len(numbers) == N and all(0 <= x <= 1 for x in numbers) else None
 
@@ -139,7 +139,7 @@ PLAIN = st.one_of(
     UNIT.map(np.float16), UNIT.map(np.longdouble), st.integers(0, 1).map(np.int8),
     st.integers(0, 1).map(np.uint64),
 )  # fmt: skip
-# Each of these looks like a number, or can be made into one, and is none.
+# Each of these looks like a number or converts to one, but is not a number.
 STRANGE: list[Callable[[], Any]] = [
     lambda: None, lambda: False, lambda: True, lambda: "0.5", lambda: b"0", lambda: 0.5 + 0j,
     lambda: Decimal("0.5"), lambda: Fraction(1, 2), lambda: [0.5], lambda: {}, set,
@@ -213,7 +213,7 @@ CASES = st.one_of(lists(), arrays(), tensors())
 
 
 class Answering:
-    """A scorer of somebody's; `answer` is all that it has to say."""
+    """A third-party scorer that always returns `answer()`."""
 
     name, threshold = "answering@1", 0.5
 

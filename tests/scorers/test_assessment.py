@@ -26,7 +26,7 @@ def test_by_hand() -> None:
     scores, targets = np.array([0.1, 0.45, 0.45, 0.9]), np.array([0.0, 1.0, 0.2, 0.7])
     found = agreement(scores, targets)
     assert (found.texts, found.toxic, found.accuracy) == (4, 0.5, 0.75)
-    assert found.auc == pytest.approx((1 + 0.5 + 1 + 1) / 4)  # pairs in order, a tie counts half
+    assert found.auc == pytest.approx((1 + 0.5 + 1 + 1) / 4)  # ordered pairs; a tie counts half
     assert found.correlation == pytest.approx(np.corrcoef(scores, targets)[0, 1])
     # bins: 0.1 -> 0.0, {0.45, 0.45} -> 0.6, 0.9 -> 0.7
     assert found.calibration_error == pytest.approx((0.1 + 2 * 0.15 + 0.2) / 4)
@@ -55,7 +55,7 @@ def test_correlation_of_errors() -> None:
     assert found["a"]["the opposite"] == pytest.approx(-1.0)
     assert abs(found["a"]["another"]) < 0.1
     assert np.isnan(found["a"]["perfect"])
-    scores["another"][:1998] = np.nan  # two are left, of which a line can be made
+    scores["another"][:1998] = np.nan  # two texts are left, which always lie on a line
     assert abs(error_correlations(scores, targets)["a"]["another"]) == pytest.approx(1.0)
 
 
@@ -89,7 +89,7 @@ def test_a_scorer_that_stops_keeps_what_it_had_scored(error: ScorerError) -> Non
     found = score_covered(CallableScorer(score), TEXTS)
     assert found.share == pytest.approx(256 / 600)
     assert found.failure is not None
-    assert len(asked) <= 3  # once more for a text of our own, to see whether it is broken
+    assert len(asked) <= 3  # after a failure HEALTH_TEXT may be scored
 
 
 def test_wholes_and_beginnings_are_counted_apart() -> None:

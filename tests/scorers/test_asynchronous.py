@@ -1,4 +1,4 @@
-"""Scorers that are awaited: in one loop for their life, and cancelled when nobody waits."""
+"""Asynchronous scorers: all calls run in one loop, and are cancelled when nobody waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def by_length(texts: list[str]) -> list[float]:
 
 
 class Loops(AsyncScorer):
-    """By length; says in which loops it was called."""
+    """Scores by length, and records the loops in which it was called."""
 
     name, threshold = "loops@1", 0.5
 
@@ -45,7 +45,7 @@ class Loops(AsyncScorer):
 
 
 class Hangs(Loops):
-    """Awaits for ever. reached, cancelled: whether it was asked, and left."""
+    """Never returns. reached, cancelled: set when a call starts, and when it is cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def test_a_connection_that_was_idle_and_breaks_costs_no_attempt() -> None:
 
 
 def test_a_deadline_reaches_the_request() -> None:
-    """The scorer's thread is free at once for those who come after."""
+    """The scorer's thread is free at once for the next call."""
     with running(Perspective) as service, scripted_engine() as engine:
         service.answer = lambda number: "slow" if number == 0 else "ok"
         scorer = perspective(service.url)
@@ -192,5 +192,5 @@ def test_a_deadline_reaches_the_request() -> None:
                 detox(PROMPTS[0], deadline=0.3)
             started = time.monotonic()
             detox(PROMPTS[1])
-            assert time.monotonic() - started < 10  # and not the 30 s of a request
+            assert time.monotonic() - started < 10  # the timeout of a request is 30 s
         scorer.close()

@@ -1,4 +1,4 @@
-"""Attributes of scores: validated at the gate, and kept by whatever stands around a scorer."""
+"""Attributes of scores: they are validated, and wrappers and records keep them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_worst_window_s_attributes_count() -> None:
     assert found.attributes["threat"] == pytest.approx([0.19, 0.02])
     assert found.attributes["insult"] == pytest.approx([4 / 9, 0.0])
     assert found.values == pytest.approx([4 / 9, 0.02])
-    # A window of marks alone is empty, and no attribute of the others is lost by it.
+    # A window of punctuation alone is empty and does not affect the other windows' attributes.
     assert ask_attributes(scorer, ["AB . . CD"]).attributes["insult"] == pytest.approx([0.5])
 
 
@@ -77,7 +77,7 @@ def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
     assert list(most.attributes) == ["threat", "insult"]
     assert most.values == pytest.approx(np.maximum(raw.values, 0.5))
     assert most.attributes["threat"][:2] == pytest.approx([0.5, raw.attributes["threat"][1]])
-    assert np.isnan(most.attributes["threat"][2])  # it may be higher than what is known
+    assert np.isnan(most.attributes["threat"][2])  # the unknown value may be the maximum
     assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
     mean = ask_attributes(MeanScorer([one, other]), TEXTS)
     assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
@@ -107,7 +107,7 @@ def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
         assert judge_records(file, load_scorer("pocket"), "zero", Progress()) == {}
     assert scorer.asked == 1
     first, second = read_records(path)
-    # Too short to be scored: a score by the policy, and no attributes.
+    # "x" is too short to be scored: the policy sets its score, and it has no attributes.
     found = to_columns(first)
     assert found["judge_attributes"] == {
         "two@1": {"threat": [0.11, None], "insult": [5 / 11, None]}

@@ -46,7 +46,7 @@ def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:
 
 
 class Editing:
-    """Scores by length, and then empties the list that it was given."""
+    """Scores by length, and then empties the texts in its list."""
 
     name, threshold = "editing", 0.5
 

@@ -1,4 +1,4 @@
-"""What holds of both bundled scorers, for any text, and the files that they refuse."""
+"""Properties of both bundled scorers for any text, and the weights files that they refuse."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ KNOTS = np.array([[0.0], [0.0]])
 def saved(
     path: Path, kind: str, tensors: dict[str, Any], changes: dict[str, Any]
 ) -> type[PocketScorer] | type[SentenceScorer]:
-    """Save a file of weights with these changes; the class that reads it."""
+    """Save a weights file with these changes, and return the class that reads it."""
     if kind == "pocket":
         made: Any = Features(n_features=4096)
         usual = {"weights": np.zeros(4096), "bias": np.zeros(1), "knots": KNOTS}

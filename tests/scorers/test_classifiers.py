@@ -1,4 +1,4 @@
-"""Classifiers in this process, beside what transformers and Detoxify's package compute."""
+"""Classifiers in this process, compared with transformers and Detoxify's package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MULTI_LABEL = {"problem_type": "multi_label_classification"}
 
 
 def logits(folder: Path, texts: list[str] = TEXTS) -> torch.Tensor:
-    """Of each text alone, by transformers itself."""
+    """Logits of each text alone, computed with transformers."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     with torch.inference_mode():
@@ -105,7 +105,7 @@ def test_labels_whose_meaning_is_not_known(
 
 
 def test_a_long_text_is_read_to_its_end(tmp_path: Path) -> None:
-    """The worst window counts, no word stands outside of all, and a score is its own."""
+    """The worst window counts, windows cover every word, and a score is independent of others."""
     scorer = load_scorer(f"hf:{save_classifier(tmp_path, ['ok', 'toxic'])}")
     head = "kind people " * 2 * CONTEXT
     scores = scorer.score([head, *(head + f"{word} " * CONTEXT for word in WORDS)])
@@ -131,7 +131,7 @@ def test_a_control_token_in_a_text_is_plain_text(tmp_path: Path) -> None:
 
 @pytest.fixture
 def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    """Detoxify's package, and a checkpoint as its releases, with a tiny random BERT inside."""
+    """Detoxify's package, and a checkpoint in its format with a tiny random BERT."""
     package: Any = pytest.importorskip("detoxify.detoxify")
     labels = ["toxic", "severe_toxic", "insult"]
     config = BertConfig(

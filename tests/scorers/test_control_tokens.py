@@ -11,7 +11,7 @@ TOKENS = [*CONTROL_TOKENS, "\n\n", "covid"]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte by byte, with every kind of added token: most of them are in no list of special ones."""
+    """A byte-level tokenizer with all kinds of added tokens, most of them not marked special."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytes_ = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     bytes_.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

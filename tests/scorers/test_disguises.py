@@ -1,4 +1,4 @@
-"""What a person reads in a text that hides its words: by property, for every bundled scorer."""
+"""Readings of texts that hide their words: their properties, and the bundled scorers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tide.scorers.words import NeverScorer
 
 INSULT = "you are a stupid idiot"
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
-# Parts of which hidden ones are made: many are found in one text.
+# Parts of disguises, of which a test text holds many.
 _HIDDEN = (
     *("&", "amp;", "#38;", "#x69;", "&#105", ";", "\b", "\x7f", "\u202e", "\u202c", "\u202d"),
     *("\u0456", "\u043a", "\u3164", "\u0301", "\U0001d422", "\u24d8", "\u200d", "\n", " i", "d"),
@@ -51,7 +51,7 @@ def test_ordinary_text_is_read_as_it_is(text: str) -> None:
 
 
 def test_ordinary_english_is_read_as_it_is(shared_data: Path) -> None:
-    """Of Wikipedia's sentences all but a few that hold other letters or control characters."""
+    """All but a few sentences of Wikipedia, which hold other letters or control characters."""
     path = shared_data / "corpus" / "bold_wikipedia.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
         texts = [json.loads(line)["text"] for line in file]

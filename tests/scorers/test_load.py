@@ -1,4 +1,4 @@
-"""How scorers are written: by name, around each other, and as classes of one's own."""
+"""Scorer specs: names, wrappers, and third-party classes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TunedOptions(Options):
 
 
 class Tuned:
-    """Scores `level` for what holds one of `words`."""
+    """Scores `level` for a text that holds one of `words`."""
 
     threshold = 0.5
     options_class = TunedOptions
@@ -60,7 +60,7 @@ class Strict:
         ("mine.py", r"name the class or function as well, as in mine\.py:NAME"),
         ("tests.nowhere:Mine", "tests.nowhere cannot be imported: No module named"),
         ("tests.worlds:Nothing", "tests.worlds has no class or function 'Nothing'"),
-        ("tests.scorers.test_load:Strict", "needs an argument: tests.scorers.test_load:Strict:ARGUMENT"),
+        ("tests.scorers.test_load:Strict", "needs an argument: tests.scorers.test_load:Strict:ARG"),
         ("tests.scorers.test_load:Tuned:lvel=1", "no option 'lvel'; known: level, words"),
         ("tests.scorers.test_load:Tuned:level=2", "Tuned: level: Input should be less than"),
     ],

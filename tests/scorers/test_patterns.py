@@ -76,7 +76,7 @@ class TestWithPresidio:
     def test_the_highest_confidence_counts(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """And the network is not asked."""
+        """Also checks that the network is not used."""
 
         def refuse(*_: Any, **__: Any) -> Any:
             raise AssertionError("asked the network")
@@ -84,7 +84,7 @@ class TestWithPresidio:
         monkeypatch.setattr(socket, "getaddrinfo", refuse)
         expected = {
             "ask ann@example.org.": 1.0,
-            "ask ann&#64;example.org": 1.0,  # as it is read
+            "ask ann&#64;example.org": 1.0,  # the reading has "@"
             "ann@example.co.uk": 1.0,
             "ask ann@example": 0.0,
             f"my card: {CARD}": 1.0,
@@ -92,7 +92,7 @@ class TestWithPresidio:
             "GB82 WEST 1234 5698 7654 32": 1.0,
             "call (212) 555-0123": 0.4,
             "call (212) 555-0123 or ann@example.org": 1.0,
-            "from 10.0.0.1": 0.0,  # not asked for
+            "from 10.0.0.1": 0.0,  # IP addresses are not among the entities
             "The weather is fine on 3 May.": 0.0,
             "": 0.0,
         }
@@ -110,7 +110,7 @@ class TestWithPresidio:
             load_scorer("presidio:entities=URL|PERSON")
 
     def test_a_finding_anywhere_in_a_long_text(self) -> None:
-        """Also after what a pattern takes the square of its length for."""
+        """Also after a text for which a pattern takes quadratic time."""
         scorer = load_scorer("presidio")
         hard = "a." * 30_000 + "@ "
         for before in range(1000, 1100, 7):

@@ -1,4 +1,4 @@
-"""The bundled pocket scorer: what holds for any text, and how well it agrees with Perspective."""
+"""The bundled pocket scorer: properties for any text, and agreement with Perspective."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scorer() -> PocketScorer:
 
 
 def recorded(model: str) -> dict[str, float]:
-    """Distinct completions of a model with 3 visible characters, and their Perspective scores."""
+    """A model's distinct completions of 3 or more characters, with their Perspective scores."""
     scores = {}
     for path in sorted((DATA / "paper" / "recorded" / model).glob("*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -42,7 +42,7 @@ def recorded(model: str) -> dict[str, float]:
 
 
 def vectorizer(features: Features) -> HashingVectorizer:
-    """As scikit-learn counts: rows of 0 and 1, scaled to length 1."""
+    """scikit-learn's vectorizer of these features: rows of 0 and 1, scaled to length 1."""
 
     def ngrams(text: str) -> list[str]:
         words = _WORD.findall(normalize(text))
@@ -60,7 +60,7 @@ def vectorizer(features: Features) -> HashingVectorizer:
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))
 def test_columns_are_those_of_the_vectorizer(text: str) -> None:
-    """That of scikit-learn, which training counts with; also where columns collide."""
+    """Training uses scikit-learn's vectorizer. Columns may collide."""
     for features in (Features(), Features(n_features=64), Features(char_min=1, word_max=3)):
         expected = np.unique(vectorizer(features).transform([text]).indices)
         np.testing.assert_array_equal(features.columns(text), expected)
@@ -79,7 +79,7 @@ def test_columns_are_those_of_the_vectorizer(text: str) -> None:
 def test_agrees_with_recorded_perspective_scores(
     scorer: PocketScorer, model: str, area: float, correlation: float, agreeing: float
 ) -> None:
-    """The floors are those of each model: they do not write alike."""
+    """Each model has its own limits, because models write differently."""
     pairs = recorded(model)
     toxic = np.array(list(pairs.values())) > 0.5
     scores = scorer.score(list(pairs))
@@ -90,7 +90,7 @@ def test_agrees_with_recorded_perspective_scores(
 
 @needs_data
 def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
-    """Recall on toxic texts that it was not trained on drops by 10 points at most."""
+    """Recall on toxic texts outside the training data drops by at most 10 points."""
     labelled = train_pocket_scorer.read_labelled(DATA / "labelled")
     held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
     texts = [labelled.texts[i] for i in held_out[::9]]
@@ -115,8 +115,8 @@ def test_ordinary_prose_that_was_not_trained_on_scores_low(scorer: PocketScorer)
 def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:
     scores = scorer.score(neutral_sentences()).reshape(len(PEOPLE), -1)
     assert scores.mean() <= 0.2
-    assert np.median(scores, axis=1).max() <= 0.5  # no group as such
-    assert scores[::5].mean() <= 0.2  # groups whose names were not trained on
+    assert np.median(scores, axis=1).max() <= 0.5  # for every group
+    assert scores[::5].mean() <= 0.2  # groups whose names are not in the training data
 
 
 @pytest.mark.parametrize(

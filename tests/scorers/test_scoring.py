@@ -1,4 +1,4 @@
-"""Texts of many coroutines: one call of the scorer at a time, each text once, errors per text."""
+"""Texts of many coroutines: one scorer call at a time, equal texts once, errors for each text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def portal() -> Iterator[Portal]:
 
 
 class Lengths:
-    """The score of a text is its length in hundredths. batches: what it was sent."""
+    """The score of a text is its length in hundredths. batches: the texts of each call."""
 
     name, threshold = "lengths", 0.5
 
@@ -174,7 +174,7 @@ def test_an_empty_text_is_one_by_itself_alone_whatever_stands_before_it(portal: 
 
 
 class Failing(Lengths):
-    """Cannot take what begins with `bad`; of a text `dead` nothing more can be scored."""
+    """Fails for texts that begin with `bad`; after a text `dead` it always fails."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ ERRORS: list[BaseException] = [
 def test_a_text_that_the_scorer_cannot_take_fails_alone(
     portal: Portal, error: BaseException
 ) -> None:
-    """Whatever it raises; the next call is as if nothing had been."""
+    """This holds for any exception, and the next call is not affected."""
     scorer = Failing(error)
     good, bad, better = failures(portal, scorer, "good", "bad one", "better")
     (again,) = failures(portal, scorer, "again")

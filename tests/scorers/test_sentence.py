@@ -1,4 +1,4 @@
-"""The bundled sentence scorer: what holds for any text, its file, and what it reads."""
+"""The bundled sentence scorer: its windows, its file, its tokenizer and its accuracy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scorer() -> SentenceScorer:
 
 
 def small(path: Path, seed: int = 0, **changes: Any) -> tuple[torch.nn.Module, Path]:
-    """A network with random weights, and its file."""
+    """A small network with random weights, and its file."""
     torch.manual_seed(seed)
     network = TRAINING.TorchNetwork(SMALL).eval()
     tensors = TRAINING.packed(network)
@@ -92,7 +92,7 @@ def test_computes_what_torch_does(scorer: SentenceScorer) -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.text(st.characters(max_codepoint=0x5FF)))  # beyond, their Unicode is an older one
+@given(st.text(st.characters(max_codepoint=0x5FF)))  # tokenizers has an older Unicode beyond
 @example("It's a caf\u00e9: \u4f60\u597d, na\u00efve\u00df \u0130\ufb01")
 @example("a\u200bb\tc\x85d\u3000e #x_y $5\u2026\u300c\ufffd")
 @example("antidisestablishmentarianism" * 4)

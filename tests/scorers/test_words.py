@@ -1,4 +1,4 @@
-"""Scorers that know words: lists, words that a policy forbids, names and numbers."""
+"""Scorers of words: lists, words that a policy forbids, names and numbers."""
 
 from __future__ import annotations
 
@@ -117,10 +117,10 @@ def test_what_the_sources_hold_is_not_new(text: str) -> None:
         "and Maria",
         "Maria is fine",
         "fine. Maria",
-        "with anna and ANNA",  # capitals that stand nowhere
+        "with anna and ANNA",  # these capitals are in no source
         "met O'Hara",
         "at 5:31",
-        "at 5",  # of 5:30
+        "at 5",  # the source has 5:30
         "3.50 degrees",
         "Three coats",
         "a dozen coats",

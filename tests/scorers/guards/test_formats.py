@@ -62,7 +62,7 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
     assert name == "own"
     assert found.verdicts == {"bad": 1.0, "good": 0.0, "so-so": 0.5}
     assert found.lead == "Verdict:"
-    # What a text holds is not filled in a second time.
+    # Placeholders in a text are not filled in.
     assert settings.ask_about("{policy}{text}") == "Is it bad? Be kind. {policy}{text}"
     saved(tmp_path / "guard.json", format="shieldgemma", policy="Be kind.")
     folder = str(tmp_path)
@@ -148,7 +148,7 @@ def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
     read_from = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
     families = [one.family for one in (RemoteGuard, TeiScorer, VllmClassifyScorer)]
     read_from |= {f"{family}_{what}" for family in families for what in ("API_KEY", "QPS")}
-    read_from.remove("FAMILY_API_KEY")  # any of these
+    read_from.remove("FAMILY_API_KEY")  # stands for those of the families
     assert len(read_from) > 12
     assert {name for name in read_from if f"`{name}`" not in page} == set()
     examples = re.findall(r"```json\n(.*?)```", section, re.DOTALL)

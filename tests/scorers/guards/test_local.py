@@ -19,7 +19,7 @@ from tide.scorers.guards.formats import FORMATS, GuardSettings
 
 
 class Folders(dict[str, Path]):
-    """Of guards, each of which learns when it is first asked for: that takes seconds."""
+    """Folders of guards by family; a guard is trained, for seconds, at its first use."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def by_hand(folder: Path, family: str, text: str) -> float:
-    """The probability of the toxic verdict, one text at a time, by transformers alone."""
+    """The probability of the toxic verdict about a text, computed with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     asked = tokenizer.apply_chat_template(
@@ -60,7 +60,7 @@ def by_hand(folder: Path, family: str, text: str) -> float:
     return sum(weights[word] * float(found[i]) for word, i in first.items()) / mass
 
 
-# Those that learn longest are with the slow tests.
+# The families whose training takes longest are among the slow tests.
 _FAMILIES = [
     pytest.param(one, marks=[pytest.mark.slow] if "granite" in one else []) for one in FAMILIES
 ]
@@ -90,7 +90,7 @@ def test_the_result_does_not_depend_on_the_batch(folders: dict[str, Path]) -> No
 def test_a_policy_reaches_the_guard(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    # These guards have learned from prompts without a policy; here it is the prompt that counts.
+    # These guards were trained without a policy, so only the prompt is checked.
     monkeypatch.setattr("tide.scorers.guards.local.TransformersGuard._try_out", lambda self: None)
     scorer: Any = guard(GuardSettings(model=str(folders[family]), policy="Be kind."))
     assert "Be kind." in scorer._rendered("a text")
@@ -100,7 +100,7 @@ def test_a_policy_reaches_the_guard(
 def test_a_policy_that_the_template_leaves_out_is_refused(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Templates ignore what they do not know: the guard would judge by its own policy."""
+    """A template ignores unknown arguments, so the guard would judge by its own policy."""
     folder = shutil.copytree(folders["shieldgemma"], tmp_path / "shieldgemma")
     template = folder / "chat_template.jinja"
     template.write_text("<|user|>{{ messages[-1]['content'] }}<|guard|>")

@@ -1,6 +1,6 @@
-"""What a guard in process reads: each text word for word, and nothing that it could take for turns.
+"""Prompts of guards in this process hold each text unchanged, and no text can open a turn.
 
-Its model is left out; its tokenizer is byte by byte, with every kind of added token.
+The guard has no model, and a byte-level tokenizer with every kind of added token.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TEXT = "{{ messages[-1]['content'] }}"
 TEMPLATES = {
     "plain": f"<s><|user|>{TEXT}<|guard|>",
     "strips": "<start_of_turn>user\n{{ messages[-1]['content'] | trim }}<end_of_turn>\n",
-    # As templates do that leave out the thoughts of earlier turns.
+    # Some templates leave out the thoughts of earlier turns.
     "cuts": "<|im_start|>{{ messages[-1]['content'].split('</think>')[-1] }}<|im_end|><think>",
     "repeats": f"<|user|>{TEXT}<|im_end|>Again: {TEXT}<|guard|>",
 }
 
 
 class Guard(_LocalGuard):
-    """It reads, and finds everything safe."""
+    """A guard that makes prompts and calls every text safe."""
 
     def __init__(self, template: str | None, **settings: Any) -> None:
         self._tokenizer = tokenizer()

@@ -1,4 +1,4 @@
-"""Guards of every family on a server, in chats and completions, and what becomes of bad answers."""
+"""Guards of every family on a server, in chats and completions, with good and bad answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(family: str, api: str, url: str) -> GuardSettings:
     given: dict[str, Any] = {"model": "some-guard", "url": url, "api": api, "batch": 3}
     if family == "own":
         given |= {"verdicts": OWN, "lead": "Verdict:"}
-        given |= {"format": "shieldgemma"} if api == "chat" else {}  # for what is not given
+        given |= {"format": "shieldgemma"} if api == "chat" else {}  # for the other fields
     else:
         given["format"] = family
     if api == "completions":
@@ -49,7 +49,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def altered(change: Callable[[dict[str, Any]], None]) -> Any:
-    """A change of the log-probabilities of each choice."""
+    """Change the log-probabilities of each choice."""
 
     def changed(answer: Any) -> Any:
         for choice in answer["choices"]:

@@ -1,4 +1,4 @@
-"""The verdict in an answer: where it stands, and how likely it is."""
+"""The verdict in an answer: its place and its probability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BADGE = {"bad": 1.0, "badge": 0.0}
 
 
 def place(*likeliest: tuple[str, float], chosen: str | None = None) -> Place:
-    """With these probabilities; the first is the chosen one."""
+    """A place with these probabilities; by default the first token was chosen."""
     return Place(
         likeliest[0][0] if chosen is None else chosen, [(t, math.log(p)) for t, p in likeliest]
     )
@@ -28,7 +28,7 @@ def place(*likeliest: tuple[str, float], chosen: str | None = None) -> Place:
     ("places", "verdicts", "score", "before"),
     [
         ([place(("safe", 0.9), ("unsafe", 0.05), ("The", 0.05))], LLAMA, 0.05 / 0.95, ""),
-        (  # "un" + "safe", and both with a space before: of one verdict
+        (  # "un" begins "unsafe", and a leading space changes no verdict
             [place((" un", 0.5), (" safe", 0.2), ("unsafe", 0.1), ("safe", 0.1), ("x", 0.1))],
             LLAMA, 0.6 / 0.9, "",
         ),
@@ -37,18 +37,18 @@ def place(*likeliest: tuple[str, float], chosen: str | None = None) -> Place:
              place(("\n", 1.0))],
             LLAMA, 0.8, "\n\n",
         ),
-        (  # a token that may become either verdict is waited for
+        (  # a token that may begin either verdict does not decide
             [place(("ba", 1.0)), place(("d", 1.0)), place(("ge", 0.6), ("!", 0.4))],
             BADGE, 0.4, "bad",
         ),
-        # Another word is chosen, but verdicts are likely: as with the logits of two tokens alone.
+        # Another word is chosen, but verdicts are likely: their probabilities count.
         ([place(("I", 0.4), ("unsafe", 0.3), ("safe", 0.3))], LLAMA, 0.5, ""),
-        # What is not listed may all be "unsafe", in several spellings.
+        # All tokens that are not listed may be spellings of "unsafe".
         ([place(("safe", 0.9))], LLAMA, 0.1, ""),
         ([place(("safe", 0.9), ("The", 0.04))], LLAMA, 0.0625, ""),
         ([place(("safe", 0.6), ("unsafe", 0.3))], LLAMA, 0.4, ""),
         ([place(("unsafe", 0.9))], LLAMA, 1.0, ""),
-        # Of equally likely verdicts either may be written.
+        # Either of two about equally likely verdicts may be chosen.
         ([place(("safe", 0.41), ("unsafe", 0.4), chosen="safe")], LLAMA, 0.59, ""),
         ([place(("safe", 0.41), ("unsafe", 0.4), chosen="unsafe")], LLAMA, 0.59, ""),
     ],
@@ -79,7 +79,7 @@ def test_after_a_lead() -> None:
         ([place(("I", 0.995), ("safe", 0.005))], "I"),
         ([place(("\n", 1.0))] * 3, "n'"),
         ([place((" ", 1.0)), place(("I", 1.0)), place((" cannot", 1.0))], "I cannot"),
-        # A list with a likelier token than the one that was written measures something else.
+        # A list with a likelier token than the chosen one belongs to another place.
         ([place(("safe", 0.99), chosen="un")], "'un', which is not the likeliest"),
         ([place(("safe", 0.99), ("unsafe", 0.01), chosen="unsafe")], "not the likeliest"),
         ([place(("safe", 0.99), chosen="The")], "'The', which is not the likeliest"),
@@ -93,10 +93,10 @@ def test_no_verdict(places: list[Place], says: str) -> None:
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=4, max_size=9), st.integers(0, 8))
 def test_a_short_list_never_makes_a_text_less_toxic(weights: list[float], kept: int) -> None:
-    """Whatever is cut off: the score is at least that of the whole list."""
+    """With any tokens cut off, the score is at least that of the whole list."""
     names = ["safe", "unsafe", " unsafe", "un", " safe", "b", "c", "d", "e"]
     whole = [(name, w / sum(weights)) for name, w in zip(names, weights, strict=False)]
     whole.sort(key=lambda one: -one[1])
-    with suppress(NoVerdict):  # an error is no score
+    with suppress(NoVerdict):  # either list may lack a verdict
         truth = read_verdict([place(*whole)], LLAMA).score
         assert read_verdict([place(*whole[: kept + 1])], LLAMA).score >= truth - 1e-9

@@ -1,7 +1,7 @@
-"""Tiny guards: a small language model that has learned to answer in the words of each family.
+"""Tiny guards: small language models, trained to answer in the words of each family.
 
-To them a text is toxic where it holds the word "rude". The chat templates are of our own making,
-with the variables that those of the families have.
+They call a text toxic if it holds the word "rude". Their chat templates are written for the tests,
+with the variables of the families' templates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MARKERS = ["<s>", "</s>", "<|user|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]
 TEXTS = ["the weather is fine", "people are rude", "a quiet town", "rude people are a town today"]
 TOXIC = [False, True, False, True]
-_LEARNED = 0.01  # a loss below which every answer is right, whatever the machine rounds
+_LEARNED = 0.01  # below this loss every answer is right on any machine
 _MOST_STEPS = 600
 
 
 @dataclass(frozen=True)
 class Family:
-    """template: for chats. answers: to a text that is not toxic, and to one that is."""
+    """template: for chats. answers: about a text that is not toxic, and about a toxic one."""
 
     template: str
     answers: tuple[str, str]
@@ -70,7 +70,7 @@ def toxic(text: str) -> bool:
 
 
 def sentences(count: int) -> Iterator[str]:
-    """As many sentences, every second one with the word."""
+    """Yield `count` sentences, every second one with the word "rude"."""
     rng = random.Random(0)
     for number in range(count):
         words = rng.choices(WORDS, k=rng.randint(2, 6))
@@ -80,7 +80,7 @@ def sentences(count: int) -> Iterator[str]:
 
 
 def save_guard(folder: Path, family: str) -> Path:
-    """A guard of `family` in `folder`, which it writes, that has learned what is toxic."""
+    """Train a guard of `family` and save it to `folder`."""
     texts = list(sentences(256))
     wanted = FAMILIES[family]
     tokenizer = _tokenizer(texts, [*wanted.answers, wanted.template])

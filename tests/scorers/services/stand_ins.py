@@ -1,4 +1,4 @@
-"""Local servers that speak the real wire formats, misbehave on demand and count what they get."""
+"""Local servers that speak the real wire formats, misbehave on demand and count their requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from tide.scorers.services import base as remote
 from tide.scorers.services.base import Pace
 
-# By name: a status, a code word and the seconds of `Retry-After`.
+# By name: HTTP status, error code and seconds of `Retry-After`.
 REFUSALS: dict[str, tuple[Any, ...]] = {
     "burst": (429, "RESOURCE_EXHAUSTED"),
     "come back later": (429, "RESOURCE_EXHAUSTED", 86_400),
@@ -37,20 +37,19 @@ REFUSALS: dict[str, tuple[Any, ...]] = {
     "empty": (400, "COMMENT_EMPTY"),
     "failed inference": (424,),
 }
-# Of the right answer (JSON) to one that is not.
+# Changes a correct answer (JSON).
 Change = Callable[[Any], Any]
 
 
 def toxicity(text: str) -> float:
-    """What these servers answer: any text has its own score."""
+    """The score that these servers give a text; it depends on the text alone."""
     return (sum(map(ord, text)) * 7919 % 1000) / 1000
 
 
 class Service(ThreadingHTTPServer):
-    """answer: of request number n (from 0): a method of `Handler`, or a change of the right answer.
-
-    arrivals: when requests came. connections: how many were made.
-    scored: how often each text got a good answer.
+    """answer: maps a request's number (from 0) to a method of `Handler`, a name of REFUSALS or a
+    change of the correct answer. arrivals: times of the requests. connections: their number.
+    scored: how often each text got a correct answer.
     """
 
     daemon_threads = True
@@ -74,13 +73,13 @@ class Service(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def most_in(self, seconds: float) -> int:
-        """The largest number of requests that came within so many seconds."""
+        """The largest number of requests within this many seconds."""
         times = sorted(self.arrivals)
         return max(sum(start <= t <= start + seconds for t in times) for start in times)
 
 
 def without_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a remote scorer's pauses pass at once, on a clock by which the service sees requests."""
+    """Skip a remote scorer's pauses: they advance a clock that times the service's requests."""
     now = 100.0
     service.clock = lambda: now
 
@@ -119,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(*self.about())
 
     def about(self) -> tuple[int, Any]:
-        """What is answered to questions about the server itself: status and body."""
+        """Status and body of the answer to GET requests."""
         return 404, {}
 
     def do_POST(self) -> None:
@@ -148,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def refuse(self, status: int, code: str = "", pause: int = 0) -> None:
-        # Services quote the key in some messages.
+        # Some services quote the key in messages.
         message = f"refused: {self.path} {dict(self.headers)}"
         error = self.error(status, code) | {"message": message} if code else message
         self.send(status, {"error": error}, {"Retry-After": str(pause)} if pause else None)
@@ -258,7 +257,7 @@ class VllmPooling(Handler):
 
 
 class Tei(Handler):
-    """`/predict` of a classifier with three labels; equal to the service in what it refuses."""
+    """`/predict` of a classifier with three labels; it refuses the same requests as the service."""
 
     LABELS = ("neutral", "toxic", "insult")
     kind: ClassVar[dict[str, Any]] = {
@@ -276,7 +275,7 @@ class Tei(Handler):
         assert self.path == "/predict"
         assert body["truncate"] is False
         assert len(body["inputs"]) <= 4
-        # Two strings in a list are one pair to the service.
+        # The service reads two strings in a list as a pair.
         assert all(isinstance(one, list) and len(one) == 1 for one in body["inputs"])
         texts = [one[0] for one in body["inputs"]]
         self.counted(texts)
@@ -308,10 +307,9 @@ class Azure(Handler):
 
 @dataclass(frozen=True)
 class Family:
-    """before: the tokens that a guard writes before its verdict. after: further ones.
+    """before, after: the tokens that a guard writes before and after its verdict.
 
-    verdicts: each verdict's token, and its share of the probability of all toxic, or of all other,
-    verdicts.
+    toxic, safe: the tokens of these verdicts, with their shares of the toxic or safe probability.
     """
 
     before: tuple[str, ...]
@@ -337,14 +335,14 @@ FAMILIES = {
 
 
 def share(text: str) -> float:
-    """The probability of toxic verdicts among all that a guard gives."""
+    """The probability of toxic verdicts among all verdicts."""
     return 0.01 + 0.98 * toxicity(text)
 
 
 class GuardServer(Handler):
     """A guard over OpenAI's chat and completions API, as vLLM serves one.
 
-    family: in whose words it answers; a tenth of the probability is no verdict.
+    family: whose words it answers with. A tenth of the probability goes to tokens of no verdict.
     """
 
     family = "llama-guard"
@@ -379,7 +377,7 @@ class GuardServer(Handler):
         return {"index": index, "text": "", "logprobs": logprobs}
 
     def places(self, text: str, *, begun: bool) -> list[list[tuple[str, float]]]:
-        """Tokens and log-probabilities, the likeliest first. begun: after the lead."""
+        """Tokens and log-probabilities, likeliest first. begun: the prompt ends with the lead."""
         one, p = FAMILIES[self.family], share(text)
         shares = {token: 0.9 * p * part for token, part in one.toxic.items()}
         shares |= {token: 0.9 * (1 - p) * part for token, part in one.safe.items()}

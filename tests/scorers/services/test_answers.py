@@ -1,4 +1,4 @@
-"""Services that answer anything: a score is what they plainly said, or there is none."""
+"""Services with any answer: a score equals the one in a valid answer, or there is no score."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_the_end_of_the_service_is_told(
 
 
 def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service) -> None:
-    """No policy makes a 0 of it: the service did not score it."""
+    """No policy turns the service's refusal into a score."""
     service.answer = lambda number: "empty if dots"
     for policy in ("zero", "one", "score"):
         with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 5\)$"):
@@ -151,7 +151,7 @@ def test_the_key_is_in_no_output(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Everything that a command prints or writes, with the HTTP client's own logging on."""
+    """Checks everything that a command prints or writes, with the HTTP client's logging on."""
     caplog.set_level(logging.DEBUG)
     service.answer = lambda number: failure
     code = tide("score", "one text", "-s", "perspective", "-o", tmp_path / "scores.jsonl")

@@ -1,4 +1,4 @@
-"""Every service: what is sent, and what becomes of every way to misbehave."""
+"""All services: their requests, and the result of every kind of misbehaviour."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_passing_failure_is_tried_again_and_never_a_score(
         score_texts(scorer, ["another text"], "zero")
 
 
-# A server of one's own may repeat the text in the place of a code, so none is told.
+# A self-hosted server may repeat the text as a code, so errors quote no codes of such servers.
 CODES = [
     (kind, ".* invalid_request" if kind in ("perspective", "moderation", "azure") else "")
     for kind in KINDS
@@ -172,7 +172,7 @@ def test_a_slow_server_and_one_that_is_not_there_are_left() -> None:
 
 
 def rows(change: Change) -> Change:
-    """A change of the list in an answer."""
+    """Change the list in an answer."""
 
     def changed(answer: Any) -> Any:
         if isinstance(answer, list):
@@ -411,7 +411,7 @@ def test_a_guard_by_its_spec() -> None:
 
 
 def test_the_key_is_nowhere(world: Made, caplog: pytest.LogCaptureFixture) -> None:
-    """Perspective's is in the address, which the client logs."""
+    """Perspective's key is in the address, which the client logs."""
     service, scorer, _ = world
     caplog.set_level(logging.DEBUG)
     for failure in ("ok", "denied", "broken", "hang up", "redirect", "bad request"):

@@ -8,7 +8,7 @@ from tide.scorers.base import Attributed, Floats
 
 
 class TwoSides:
-    """Threat by length, insult by capitals; the larger is the score."""
+    """Scores threat by length and insult by capitals; the larger is the score."""
 
     name, threshold = "two@1", 0.5
     attributes = ("threat", "insult")

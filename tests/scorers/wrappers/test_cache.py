@@ -31,7 +31,7 @@ TEXTS = [f"text number {i}" for i in range(200)]
 
 
 class Counting:
-    """By length; counts what it is asked, and fails from text number `fails_at` on."""
+    """Scores by length, records its texts, and fails from text number `fails_at` on."""
 
     threshold = 0.4
 
@@ -114,7 +114,7 @@ def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
     with cached(Counting(), path) as scorer:
         expected = scorer.score(TEXTS[:3])
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        # In a table that takes anything, as one may be that somebody else made.
+        # In a table without types, such as another program may have made.
         database.execute("CREATE TABLE other (key BLOB PRIMARY KEY, score)")
         database.execute("INSERT INTO other SELECT key, ? FROM scores", [entry])
         database.execute("DROP TABLE scores")
@@ -240,7 +240,7 @@ def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_pa
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()
     assert (stored := contents(path)) >= 800
-    assert stored % 8 == 0  # whole calls, never a part of one
+    assert stored % 8 == 0  # only complete calls are stored
     with cached(Counting("slow@1", fails_at=0), path) as scorer:
         assert scorer.score(["0 " * 20, "1599 " * 20]) == pytest.approx([0.04, 0.1])
 
@@ -248,7 +248,7 @@ def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_pa
 def test_a_file_that_answers_with_another_key_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one does whose index was damaged."""
+    """A file with a damaged index does so."""
     with cached(Counting(), tmp_path / "scores.sqlite3") as scorer:
         expected = scorer.score(TEXTS).tolist()
         rows = [(None, 0.25, None), (b"other", 0.5, None)]

@@ -55,7 +55,7 @@ def test_a_calibrated_scorer(tmp_path: Path) -> None:
     other = calibration.model_copy(update={"calibrated": (0.2, 0.8), "name": TwoSides.name})
     path.write_text(other.model_dump_json())
     mapped, inner = CalibratedScorer(path, TwoSides()), TwoSides().score_attributes(texts)
-    found = ask_attributes(mapped, texts)  # attributes stay as they are
+    found = ask_attributes(mapped, texts)  # attributes are not calibrated
     assert found.values == pytest.approx(other(inner.values))
     assert found.attributes["threat"] == pytest.approx(inner.attributes["threat"])
 

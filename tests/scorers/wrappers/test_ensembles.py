@@ -34,7 +34,7 @@ def test_one_member_down_is_no_score() -> None:
 
 
 class Listening:
-    """Scores the number that a text is, and notes what it was asked."""
+    """Scores the number that a text states, and records its texts."""
 
     name, threshold, pace = "listening", 0.5, "whole"
 
@@ -59,7 +59,7 @@ def test_the_second_confirms_what_the_first_objects_to() -> None:
         "confirm:listening,listening", 0.5, "word",
     )  # fmt: skip
     second.factor = 1.2
-    assert scorer.score(["0.8"]) == pytest.approx([0.8])  # the second can only lower
+    assert scorer.score(["0.8"]) == pytest.approx([0.8])  # the second scorer can only lower scores
 
 
 def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
@@ -75,9 +75,9 @@ def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("max:pocket", "max: needs two or more, as in max:A,B"),
-        ("confirm:pocket", "needs two, as in confirm:pocket,sentence"),
-        ("confirm:pocket,sentence,pocket", "needs two, as in confirm:pocket,sentence"),
+        ("max:pocket", "max: needs several scorers, as in max:A,B"),
+        ("confirm:pocket", "needs two scorers, as in confirm:pocket,sentence"),
+        ("confirm:pocket,sentence,pocket", "needs two scorers, as in confirm:pocket,sentence"),
     ],
 )
 def test_members_are_two_or_more(spec: str, says: str) -> None:

@@ -15,7 +15,7 @@ GERMAN = "Ich habe es nicht gesehen und du hast es nicht gesagt"
 
 
 class Noting(PlainScorer):
-    """Scores by a constant, and notes what it was asked."""
+    """Gives every text the same score, and records its texts."""
 
     attributes = ("noise",)
 
@@ -81,7 +81,7 @@ def test_it_stands_around_wrappers_and_inside_them() -> None:
         ("language:other=pocket", "en: Field required"),
         ("language:pocket", "is not key=value"),
         ("language:en=no-such", "unknown scorer 'no-such'"),
-        ("language:en=(cache:language:en=pocket)", "does not stand inside another"),
+        ("language:en=(cache:language:en=pocket)", "must not stand inside another"),
         ("language:en=pocket,de=pocket", "no option 'de'"),
     ],
 )

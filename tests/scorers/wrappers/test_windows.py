@@ -58,7 +58,7 @@ CHARACTERS = {
 @pytest.mark.parametrize("script", CHARACTERS)
 @pytest.mark.parametrize("words", [9, 100])
 def test_texts_without_spaces_are_split(script: str, words: int) -> None:
-    """A scorer of limited length misses nothing at the end of 1,101 characters."""
+    """Windows are short and cover all of a text of 1,101 characters."""
     text = "".join(random.Random(0).choices(CHARACTERS[script].split(), k=1101))
     end = 0
     for window in split_words(text, words):

@@ -1,4 +1,4 @@
-"""Guard models as scorers: language models that are asked for a verdict, in process or a server."""
+"""Guard models as scorers: language models that give a verdict, in process or on a server."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tide.scorers.guards.formats import GuardSettings, read
 def guard(model: str | GuardSettings, **options: Any) -> Scorer:
     """The probability that a guard model calls a text unsafe.
 
-    model: a folder or hub id, `MODEL@http://HOST:PORT` for one that a server runs, or a `FILE.json`
-    with GuardSettings; `#FORMAT` follows where the model's name does not tell the family. A folder
-    may hold such a file, as guard.json. options: of the connection to a server (see RemoteScorer).
+    model: a folder or hub id, `MODEL@http://HOST:PORT` on a server, or a `FILE.json` with
+    GuardSettings; append `#FORMAT` if the model's name does not tell the family. A folder may hold
+    its GuardSettings as guard.json. options: of the connection to a server (see RemoteScorer).
 
-    Raises InputError for settings that do not fit, and ScorerError if the guard cannot be loaded or
-    does not answer with a verdict.
+    Raises InputError for invalid settings, and ScorerError if the guard cannot be loaded or does
+    not answer with a verdict.
     """
     settings = model if isinstance(model, GuardSettings) else read(model)
     if settings.url is not None:

@@ -1,7 +1,7 @@
 """`guard:MODEL`, `guard:MODEL#FORMAT`, `guard:MODEL@http://HOST#FORMAT`, `guard:FILE.json`.
 
-Questions and answers of the known families of guards, and a file for any other. The question's
-wording is in the chat template that comes with a guard.
+Prompt and answer formats of known guard families, and settings for other guards. A guard's chat
+template holds the wording of its prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
 _OBJECT = TypeAdapter(dict[str, Any])
 _PLACES = re.compile(r"\{(text|policy)\}")
-_KNOWN = {  # as they are written in the names of models, without signs
+_KNOWN = {  # parts of model names, in lower case without separators
     "llamaguard": "llama-guard",
     "shieldgemma": "shieldgemma",
     "graniteguardian3.3": "granite-guardian-3.3",
@@ -35,12 +35,12 @@ _KNOWN = {  # as they are written in the names of models, without signs
 
 
 class Format(BaseModel):
-    """Format of a guard's question and answer.
+    """Format of a guard's prompt and answer.
 
     verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: the text
-    before the verdict. tokens: of an answer, to find the verdict in. arguments: of its chat
-    template. policy: keys of the place of a custom policy in the arguments; None without such a
-    place. header: the template must be told to begin the answer.
+    before the verdict. tokens: the number of tokens in which the verdict comes. arguments: for the
+    chat template. policy: the keys that lead to a custom policy in the arguments; None if the
+    template takes no policy. header: the template needs `add_generation_prompt`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +53,7 @@ class Format(BaseModel):
     header: bool = False
 
     def verdict(self, scorer: str, answer: Sequence[Place], begun: str) -> Verdict:
-        """The verdict in an answer whose beginning `begun` was given. Raises ScorerError."""
+        """The verdict in an answer that continues `begun`. Raises ScorerError."""
         try:
             return read_verdict(answer, self.verdicts, self.lead, begun)
         except NoVerdict as error:
@@ -65,8 +65,8 @@ class Format(BaseModel):
 
 
 _YES_NO = {"Yes": 1.0, "No": 0.0}
-# Read from the families' cards and public code that uses them; docs/scorers.md says which of these
-# could not be tried with the real weights.
+# From the families' model cards and public code that uses them; docs/scorers.md says which formats
+# could not be tested with the real weights.
 FORMATS: Mapping[str, Format] = {
     "llama-guard": Format(verdicts={"unsafe": 1.0, "safe": 0.0}, policy=("categories",)),
     "shieldgemma": Format(verdicts=_YES_NO, policy=("guideline",)),
@@ -92,18 +92,18 @@ FORMATS: Mapping[str, Format] = {
 
 
 class GuardSettings(BaseModel):
-    """A guard, as in `guard:FILE.json`; missing fields come from the format.
+    """Settings of a guard, as in `guard:FILE.json`; missing fields come from the format.
 
-    model: folder or hub id; with `url`, the name that the server knows it by. format: one of
-    FORMATS, by default derived from the model's name. url: a server that speaks OpenAI's API; in
-    process without one. api: "chat" leaves the template to the server; "completions" needs
-    `prompt`. engine: in process, transformers or vllm.
+    model: folder or hub id; with `url`, its name on the server. format: one of FORMATS, by default
+    derived from the model's name. url: a server that speaks OpenAI's API; without it the guard runs
+    in this process. api: "chat" applies the chat template on the server; "completions" needs
+    `prompt`. engine: runs a guard in this process.
 
-    prompt: the question, with `{text}` and perhaps `{policy}` in it, instead of the model's chat
-    template. policy: what is not allowed, as a text, or as categories with their descriptions.
-    verdicts, lead, tokens: see `Format`. arguments: further ones of the chat template.
-    role: the author of the text in the chat; an "assistant" answers `question`. engine_options:
-    further ones of vllm.LLM. batch: texts at a time, in process or in a request for completions.
+    prompt: replaces the model's chat template, with `{text}` and perhaps `{policy}` in it. policy:
+    the forbidden content, as a text or as categories with descriptions. verdicts, lead, tokens: see
+    `Format`. arguments: further arguments of the chat template. role: the author of the text in the
+    chat; an "assistant" answers `question`. engine_options: further arguments of vllm.LLM. batch:
+    texts at a time, in process or in a request for completions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -143,7 +143,7 @@ class GuardSettings(BaseModel):
 
     @classmethod
     def load(cls, path: Path, **defaults: Any) -> GuardSettings:
-        """The settings in a file. Raises InputError with the field that is wrong."""
+        """The settings in a file. Raises InputError that names the wrong field."""
         try:
             values = _OBJECT.validate_json(read_small(path))
             return cls.model_validate({**defaults, **values})
@@ -155,7 +155,7 @@ class GuardSettings(BaseModel):
             raise InputError(f"{path}: cannot be read: {first_line(error)}") from error
 
     def resolve(self) -> tuple[str, Format]:
-        """The format's name, and how this guard is asked. Raises InputError without a format."""
+        """The format's name, and the format with these settings. Raises InputError without one."""
         name = self.format or ("own" if self.prompt and self.verdicts else known(self.model))
         if name != "own" and name not in FORMATS:
             what = f"unknown format {self.format!r}" if self.format else "which format?"
@@ -193,7 +193,7 @@ class GuardSettings(BaseModel):
         return {**arguments, base.policy[0]: {**own, base.policy[-1]: policy}}
 
     def ask_about(self, text: str) -> str:
-        """The prompt with `text` and the policy in it; nothing in either is filled in again."""
+        """The prompt with `text` and the policy filled in; placeholders inside these stay."""
         policy = self.policy or ""
         if not isinstance(policy, str):
             policy = "\n".join(f"{name}: {said}" for name, said in policy.items())
@@ -201,7 +201,7 @@ class GuardSettings(BaseModel):
         return _PLACES.sub(lambda match: filled[match[1]], self.prompt or "{text}")
 
     def messages(self, text: str) -> list[dict[str, str]]:
-        """The chat that the guard's template is filled with."""
+        """The chat for the guard's template."""
         if self.role == "user":
             return [{"role": "user", "content": text}]
         return [
@@ -210,7 +210,7 @@ class GuardSettings(BaseModel):
         ]
 
     def digest(self) -> str:
-        """Digest of everything that decides the scores, except the model and where it runs."""
+        """Digest of the settings that affect scores, without the model; "" for the defaults."""
         own = {"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
         both = self, GuardSettings(model=self.model)
         asked, plain = (one.model_dump_json(include=own) for one in both)
@@ -218,7 +218,7 @@ class GuardSettings(BaseModel):
 
 
 def known(model: str) -> str:
-    """The format of a family, derived from the model's name; "" if unknown."""
+    """The format for a model, derived from its name; "" if unknown."""
     name = re.sub(r"[-_ /\\]", "", model.lower())
     return next((form for part, form in _KNOWN.items() if part in name), "")
 
@@ -233,7 +233,7 @@ def read(spec: str) -> GuardSettings:
         return GuardSettings.load(Path(spec))
     model, at, rest = spec.partition("@http")
     model, _, form = model.partition("#")
-    rest, _, last = rest.partition("#")  # MODEL#FORMAT@URL is understood as well
+    rest, _, last = rest.partition("#")  # MODEL#FORMAT@URL is accepted as well
     if form and last:
         raise InputError(f"scorer guard:{model}: two formats, {form} and {last}; give one")
     form = form or last

@@ -28,17 +28,17 @@ from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place, Verdict
 
 _TAGS = re.compile(r"</?\w+>")
-# A placeholder text, which shows where a template puts a text and whether it changes it.
+# A probe text, which shows where a template puts a text and whether it changes the text.
 _PROBE = "\ue000Aa \"'<&>{}\\\n\ue000"
-# Number of the likeliest tokens read in each place; vLLM's default limit is 20.
+# Number of the likeliest tokens to read at each position; vLLM's default limit is 20.
 _LIKELIEST = 20
 
 
 class _LocalGuard(PlainScorer, ABC):
-    """Base of guards in process: makes their prompts and reads their answers.
+    """Base of guards in this process: makes their prompts and reads their answers.
 
-    The text that a guard writes before its verdict (empty lines, "Safety:") is found once, at the
-    start. Later answers begin with it, so that the verdict is their first token.
+    The text that a guard writes before its verdict (empty lines, "Safety:") is found once, when the
+    guard is loaded. Later prompts end with it, so that the verdict is the answer's first token.
     """
 
     pace = "sentence"
@@ -56,8 +56,8 @@ class _LocalGuard(PlainScorer, ABC):
         own = f",{digest}" if (digest := settings.digest()) else ""
         self.name += f"{revision_of(settings.model, config)}#{kind}{own}"
         self._control = ControlTokens(self._tokenizer)
-        self._around_text, self._strip = self._look_at_template()
-        self._around_ids = self._look_at_tokenizer()
+        self._around_text, self._strip = self._probe_template()
+        self._around_ids = self._probe_tokenizer()
         self._begin("")
         self._try_out()
 
@@ -73,7 +73,7 @@ class _LocalGuard(PlainScorer, ABC):
 
     @abstractmethod
     def _load(self) -> Any:
-        """Load tokenizer and model; the model's config. Raises anything."""
+        """Load tokenizer and model, and return the model's config. May raise any exception."""
 
     @abstractmethod
     def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
@@ -83,7 +83,7 @@ class _LocalGuard(PlainScorer, ABC):
         tokens = 1 if self._begun or not self._format.lead else self._format.tokens
         found: dict[int, float] = {}
         for number, answer in enumerate(self._answers(prompts, tokens)):
-            with suppress(ScorerError):  # it is read on below
+            with suppress(ScorerError):  # a longer answer is generated below
                 found[number] = self._verdict(answer).score
         if later := [i for i in range(len(prompts)) if i not in found]:
             answers = self._answers([prompts[i] for i in later], self._format.tokens)
@@ -94,7 +94,7 @@ class _LocalGuard(PlainScorer, ABC):
         return self._format.verdict(self.name, answer, self._begun)
 
     def _try_out(self) -> None:
-        """Find the place of the verdict in its answer to a plain text."""
+        """Find the text before the verdict in an answer about a plain text."""
         policy = self._settings.policy
         if policy is not None and self._settings.prompt is None:
             rendered = self._rendered(HEALTH_TEXT)
@@ -104,10 +104,10 @@ class _LocalGuard(PlainScorer, ABC):
                     f"scorer {self.name}: its chat template has no place for a policy; put it into "
                     "a prompt of your own (guard:FILE.json)"
                 )
-        with guarded(ScorerError, f"scorer {self.name}: cannot be asked"):
+        with guarded(ScorerError, f"scorer {self.name}: cannot be used"):
             (answer,) = self._answers([self._prompt(HEALTH_TEXT)], self._format.tokens)
             before = self._verdict(answer).before
-        # Reasoning is about one text and cannot begin the answers to others.
+        # Reasoning is about one text and cannot begin the answers about others.
         if not _TAGS.sub("", before.replace(self._format.lead, "")).strip():
             self._begin(before)
 
@@ -116,11 +116,11 @@ class _LocalGuard(PlainScorer, ABC):
         self._begun = begun
         self._expected = self._control.count(self._ids(HEALTH_TEXT))
 
-    def _look_at_template(self) -> tuple[list[str], Callable[[str], str]]:
-        """The prompt before and after the text, and the function that strips the text's spaces.
+    def _probe_template(self) -> tuple[list[str], Callable[[str], str]]:
+        """The prompt's parts around the text, and the way that the template strips a text.
 
-        Only a probe passes through the template, so that it cannot shorten a text. Raises
-        InputError if the template would change a text. It may repeat the text.
+        Only a probe passes through the template, so that the template cannot shorten a text. It may
+        repeat the text. Raises InputError if it would change the text.
         """
         rendered = self._rendered(probe := f"\t{_PROBE}\t")
         for strip in (str, str.lstrip, str.rstrip, str.strip):
@@ -132,20 +132,20 @@ class _LocalGuard(PlainScorer, ABC):
             "of your own (guard:FILE.json)"
         )
 
-    def _look_at_tokenizer(self) -> tuple[list[int], list[int]]:
+    def _probe_tokenizer(self) -> tuple[list[int], list[int]]:
         """The ids that the tokenizer puts before and after a prompt."""
         if self._settings.prompt is None:  # the template writes them
             return [], []
-        with guarded(ScorerError, f"scorer {self.name}: cannot be asked"):
+        with guarded(ScorerError, f"scorer {self.name}: cannot be used"):
             bare: list[int] = self._tokenizer(HEALTH_TEXT, add_special_tokens=False)["input_ids"]
             whole: list[int] = self._tokenizer(HEALTH_TEXT)["input_ids"]
             begin = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:begin], whole[begin + len(bare) :]
 
     def _prompt(self, text: str) -> list[int]:
-        """Token ids of the prompt: the text unchanged, and the same control tokens for every text.
+        """Token ids of the prompt, with the text unchanged and no further control tokens.
 
-        Raises ScorerError for a text where that is impossible, and for one that is too long.
+        Raises ScorerError for a text for which that is impossible, and for one that is too long.
         """
         ids = self._ids(text)
         if self._control.count(ids) != self._expected:

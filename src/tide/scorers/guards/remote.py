@@ -13,7 +13,7 @@ from tide.scorers.guards.verdicts import Place
 from tide.scorers.services.base import place_of
 from tide.scorers.services.self_hosted import SelfHostedScorer, in_order
 
-# The most that OpenAI's API gives.
+# The most log-probabilities per token that OpenAI's API returns.
 _LIKELIEST = 20
 _LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # at most 0, except for rounding
 
@@ -56,9 +56,9 @@ class _Completions(BaseModel):
 
 
 class RemoteGuard(SelfHostedScorer):
-    """A guard on a server of OpenAI's API that gives log-probabilities, as vLLM does.
+    """A guard on a server that speaks OpenAI's API and gives log-probabilities, such as vLLM.
 
-    By default the server fills in the guard's chat template (`/chat/completions`); a custom prompt
+    By default the server applies the guard's chat template (`/chat/completions`); a custom prompt
     goes to `/completions`. GUARD_API_KEY holds the key, GUARD_QPS the requests a second. Further
     settings: see RemoteScorer.
     """

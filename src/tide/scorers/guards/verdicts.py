@@ -1,7 +1,7 @@
-"""The verdict that a guard writes, as a probability.
+"""Turns a guard's verdict into a score.
 
-A guard answers with a word: "safe", "No", "Safety: Unsafe". Its log-probabilities say how sure it
-was. The score is the probability of the toxic verdicts among all verdicts, at the place where the
+A guard answers with a word: "safe", "No", "Safety: Unsafe". Its log-probabilities tell how certain
+it is. The score is the probability of the toxic verdicts among all verdicts at the token where the
 verdict begins, which need not be the first token of the answer.
 """
 
@@ -11,16 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# Least probability of all verdicts together at the place of a verdict.
+# Minimum probability of all verdicts together if the chosen token is not a verdict.
 _LEAST = 0.01
-# Tolerance for the chosen token being the likeliest: rounding may separate equals.
+# The chosen token must have this share of the highest probability: rounding may separate equals.
 _ROUNDING = 0.5
 # Characters that may surround a verdict.
 _AROUND = " \t\r\n\"'`*_"
 
 
 class Place(NamedTuple):
-    """One token of an answer: its text, and the texts and log-probabilities of the likeliest.
+    """One token of an answer, and the texts and log-probabilities of the likeliest tokens there.
 
     A server may list only the chosen token.
     """
@@ -43,15 +43,14 @@ class Verdict(NamedTuple):
 def read_verdict(
     places: Sequence[Place], verdicts: Mapping[str, float], lead: str = "", written: str = ""
 ) -> Verdict:
-    """The verdict in an answer.
+    """Find the verdict in an answer. Raises NoVerdict.
 
     verdicts: toxicity of each verdict in [0, 1]. lead: the text before the verdict ("Safety:");
-    anything may stand before the lead, and nothing but spaces and quotation marks after it.
-    written: the beginning of the answer, if the guard was made to begin so.
+    any text may precede it, but only spaces, quotes and markup may stand between it and the
+    verdict. written: the beginning of the answer, if the prompt already held it.
 
-    Tokens that the places do not list count as the most toxic verdict, so that the score is never
-    lower than with the whole vocabulary.
-    Raises NoVerdict.
+    Tokens that the places do not list count as the most toxic verdict, so the score is never lower
+    than with the whole vocabulary.
     """
     begun = len(written)
     for chosen, likeliest in places:
@@ -63,7 +62,7 @@ def read_verdict(
             if not blank and len(meant) < 2:
                 if not _is_likeliest(chosen, likeliest):
                     raise NoVerdict(f"{chosen!r}, which is not the likeliest of its own list,")
-                # Another word was chosen; or a verdict, which then counts however unlikely it was.
+                # A chosen verdict counts however unlikely it is; other verdicts need _LEAST.
                 score = _score(tail, likeliest, verdicts, 0.0 if meant else _LEAST)
                 if score is not None:
                     return Verdict(score, written[begun:])
@@ -75,7 +74,7 @@ def read_verdict(
 
 
 def _is_likeliest(chosen: str, likeliest: Sequence[tuple[str, float]]) -> bool:
-    """False for an answer that contradicts itself, whose list cannot be used."""
+    """Whether the chosen token is about the likeliest; if not, the list cannot be used."""
     own = max((math.exp(logprob) for text, logprob in likeliest if text == chosen), default=0.0)
     return own >= _ROUNDING * max((math.exp(logprob) for _, logprob in likeliest), default=0.0)
 
@@ -86,9 +85,9 @@ def _score(
     verdicts: Mapping[str, float],
     least: float,
 ) -> float | None:
-    """The mean toxicity of the verdicts that may come after `tail`.
+    """The mean toxicity of the verdicts that may follow `tail`, weighted by probability.
 
-    None unless they are more likely than `least`, all together.
+    None unless their total probability exceeds `least`.
     """
     mass: dict[float, float] = {}
     listed = [(text, min(1.0, math.exp(logprob))) for text, logprob in likeliest]
@@ -106,7 +105,7 @@ def _score(
 
 
 def _meant(text: str, verdicts: Mapping[str, float]) -> set[float]:
-    """The toxicity of the verdicts that begin with `text`."""
+    """The toxicities of the verdicts that begin with `text`, or with which `text` begins."""
     text = text.lstrip(_AROUND)
     if not text:
         return set()

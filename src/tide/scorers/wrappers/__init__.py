@@ -1,1 +1,1 @@
-"""Wrappers of scorers: caches, windows, ensembles, calibrations."""
+"""Scorer wrappers: caches, windows, ensembles, calibrations, languages."""

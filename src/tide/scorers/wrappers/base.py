@@ -1,7 +1,7 @@
-"""Wrappers of scorers: their base class, and those of the specs.
+"""The base class of scorer wrappers, ensembles and windows.
 
-`max:A,B`, `mean:A,B` and `confirm:A,B`: several scorers as one. `windows:SCORER`: a long text in
-overlapping windows, of which the worst counts.
+`max:A,B`, `mean:A,B` and `confirm:A,B` combine several scorers. `windows:SCORER` scores a long text
+in overlapping windows, and the worst counts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from tide.scorers.language import languages_of
 
 
 class ScorerWrapper(AttributedScorer):
-    """A scorer around one or several others.
+    """A scorer that wraps one or several others.
 
-    Name and threshold are those of the first scorer, unless the subclass sets its own. Attributes
-    are those of any scorer, languages those that all read. A subclass overrides `score_attributes`.
+    Name and threshold are the first scorer's, unless the subclass sets its own. Attributes are
+    those that any scorer has, languages those that all read. Subclasses override
+    `score_attributes`.
     """
 
     screen: Scorer | None = None  # see `tide.scorers.base.screen_of`
@@ -59,11 +60,12 @@ class ScorerWrapper(AttributedScorer):
 
 
 class _Ensemble(ScorerWrapper):
-    """Every member scores every text; if one fails, the ensemble fails: it has no score then.
+    """Every member scores every text; if one fails, the ensemble fails.
 
-    Attributes are joined like the scores, over the members that have them.
+    Attributes are combined like the scores, over the members that have them.
 
-    scores_of: joins the members' scores, shape (members, texts). threshold_of: their thresholds.
+    scores_of: combines the members' scores, shape (members, texts). threshold_of: combines their
+    thresholds.
     """
 
     kind: ClassVar[str]
@@ -73,7 +75,7 @@ class _Ensemble(ScorerWrapper):
     @checked
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) < 2:
-            raise InputError(f"scorer {self.kind}: needs two or more, as in {self.kind}:A,B")
+            raise InputError(f"scorer {self.kind}: needs several scorers, as in {self.kind}:A,B")
         super().__init__(*scorers)
         self.name = f"{self.kind}:{','.join(scorer.name for scorer in scorers)}"
         self.threshold = self.threshold_of([scorer.threshold for scorer in scorers])
@@ -105,27 +107,26 @@ class MaxScorer(_Ensemble):
 
 
 class MeanScorer(_Ensemble):
-    """The mean of the members' scores, which should mean the same (calibrate them first)."""
+    """The mean of the members' scores, which should be comparable (calibrate them first)."""
 
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
-# Score of the first scorer from which on the second is asked; no lower threshold is useful.
+# The first scorer's score from which the second is called; no lower threshold is useful.
 _DOUBT = 0.01
 
 
 class ConfirmScorer(ScorerWrapper):
-    """The second scorer is asked where the first objects to a text; the lower score counts.
+    """Calls the second scorer for texts that the first scores 0.01 or more; the lower score counts.
 
-    A quick scorer that counts words is then corrected by one that reads sentences, at a cost on
-    those texts alone. Scores of the first below 0.01 stand. Threshold, pace and
-    attributes are those of the first, which is the screen.
+    So one that reads sentences corrects a quick one that counts words, at a cost for those texts
+    only. Threshold, pace and attributes are the first scorer's, which is also the screen.
     """
 
     @checked
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) != 2:
-            raise InputError("scorer confirm: needs two, as in confirm:pocket,sentence")
+            raise InputError("scorer confirm: needs two scorers, as in confirm:pocket,sentence")
         super().__init__(*scorers)
         first, self._second = scorers
         self.name = f"confirm:{first.name},{self._second.name}"
@@ -149,15 +150,15 @@ _WORD = regex.compile(
     rf"|(?:(?={_SPACED})\X){{1,8}}"
 )
 
-_LONGEST = 64  # code points: marks without end may stand on a letter
+_LONGEST = 64  # most code points of a word: a letter may have any number of combining marks
 
 
 class WindowedScorer(ScorerWrapper):
-    """The highest score, and attributes, of any window of `words` words; windows overlap by half.
+    """The highest score and attributes of windows of `words` words that overlap by half.
 
-    For scorers that cut a long text at their context's end, or that average a short insult away.
-    A text of at most `words` words is scored whole. Two characters of a script without spaces count
-    as a word; each 8 of a word over 24 characters count as one.
+    For scorers that truncate long texts, or that average a short insult away. A text of at most
+    `words` words is scored whole. Two characters of a script without spaces count as a word, and so
+    do every 8 characters of a word of more than 24.
     """
 
     @checked
@@ -191,7 +192,7 @@ class WindowedScorer(ScorerWrapper):
 
 
 def split_words(text: str, words: int) -> list[str]:
-    """Windows of `words` words (the last may be shorter), each half over the one before.
+    """Windows of `words` words (the last may be shorter) that overlap by half.
 
     No window ends inside a character, except one of more than 64 code points.
     """

@@ -25,11 +25,11 @@ from tide.scorers.wrappers.base import ScorerWrapper
 _T = TypeVar("_T")
 _LOG = logger(__name__)
 
-# Number of new scores after which they are written, so that an outage loses few paid ones.
+# Number of new scores to request and write at a time, so that an outage loses few paid ones.
 _CHUNK = 64
-# SQLite allows 999 parameters in a statement of its oldest versions.
+# The oldest versions of SQLite allow 999 parameters in a statement.
 _MOST_PARAMETERS = 900
-# Attributes are in a table of their own, as JSON: files of earlier versions have only the first.
+# Attributes have their own table, as JSON, because files of earlier versions have only `scores`.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS attributes (key BLOB PRIMARY KEY, attributes TEXT NOT NULL) STRICT;
@@ -38,17 +38,17 @@ _ATTRIBUTES = TypeAdapter(dict[str, Score])
 
 
 class CachedScorer(ScorerWrapper):
-    """Asks `scorer` only for texts that it has never scored under its present name and revision.
+    """Calls `scorer` only for texts that it has not scored yet under its current name and revision.
 
-    Attributes are kept with the scores. Entries of earlier versions have a score but no attributes.
+    Attributes are stored with the scores; entries of earlier versions have none.
 
     path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder;
-    ":memory:" keeps scores for this object's life. The file holds hashes, not texts. Several
-    processes may use it at once (not over a network file system), and a killed one leaves it whole.
+    ":memory:" uses no file. The file holds hashes, not texts. Several processes may use it at once
+    (not over a network file system), and killing one does not damage it.
 
     Only valid scores are stored; an invalid entry is scored again, with a warning. Raises
-    InputError for a function, whose name has no revision (unless in memory), and ScorerError if the
-    file cannot be used.
+    InputError for a function (unless in memory), because its name has no revision, and ScorerError
+    if the file cannot be used.
     """
 
     @checked
@@ -56,7 +56,7 @@ class CachedScorer(ScorerWrapper):
         if "callable:" in scorer.name and str(path) != ":memory:":
             raise InputError(
                 f"cache: {scorer.name} has no revision, so old scores could pass for new ones; "
-                "make it a Scorer whose name holds one"
+                "make it a Scorer whose name holds a revision"
             )
         super().__init__(scorer)
         usual = os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3"
@@ -71,7 +71,7 @@ class CachedScorer(ScorerWrapper):
         with self._lock:
             for key, score, attributes in self._guarded(lambda: self._read(list(keys))):
                 entry = self._entry(score, attributes)
-                # A damaged file may also answer with a key that was not asked for.
+                # A damaged file may also return a key that was not requested.
                 if key in keys and entry is not None:
                     known[keys[key]] = entry
                 elif not self._warned:
@@ -97,12 +97,12 @@ class CachedScorer(ScorerWrapper):
     def _open(self) -> sqlite3.Connection:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        # Calls come from several threads; the lock takes care of them.
+        # Several threads use the connection; `_lock` keeps them apart.
         database = sqlite3.connect(
             self.path, timeout=60, isolation_level=None, check_same_thread=False
         )
         try:
-            # WAL: readers and a writer at the same time; a killed process leaves the file whole.
+            # WAL: readers and a writer at the same time; a killed process damages nothing.
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             database.executescript(_SCHEMA)
@@ -112,12 +112,12 @@ class CachedScorer(ScorerWrapper):
         return database
 
     def _key(self, text: str) -> bytes:
-        # A text may hold a lone surrogate, which has no UTF-8.
+        # A text may hold a lone surrogate, which UTF-8 cannot encode.
         named = f"{self._scorer.name}\0{text}"
         return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
     def _entry(self, score: object, attributes: object) -> Said | None:
-        """The entry, None if invalid: a score, and the scorer's attributes or none."""
+        """The stored score, with attributes if stored; None if the entry is invalid."""
         if type(score) is not float or not 0 <= score <= 1:
             return None
         if attributes is None or not self.attributes:

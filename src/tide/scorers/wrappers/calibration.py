@@ -1,7 +1,7 @@
 """`calibrated:FILE.json`: a scorer whose scores were fitted to labels by isotonic regression.
 
-Isotonic regression is the best fit that never turns the order of two scores around (Zadrozny and
-Elkan, 2002): it moves where 0.5 lies, not which texts are the more toxic ones.
+Isotonic regression is the best fit that never reverses the order of two scores (Zadrozny and Elkan,
+2002): it changes what a score of 0.5 means, not which of two texts is more toxic.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ _Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Calibration(BaseModel):
-    """A rising piecewise linear map from scores to calibrated ones, and the scorer it was fitted
-    to.
+    """A rising piecewise linear map from raw to calibrated scores, and the scorer it belongs to.
 
-    scorer: as given to `load_scorer`. name: with the revision that it was fitted for. raw,
-    calibrated: the map's corners, both rising.
+    scorer: its spec. name: its name at fitting, with the revision. raw, calibrated: the map's
+    corners, both rising.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -83,9 +82,9 @@ def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) ->
 
 
 class CalibratedScorer(ScorerWrapper):
-    """The scorer that a calibration file names, with its scores mapped; attributes stay.
+    """The scorer named in a calibration file, with calibrated scores and unchanged attributes.
 
-    Raises InputError if it is not a calibration, or was fitted for another revision of the scorer.
+    Raises InputError if the file is no calibration, or one for another revision of the scorer.
     """
 
     @checked

@@ -17,7 +17,7 @@ from tide.scorers.language import MULTILINGUAL, other_language
 from tide.scorers.wrappers.base import ScorerWrapper
 from tide.scorers.wrappers.calibration import Calibration
 
-# By name and argument: "lexicon" has an English list, "lexicon:FILE" one of its own.
+# Names and arguments: "lexicon" has an English list, but a "lexicon:FILE" may be in any language.
 _ENGLISH_SCORERS = {
     *((name, None) for name in ("pocket", "sentence", "profanity-check", "lexicon", "detoxify")),
     *(("detoxify", variant) for variant in ("original", "unbiased")),
@@ -25,17 +25,17 @@ _ENGLISH_SCORERS = {
 
 
 class LanguageOptions(Options):
-    en: str = Field(description="The scorer of English texts, and of those too short to tell.")
+    en: str = Field(description="Scorer of English texts, and of texts too short to tell.")
     other: str | None = Field(
-        default=None, description="The scorer of all others; without one they are an error."
+        default=None, description="Scorer of all other texts, which are an error without it."
     )
 
 
 class LanguageScorer(ScorerWrapper):
-    """Each text goes to the scorer that reads its language.
+    """Sends each text to the scorer that reads its language.
 
-    An attribute that only one of the two has is not known (NaN) of the other's texts. threshold:
-    the lower of the two. Raises InputError for a `language` inside another.
+    An attribute that only one scorer has is NaN for the other's texts. threshold: the lower of the
+    two. Raises InputError for nested `language:` specs.
     """
 
     options_class = LanguageOptions
@@ -53,7 +53,7 @@ class LanguageScorer(ScorerWrapper):
             self.languages = None
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        """Raises ScorerError for a text in another language if no scorer reads those."""
+        """Raises ScorerError for a text in another language if `other` is not given."""
         where = [other_language(text) for text in texts]
         if self._other is None and any(where):
             raise ScorerError(
@@ -77,7 +77,7 @@ def _loaded(spec: str) -> Scorer:
     parts = [_parsed(spec)]
     for part in parts:
         if part.name == "language":
-            raise InputError("scorer language: does not stand inside another 'language:'")
+            raise InputError("scorer language: must not stand inside another 'language:'")
         parts += part.inner
     return load_scorer(spec)
 
@@ -87,9 +87,9 @@ def _parsed(spec: str) -> Spec:
 
 
 def strict(spec: str) -> str:
-    """The scorer `spec`, with an error for texts in languages that it does not read.
+    """Make texts in other languages an error for a scorer that reads only English.
 
-    Raises InputError for a spec that cannot be read.
+    Returns the new spec. Raises InputError for an invalid spec.
     """
 
     def reads_english_alone(part: Spec) -> bool:
