@@ -158,7 +158,7 @@ def score_covered(
     return Covered(values, time.perf_counter() - started, failure)
 
 
-# Most beginnings to score per text, since a scorer may be slow.
+# Maximum number of beginnings scored per text, since a scorer may be slow.
 _WORDS = 100
 _SAMPLE = 500
 

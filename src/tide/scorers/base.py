@@ -112,7 +112,7 @@ def screen_of(scorer: Scorer) -> Scorer | None:
     return screen
 
 
-class Said(NamedTuple):
+class TextScore(NamedTuple):
     """The score of one text, and its attributes, in [0, 1]."""
 
     value: float
@@ -129,7 +129,7 @@ class Attributed(NamedTuple):
     attributes: Mapping[str, Floats]
 
     @classmethod
-    def of(cls, rows: Sequence[Said], names: Sequence[str]) -> Attributed:
+    def of(cls, rows: Sequence[TextScore], names: Sequence[str]) -> Attributed:
         """Convert rows to columns. names: attributes to include; NaN where a row lacks one."""
         columns = {name: [row.attributes.get(name, math.nan) for row in rows] for name in names}
         return cls(
@@ -409,7 +409,7 @@ def validate_scores(
 
 
 def _numbers(answer: Any) -> Floats:
-    kind, torch = type(answer), sys.modules.get("torch")  # no tensor exists before its import
+    kind, torch = type(answer), sys.modules.get("torch")  # tensors exist only after its import
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
         answer = answer.detach().cpu()
         # numpy has no bfloat16.

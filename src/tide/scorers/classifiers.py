@@ -95,10 +95,10 @@ class HuggingFaceScorer(_Classifier):
     `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. Without them, labels with a common name
     (toxic, hate, offensive...) are taken; of two unnamed labels, LABEL_1.
 
-    If labels are exclusive (softmax), the score is the sum of the toxic ones, or with
-    `#max:LABEL,LABEL` the largest; two or more toxic labels are also attributes. If not (sigmoid),
-    the score is the largest toxic one, and all labels are attributes. A text longer than the
-    model's context is scored in windows that overlap by half, and the worst counts.
+    With exclusive labels (softmax) the score is the sum of the toxic ones, or with
+    `#max:LABEL,LABEL` the largest; two or more toxic labels are also attributes. With independent
+    labels (sigmoid) the score is the largest toxic one, and all labels are attributes. A text
+    longer than the model's context is scored in windows that overlap by half; the worst counts.
 
     Raises ScorerError if the model, head included, cannot be loaded completely, and InputError for
     unknown labels and an unusable device.

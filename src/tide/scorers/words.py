@@ -79,7 +79,7 @@ class LexiconScorer(ReadingScorer):
 
 
 def _as_a_whole(words: Iterable[str], beside: str) -> regex.Pattern[str]:
-    """A pattern for whole words. Characters in `beside` or scripts without spaces may adjoin."""
+    """A pattern for whole words. Letters in `beside` or scripts without spaces may touch a word."""
     letter = rf"[\w--[{beside}{UNSPACED}]]"
     return regex.compile(
         rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False

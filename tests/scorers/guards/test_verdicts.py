@@ -79,7 +79,7 @@ def test_after_a_lead() -> None:
         ([place(("I", 0.995), ("safe", 0.005))], "I"),
         ([place(("\n", 1.0))] * 3, "n'"),
         ([place((" ", 1.0)), place(("I", 1.0)), place((" cannot", 1.0))], "I cannot"),
-        # A list with a likelier token than the chosen one belongs to another place.
+        # A list in which another token is much likelier than the chosen one is refused.
         ([place(("safe", 0.99), chosen="un")], "'un', which is not the likeliest"),
         ([place(("safe", 0.99), ("unsafe", 0.01), chosen="unsafe")], "not the likeliest"),
         ([place(("safe", 0.99), chosen="The")], "'The', which is not the likeliest"),

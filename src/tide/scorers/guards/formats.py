@@ -185,7 +185,7 @@ class GuardSettings(BaseModel):
         if base.policy == ("categories",) and isinstance(policy, str):
             policy = {"S1": policy}
         elif base.policy != ("categories",) and not isinstance(policy, str):
-            policy = "\n".join(f"{name}: {text}" for name, text in policy.items())
+            policy = "\n".join(f"{name}: {rule}" for name, rule in policy.items())
         if len(base.policy) == 1:
             return {**arguments, base.policy[0]: policy}
         # A custom definition replaces the named risk.
@@ -196,7 +196,7 @@ class GuardSettings(BaseModel):
         """The prompt with `text` and the policy filled in; placeholders inside these stay."""
         policy = self.policy or ""
         if not isinstance(policy, str):
-            policy = "\n".join(f"{name}: {said}" for name, said in policy.items())
+            policy = "\n".join(f"{name}: {rule}" for name, rule in policy.items())
         filled = {"text": text, "policy": policy}
         return _PLACES.sub(lambda match: filled[match[1]], self.prompt or "{text}")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from tide.core.http import Client, Rows, ServerFailed
-from tide.scorers.base import Said
+from tide.scorers.base import TextScore
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place
 from tide.scorers.services.base import place_of
@@ -76,13 +76,13 @@ class RemoteGuard(SelfHostedScorer):
         self.name = f"guard:{settings.model}@{place_of(self._url)}#{kind}{own}"
         self.threshold = settings.threshold
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         if self._settings.api == "chat":
             answers = [await self._chat(client, texts[0])]
         else:
             answers = await self._complete(client, texts)
         begun = self._format.lead if self._settings.api == "completions" else ""
-        return [Said(self._format.verdict(self.name, one, begun).score) for one in answers]
+        return [TextScore(self._format.verdict(self.name, one, begun).score) for one in answers]
 
     async def _chat(self, client: Client, text: str) -> list[Place]:
         body = {
@@ -98,12 +98,12 @@ class RemoteGuard(SelfHostedScorer):
         answer = await self._request(client, "/chat/completions", _Chat, body, [text])
         if len(answer.choices) != 1:
             raise ServerFailed(f"{len(answer.choices)} answers to one text")
-        said = answer.choices[0].logprobs
-        if said is None or not said.content:
+        logprobs = answer.choices[0].logprobs
+        if logprobs is None or not logprobs.content:
             raise ServerFailed("an answer without log-probabilities")
         return [
             Place(one.token, [(top.token, top.logprob) for top in one.top_logprobs or [one]])
-            for one in said.content
+            for one in logprobs.content
         ]
 
     async def _complete(self, client: Client, texts: list[str]) -> list[list[Place]]:
@@ -118,13 +118,13 @@ class RemoteGuard(SelfHostedScorer):
         return [_places(choice.logprobs) for choice in in_order(answer.choices, len(texts))]
 
 
-def _places(said: _LogProbs | None) -> list[Place]:
-    if said is None or not said.tokens:
+def _places(found: _LogProbs | None) -> list[Place]:
+    if found is None or not found.tokens:
         raise ServerFailed("an answer without log-probabilities")
-    if not len(said.tokens) == len(said.token_logprobs) == len(said.top_logprobs):
+    if not len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs):
         raise ServerFailed("log-probabilities of other tokens than it wrote")
     places = []
-    for token, own, top in zip(said.tokens, said.token_logprobs, said.top_logprobs, strict=True):
+    for token, own, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
         likeliest = list(top.items()) if top else []
         if not likeliest and own is None:
             raise ServerFailed("an answer without log-probabilities")

@@ -25,7 +25,7 @@ from tide.core.errors import (
 )
 from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, AttributedScorer, Said, is_empty
+from tide.scorers.base import Attributed, AttributedScorer, TextScore, is_empty
 
 
 class Pace:
@@ -74,12 +74,12 @@ Attempts = Annotated[int, Field(ge=1, le=1000)]
 class RemoteScorer(AttributedScorer):
     """Base of scorers that query a service; subclasses define one request.
 
-    Requests start evenly spaced at `queries_per_second` (default: the environment variable
-    `rate_variable`, else `usual_rate`), at most `concurrency` at a time (default: as many as start
-    in a second, at most 100). A request that fails temporarily is repeated, up to `attempts` times
-    in all, after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds for one
-    request with its whole answer. If a call of `score` fails, the scores received by then are kept
-    (the last 10,000), so that the next call requests only the rest.
+    Requests start evenly spaced at `queries_per_second` (default: the environment variable named
+    by `rate_variable`, else `usual_rate`), at most `concurrency` at a time (default: as many as
+    start in a second, at most 100). A request that fails temporarily is repeated, up to `attempts`
+    times in all, after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds
+    for one request with its whole answer. If a call of `score` fails, the scores received by then
+    are kept (the last 10,000), so that the next call requests only the rest.
 
     attributes: names of the service's further scores; see `tide.scorers.base`. check: the things to
     check, for errors, if the service refuses to answer. tells_codes: errors may quote its codes.
@@ -116,7 +116,7 @@ class RemoteScorer(AttributedScorer):
         self._gate = asyncio.Semaphore(at_once)
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
-        self._kept: dict[str, Said] = {}
+        self._kept: dict[str, TextScore] = {}
         self._opened: Client | None = None
         self._used = False  # whether its last request succeeded
 
@@ -142,7 +142,7 @@ class RemoteScorer(AttributedScorer):
         return Client(self._timeout, key=self._key)
 
     @abstractmethod
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         """Make one request, for at most `batch_size` texts.
 
         Raises ServerFailed for a temporary failure, else the errors of `score_attributes`.
@@ -154,9 +154,9 @@ class RemoteScorer(AttributedScorer):
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
         gone or refuses the key, and ScorerError for texts that it rejects.
         """
-        return Attributed.of(self._said(texts), self.attributes)
+        return Attributed.of(self._score_each(texts), self.attributes)
 
-    def _said(self, texts: Sequence[str]) -> list[Said]:
+    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
         found = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
         return [found[text] for text in texts]
 
@@ -199,13 +199,13 @@ class RemoteScorer(AttributedScorer):
         size = f"texts: {len(texts)}, characters: {sum(map(len, texts))}"
         return ScorerError(f"{what} ({size}){hint}")
 
-    async def _score_all(self, texts: list[str]) -> dict[str, Said]:
+    async def _score_all(self, texts: list[str]) -> dict[str, TextScore]:
         found = {text: self._kept.pop(text) for text in texts if text in self._kept}
         left = [text for text in texts if text not in found]
 
         async def score(batch: list[str]) -> None:
-            said = await self._persistently(lambda client: self._ask(client, batch))
-            found.update(zip(batch, said, strict=True))
+            scores = await self._persistently(lambda client: self._ask(client, batch))
+            found.update(zip(batch, scores, strict=True))
 
         starts = range(0, len(left), self.batch_size)
         try:

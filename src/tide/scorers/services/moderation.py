@@ -17,7 +17,7 @@ from tide.core.errors import InputError, ScorerError
 from tide.core.http import Client, Rows, ServerFailed, need_key
 from tide.core.results import Score
 from tide.plugins.options import checked
-from tide.scorers.base import Said
+from tide.scorers.base import TextScore
 from tide.scorers.services.base import RemoteScorer, place_of, url_from
 
 URL = "https://api.openai.com/v1"
@@ -66,7 +66,7 @@ class OpenAIModerationScorer(RemoteScorer):
         where = "" if url == URL else f"@{place_of(url)}"
         super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url, **options)
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {"model": self._model, "input": texts}
         reply = await self._request(client, "/moderations", _ModerationReply, body, texts)
         rows = [result.category_scores for result in reply.results]
@@ -74,14 +74,14 @@ class OpenAIModerationScorer(RemoteScorer):
             raise ServerFailed(f"{len(rows)} scores for {len(texts)} texts")
         return [self._read(row) for row in rows]
 
-    def _read(self, row: dict[str, float | None]) -> Said:
+    def _read(self, row: dict[str, float | None]) -> TextScore:
         scores = {}
         for name in self.attributes:
             if (score := row.get(name)) is None:
                 has = ", ".join(row)
                 raise ScorerError(f"scorer {self.name}: no category {name!r}; it has {has}")
             scores[name] = score
-        return Said(max(scores.values()), scores)
+        return TextScore(max(scores.values()), scores)
 
 
 AZURE_CATEGORIES = ("Hate", "SelfHarm", "Sexual", "Violence")
@@ -138,28 +138,28 @@ class AzureContentSafetyScorer(RemoteScorer):
             **options,
         )
 
-    def _said(self, texts: Sequence[str]) -> list[Said]:
+    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
         if any(len(text) > MAX_CHARACTERS for text in texts):
             raise ScorerError(
                 f"scorer {self.name}: a text is longer than {MAX_CHARACTERS:,} characters; shorten "
                 "it, or use windows:azure-content-safety"
             )
-        return super()._said(texts)
+        return super()._score_each(texts)
 
     def _client(self) -> Client:
         headers = {"Ocp-Apim-Subscription-Key": self._key.get_secret_value()}
         return Client(self._timeout, headers=headers)
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {
             "text": texts[0],
             "categories": list(self.attributes),
             "outputType": "EightSeverityLevels",
         }
         path = f"/contentsafety/text:analyze?api-version={AZURE_VERSION}"
-        said = (await self._request(client, path, _AzureReply, body, texts)).categories
-        found = {one.category: one.severity / _WORST for one in said}
-        if len(found) != len(said) or any(name not in found for name in self.attributes):
+        analysis = (await self._request(client, path, _AzureReply, body, texts)).categories
+        found = {one.category: one.severity / _WORST for one in analysis}
+        if len(found) != len(analysis) or any(name not in found for name in self.attributes):
             raise ServerFailed("an answer that lacks or repeats a requested category")
         scores = {name: found[name] for name in self.attributes}
-        return [Said(max(scores.values()), scores)]
+        return [TextScore(max(scores.values()), scores)]

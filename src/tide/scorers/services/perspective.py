@@ -2,7 +2,7 @@
 
     https://developers.perspectiveapi.com/s/about-the-api-methods
 
-Environment variables set it up, on the command line too:
+Environment variables, which also serve the command line:
 PERSPECTIVE_API_KEY, PERSPECTIVE_QPS (queries a second, 1 unless Google granted more),
 PERSPECTIVE_URL (a server that speaks the same protocol), PERSPECTIVE_LONG_TEXT (split or refuse).
 """
@@ -21,7 +21,7 @@ from tide.core.http import Client, ServerFailed, need_key
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
-from tide.scorers.base import Said
+from tide.scorers.base import TextScore
 from tide.scorers.services.base import RemoteScorer, place_of, url_from
 from tide.scorers.wrappers.base import split_bytes
 
@@ -97,24 +97,24 @@ class PerspectiveScorer(RemoteScorer):
                 "ended" if date.today() > END_OF_SERVICE else "ends", END_OF_SERVICE, _INSTEAD,
             )  # fmt: skip
 
-    def _said(self, texts: Sequence[str]) -> list[Said]:
+    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
         parts = [split_bytes(text, self._max_bytes) for text in texts]
         if self._long_text == "refuse" and any(len(some) > 1 for some in parts):
             raise ScorerError(
                 f"scorer {self.name}: a text is longer than {self._max_bytes} bytes; shorten it, "
                 "or set PERSPECTIVE_LONG_TEXT=split"
             )
-        said = iter(super()._said([part for some in parts for part in some]))
-        return [self._worst([next(said) for _ in some]) for some in parts]
+        scores = iter(super()._score_each([part for some in parts for part in some]))
+        return [self._worst([next(scores) for _ in some]) for some in parts]
 
-    def _worst(self, parts: Sequence[Said]) -> Said:
+    def _worst(self, parts: Sequence[TextScore]) -> TextScore:
         found = {name: max(part.attributes[name] for part in parts) for name in self.attributes}
-        return Said(max(part.value for part in parts), found)
+        return TextScore(max(part.value for part in parts), found)
 
     def _client(self) -> Client:
         return Client(self._timeout, params={"key": self._key.get_secret_value()})
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {
             "comment": {"text": texts[0]},
             "languages": list(self.languages),
@@ -128,7 +128,7 @@ class PerspectiveScorer(RemoteScorer):
         if any(name not in answer for name in self.attributes):
             raise ServerFailed("an answer without a score")
         found = {name: answer[name].summary.value for name in self.attributes}
-        return [Said(max(found.values()), found)]
+        return [TextScore(max(found.values()), found)]
 
     def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
         if status == 410 or (status in (403, 404) and date.today() > END_OF_SERVICE):

@@ -15,7 +15,7 @@ from tide.core.errors import InputError, ScorerError, ScorerRefusedError
 from tide.core.http import Client, Rows, ServerFailed, base_url, read_key
 from tide.core.results import Score
 from tide.plugins.options import checked
-from tide.scorers.base import Said
+from tide.scorers.base import TextScore
 from tide.scorers.control_tokens import break_up
 from tide.scorers.labels import how_joined, is_toxic, toxic_columns
 from tide.scorers.services.base import RemoteScorer, place_of
@@ -46,8 +46,8 @@ class SelfHostedScorer(RemoteScorer):
         self._key = read_key(f"{self.family}_API_KEY", key)
         super().__init__(name, base_url(url, f"scorer {name}"), **{**_USUAL, **options})
 
-    def _said(self, texts: Sequence[str]) -> list[Said]:
-        return super()._said([break_up(text) for text in texts])
+    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
+        return super()._score_each([break_up(text) for text in texts])
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -105,21 +105,21 @@ class TeiScorer(SelfHostedScorer):
         chosen = f"max:{chosen}" if self._how == "max" else chosen
         self.name = f"tei:{info.model_id}@{where}#{chosen}"
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         # Each text has its own list, because TEI reads a list of two strings as a pair.
         body = {"inputs": [[text] for text in texts], "truncate": False}
         answer = await self._request(client, "/predict", _Predictions, body, texts)
         if len(answer.root) != len(texts):
             raise ServerFailed(f"{len(answer.root)} scores for {len(texts)} texts")
-        return [self._said_of(row) for row in answer.root]
+        return [self._score_of(row) for row in answer.root]
 
-    def _said_of(self, row: list[_Prediction]) -> Said:
+    def _score_of(self, row: list[_Prediction]) -> TextScore:
         found = {one.label: one.score for one in row}
         if found.keys() != self._labels or len(found) != len(row):
             raise ServerFailed("an answer with other labels than its model has")
         scores = {label: found[label] for label in self._toxic}
         score = max(scores.values()) if self._how == "max" else sum(scores.values())
-        return Said(min(1.0, score), scores)
+        return TextScore(min(1.0, score), scores)
 
 
 _Index = Annotated[int, Field(ge=0, le=10**6)]
@@ -200,12 +200,12 @@ class VllmClassifyScorer(_VllmScorer):
         chosen = f"#{chosen}" if chosen else ""
         self.name = f"{self.kind}:{self._model}@{place_of(self._url)}{chosen}"
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {"model": self._model, "input": texts}
         answer = await self._request(client, "/classify", _Classes, body, texts)
-        return [self._said_of(row) for row in in_order(answer.data, len(texts))]
+        return [self._score_of(row) for row in in_order(answer.data, len(texts))]
 
-    def _said_of(self, row: _Class) -> Said:
+    def _score_of(self, row: _Class) -> TextScore:
         classes = self._classes or self._usual(row)
         if (most := max(classes)) >= len(row.probs):
             raise ScorerError(
@@ -213,13 +213,13 @@ class VllmClassifyScorer(_VllmScorer):
             )
         found = {f"class-{i}": row.probs[i] for i in classes}
         if self._how != "sum":
-            return Said(max(found.values()), found)
+            return TextScore(max(found.values()), found)
         if abs((total := sum(row.probs)) - 1) > _ROUNDING:
             raise ScorerError(
                 f"scorer {self.name}: its classes are not exclusive (they add up to {total:.3f}); "
                 "leave out 'sum:'"
             )
-        return Said(min(1.0, sum(found.values())), found)
+        return TextScore(min(1.0, sum(found.values())), found)
 
     def _usual(self, row: _Class) -> list[int]:
         if len(row.probs) > 2:
@@ -256,8 +256,8 @@ class VllmScoreScorer(_VllmScorer):
             )
         self.name = f"{self.kind}:{self._model}@{place_of(self._url)}#{self._wanted}"
 
-    async def _ask(self, client: Client, texts: list[str]) -> list[Said]:
+    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {"model": self._model, "text_1": self._wanted, "text_2": texts}
         answer = await self._request(client, "/score", _Pairs, body, texts)
         rows = in_order(answer.data, len(texts))
-        return [Said(row.score) for row in rows]
+        return [TextScore(row.score) for row in rows]

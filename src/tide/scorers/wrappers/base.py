@@ -119,8 +119,8 @@ _DOUBT = 0.01
 class ConfirmScorer(ScorerWrapper):
     """Calls the second scorer for texts that the first scores 0.01 or more; the lower score counts.
 
-    So one that reads sentences corrects a quick one that counts words, at a cost for those texts
-    only. Threshold, pace and attributes are the first scorer's, which is also the screen.
+    So a scorer that reads sentences can correct a quick one that counts words, at a cost for those
+    texts only. Threshold, pace and attributes are the first scorer's, which is also the screen.
     """
 
     @checked
@@ -182,12 +182,12 @@ class WindowedScorer(ScorerWrapper):
             np.maximum.at(values, rows, np.concatenate(found))
             return values
 
-        said = {
+        attributes = {
             name: np.where(scores.empty, 0.0, column) for name, column in scores.attributes.items()
         }
         return Attributed(
             worst(whole.values, scores.values),
-            {name: worst(whole.attributes[name], said[name]) for name in self.attributes},
+            {name: worst(whole.attributes[name], attributes[name]) for name in self.attributes},
         )
 
 

@@ -19,7 +19,7 @@ from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.data.files import user_cache
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Said, Scorer
+from tide.scorers.base import Attributed, Scorer, TextScore
 from tide.scorers.wrappers.base import ScorerWrapper
 
 _T = TypeVar("_T")
@@ -67,7 +67,7 @@ class CachedScorer(ScorerWrapper):
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         keys = {self._key(text): text for text in dict.fromkeys(texts)}
-        known: dict[str, Said] = {}
+        known: dict[str, TextScore] = {}
         with self._lock:
             for key, score, attributes in self._guarded(lambda: self._read(list(keys))):
                 entry = self._entry(score, attributes)
@@ -82,7 +82,7 @@ class CachedScorer(ScorerWrapper):
             chunk = new[start : start + _CHUNK]
             found = super().score_attributes(chunk)
             made = {
-                text: Said(float(score), {n: float(c[i]) for n, c in found.attributes.items()})
+                text: TextScore(float(score), {n: float(c[i]) for n, c in found.attributes.items()})
                 for i, (text, score) in enumerate(zip(chunk, found.values, strict=True))
             }
             with self._lock:
@@ -116,17 +116,17 @@ class CachedScorer(ScorerWrapper):
         named = f"{self._scorer.name}\0{text}"
         return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
-    def _entry(self, score: object, attributes: object) -> Said | None:
+    def _entry(self, score: object, attributes: object) -> TextScore | None:
         """The stored score, with attributes if stored; None if the entry is invalid."""
         if type(score) is not float or not 0 <= score <= 1:
             return None
         if attributes is None or not self.attributes:
-            return Said(score)
+            return TextScore(score)
         try:
             found = _ATTRIBUTES.validate_json(str(attributes), strict=True)
         except ValidationError:
             return None
-        return Said(score, found) if found.keys() == set(self.attributes) else None
+        return TextScore(score, found) if found.keys() == set(self.attributes) else None
 
     def _read(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
         found: list[tuple[bytes, object, object]] = []
@@ -140,12 +140,12 @@ class CachedScorer(ScorerWrapper):
             )
         return found
 
-    def _write(self, made: dict[str, Said]) -> None:
-        rows = [(self._key(text), said.value) for text, said in made.items()]
+    def _write(self, made: dict[str, TextScore]) -> None:
+        rows = [(self._key(text), score.value) for text, score in made.items()]
         attributes = [
-            (self._key(text), json.dumps(said.attributes))
-            for text, said in made.items()
-            if said.attributes and not any(map(math.isnan, said.attributes.values()))
+            (self._key(text), json.dumps(score.attributes))
+            for text, score in made.items()
+            if score.attributes and not any(map(math.isnan, score.attributes.values()))
         ]
         self._database.execute("BEGIN IMMEDIATE")
         try:

@@ -66,9 +66,9 @@ class LanguageScorer(ScorerWrapper):
             rows = [i for i, one in enumerate(where) if bool(one) is foreign]
             if scorer is None or not rows:
                 continue
-            said = ask_attributes(scorer, [texts[i] for i in rows])
-            values[rows] = said.values
-            for name, column in said.attributes.items():
+            answer = ask_attributes(scorer, [texts[i] for i in rows])
+            values[rows] = answer.values
+            for name, column in answer.attributes.items():
                 found[name][rows] = column
         return Attributed(values, found)
 
