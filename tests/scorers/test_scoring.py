@@ -202,7 +202,7 @@ ERRORS: list[BaseException] = [
 def test_a_text_that_the_scorer_cannot_take_fails_alone(
     portal: Portal, error: BaseException
 ) -> None:
-    """This holds for any exception, and the next call is not affected."""
+    """Holds for any exception; the next call is not affected."""
     scorer = Failing(error)
     good, bad, better = failures(portal, scorer, "good", "bad one", "better")
     (again,) = failures(portal, scorer, "again")

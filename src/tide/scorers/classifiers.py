@@ -127,9 +127,7 @@ class HuggingFaceScorer(_Classifier):
         multi_label = config.problem_type == "multi_label_classification"
         exclusive = not multi_label and config.num_labels > 1
         if how == "sum" and not exclusive:
-            raise InputError(
-                f"scorer hf:{model}: its labels are not exclusive; leave out 'sum:'"
-            )
+            raise InputError(f"scorer hf:{model}: its labels are not exclusive; leave out 'sum:'")
         self._choose(names, toxic, exclusive=exclusive, added=exclusive and how != "max")
         self._take(loaded, tokenizer, device)
         chosen = ",".join(names[i] for i in toxic)

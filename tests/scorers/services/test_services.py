@@ -301,7 +301,7 @@ def test_which_class_is_toxic() -> None:
             service.answer = lambda number, fields=fields: each(**fields)  # type: ignore[misc]
             with pytest.raises(ScorerError, match=message):
                 scorer.score(["a text"])
-        with pytest.raises(InputError, match="'toxic' is not a number"):
+        with pytest.raises(InputError, match="'toxic' is not a class number"):
             VllmClassifyScorer(f"{service.url}#toxic", **QUICK)
         with pytest.raises(InputError, match="append a description to compare texts to"):
             load_scorer(f"vllm-score:{service.url}")
