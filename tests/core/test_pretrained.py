@@ -152,7 +152,7 @@ def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
     ("mutate", "message"),
     [
         (weights(lambda t: remove(t, "classifier.weight")), r"lack the weight classifier\.weight"),
-        (fields("tokenizer_config.json", model_max_length=3), "reads 3 tokens of a text"),
+        (fields("tokenizer_config.json", model_max_length=3), "its context is 3 tokens"),
         (fields(type_vocab_size=0), "cannot be loaded"),
         (fields(id2label={"0": 5, "1": None}), "cannot be loaded"),
         (fields(num_labels=10**12), "num_labels is 1000000000000"),
