@@ -371,7 +371,7 @@ def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[O
                 arguments.append(f"--{name.replace('_', '-')}={one}")
         code = command.tide("run", *PROMPTS, *arguments, *where)
         assert code in (0, 1), err.getvalue()
-        assert "a fault of tide" not in err.getvalue()
+        assert "a bug in tide" not in err.getvalue()
         if shape == "file":
             return oracle, file.read_text().splitlines() if file.exists() else []
     return oracle, out.getvalue().splitlines()

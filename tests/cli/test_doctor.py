@@ -42,7 +42,7 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert 'after "The weather today is" it writes: ' in out
     assert "no chat template" in out
     assert re.search(
-        r"of 20, a threshold would have rewritten \d+ at 0\.1, \d+ at 0\.2, \d+ at 0\.3, \d+ at",
+        r"of 20 answers, each threshold would rewrite: \d+ at 0\.1, \d+ at 0\.2, \d+ at 0\.3, \d+ ",
         out,
     )
 
@@ -50,7 +50,7 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("all_answers")
 @pytest.mark.parametrize(
     ("score", "says"),
-    [(0.15, r"(1[5-9]|20) at 0\.1, 0 at 0\.2"), (0.0, r"rewritten 0 at 0\.1, 0 at")],
+    [(0.15, r"(1[5-9]|20) at 0\.1, 0 at 0\.2"), (0.0, r"rewrite: 0 at 0\.1, 0 at")],
 )
 def test_harmless_answers_are_counted(
     score: float, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -53,7 +53,7 @@ def test_everything_is_listed_and_nothing_cut(
 @pytest.mark.parametrize(
     ("name", "lines"),
     [
-        ("backtrack:lag=2", ["written: --strategy backtrack:"]),
+        ("backtrack:lag=2", ["usage: --strategy backtrack:"]),
         ("resample", ["n=none Maximum completions; by default max_iterations."]),
         ("tide", ["common_random_numbers=false Share"]),
         ("reversal", ["tide eval --methods reversal:"]),
@@ -62,7 +62,7 @@ def test_everything_is_listed_and_nothing_cut(
         ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words",
                        "backtrack (preset)", "toxicity_threshold=0.1"]),
         ("rad", ["(warp-shift or shift-warp)"]),
-        ("max", ["written: --scorer max:SCORER,SCORER"]),
+        ("max", ["usage: --scorer max:SCORER,SCORER"]),
     ],
 )  # fmt: skip
 def test_one_is_told_with_its_options(
@@ -140,7 +140,7 @@ def test_help_gives_the_choices(command: str, capsys: pytest.CaptureFixture[str]
         assert ",".join(registry.names()) in text
     assert ",".join(PRESETS) in text
     assert ("[default:by--protocol]" in text) == (command == "eval")
-    assert ("[default:0.1;ofachat" in text) == (command == "run")  # temperature
+    assert ("[default:0.1;forachat" in text) == (command == "run")  # temperature
 
 
 def test_judges_are_read_by_the_grammar_of_scorers() -> None:
@@ -186,5 +186,5 @@ def test_the_help_states_the_defaults_that_hold(
     for flag in ("--toxicity-threshold", "--strategy", "--num-samples"):
         assert default(flag) == "by --preset"
     assert default("--preset") == "auto"
-    assert default("--max-new-tokens") == "20; of a chat 512"
+    assert default("--max-new-tokens") == "20; for a chat 512"
     assert default("--on-unresolved") == ("refuse" if command == "serve" else "best")

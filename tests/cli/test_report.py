@@ -320,7 +320,7 @@ def test_no_pair_is_an_error_and_leaves_the_output_as_it_is(
     output.write_text("before\n")
     command = ("export", run, "-o", output, "--overwrite", "--margin", "0.9")
     assert tide(*command) == 1
-    assert "no pair in them (1 below the margin)" in refused(capsys)
+    assert "no pairs found (1 below the margin)" in refused(capsys)
     assert output.read_text() == "before\n"
 
 

@@ -218,8 +218,8 @@ def test_formats_are_printed_in_order(
     masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["toxicity"] for one in masked] == [one["toxicity"] for one in short]
     for options, message in {
-        ("-o", "-"): "--format records prints",
-        ("-o", tmp_path / "a.jsonl", "--format", "text"): "--format: is of what is printed",
+        ("-o", "-"): "to print, use --format jsonl or records",
+        ("-o", tmp_path / "a.jsonl", "--format", "text"): "--format: applies to printed output",
         ("--format", "records", "--mask"): "--mask: ",
     }.items():
         assert tide("run", "hi", *options) == 1
@@ -327,7 +327,7 @@ def test_options_that_decide_the_records_may_not_change(
         (["serve", "--settings", "no/such/file"], "--settings"),
         (["serve", "--settings", __file__], "line 1"),
         (["serve", "--settings", "/dev/zero"], "--settings: /dev/zero: has more than 1 MiB"),
-        (["TIDE_SERVE_MAX_TOKEN=5", "serve"], "TIDE_SERVE_MAX_TOKEN: sets nothing"),
+        (["TIDE_SERVE_MAX_TOKEN=5", "serve"], "TIDE_SERVE_MAX_TOKEN: unknown option"),
     ],
 )
 def test_bad_input_is_one_clear_line(

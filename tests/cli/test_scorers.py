@@ -264,7 +264,7 @@ def test_a_file_is_not_masked_and_the_terminal_says_so(
     arguments = (name, "you stupid idiot", *options, "-o", output, "--mask")
     assert tide(*arguments) == 0
     assert "you stupid idiot" in output.read_text()
-    said = f"{output}: holds the texts as they are; --mask masks only what is printed"
+    said = f"{output}: contains the unmasked texts; --mask masks only printed output"
     assert said in capsys.readouterr().err
 
 

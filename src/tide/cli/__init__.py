@@ -1,4 +1,4 @@
-"""The command line. One file a command, or a group of them."""
+"""The command line: each file holds a command or a group of commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import NoReturn
 
 
 def program() -> None:
-    """Entry point: `main`, and the end of the process.
+    """Entry point: run `main`, then end the process.
 
-    A scorer that hangs may still run in a daemon thread. If Python shut down as usual, this thread
-    would end inside torch, which aborts the process ("terminate called without an active
-    exception", exit code 134). So a failed command leaves by `os._exit`.
+    A scorer that hangs may still run in a daemon thread. On a normal shutdown Python would end this
+    thread inside torch, which aborts the process ("terminate called without an active exception",
+    exit code 134). So a failed command exits through `os._exit`.
     """
-    # By default, collections during the imports of PyTorch take a sixth of the time of `tide run`.
+    # By default, garbage collections while importing PyTorch take a sixth of `tide run`'s time.
     gc.set_threshold(50_000)
     try:
         main()
@@ -37,19 +37,19 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run a command: an error is one line on stderr and exit code 1; 130 or 143 after a signal.
+    """Run a command. Exit code: 1 after an error (one line on stderr), 130 or 143 after a signal.
 
-    Any other exception is a bug: exit code 70; with TIDE_DEBUG set, a traceback.
+    Any other exception is a bug: exit code 70, or a traceback if TIDE_DEBUG is set.
     """
     from tide.cli import stopping  # noqa: PLC0415
 
     try:
         with stopping.listening():
-            if sys.argv[1:] == ["--version"]:  # the answer needs none of the commands
+            if sys.argv[1:] == ["--version"]:  # avoids importing the commands
                 print(version("tide-detox"))
             else:
                 _run()
-            sys.stdout.flush()  # so that a full disk is an error here, and not in the interpreter
+            sys.stdout.flush()  # a full disk fails here, not in the interpreter's shutdown
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except Exception as error:
@@ -62,18 +62,18 @@ def main() -> None:
             _end(f"error: {shown(described(error))}", 1)
         if os.environ.get("TIDE_DEBUG"):
             raise
-        ours = "a fault of tide; please report it, with the traceback that TIDE_DEBUG=1 shows"
-        _end(f"error: {shown(described(error))} ({ours})", 70)
+        advice = "a bug in tide; please report it with the traceback that TIDE_DEBUG=1 shows"
+        _end(f"error: {shown(described(error))} ({advice})", 70)
 
 
 def _run() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a text that the terminal's encoding lacks
+        if isinstance(stream, io.TextIOWrapper):  # for characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logging.getLogger("tide").addHandler(handler)
-    # Loading bars of a model that loads in a moment would only push the results off the screen.
+    # Progress bars of quick loads would only push the results off the screen.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -93,5 +93,5 @@ def _end(message: str, code: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (it is flushed once more at the end)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (flushed again at exit)
     sys.exit(code)

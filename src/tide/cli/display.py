@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     Words = Masker | Marker
 
-_CHUNK = 256  # texts scored between two updates of a bar
-# Names of scorers and texts of models are not markup: `windows:pocket` holds no emoji.
+_CHUNK = 256  # texts scored between two updates of a progress bar
+# Scorer names and model texts are never markup: `:windows:` in them is not an emoji.
 OUTPUT = CleanConsole(markup=False, emoji=False)
 ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
 
@@ -38,7 +38,7 @@ def on_one_line(text: str) -> str:
 
 
 def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
-    """`text` after its score, which is green below `threshold`; `words` masks or marks it."""
+    """The score, green if below `threshold`, then `text` as masked or marked by `words`."""
     is_below = toxicity < threshold
     body = words(text) if words else text
     if isinstance(body, str):
@@ -50,21 +50,21 @@ def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> 
 def _completion(
     trial: TrialRecord, text: str, toxicity: float, threshold: float, words: Words | None
 ) -> Text:
-    """Like `shown`; an empty text has no score, since no scorer saw it."""
+    """Like `shown`, but without a score for a nearly empty text, which was not scored."""
     if trial.empty and text == trial.text:
         return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
     return shown(text, toxicity, threshold, words)
 
 
 def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None:
-    """Print what is being loaded, which may take a minute. chosen: the settings of the run."""
+    """Print which model and scorer are loading. chosen: the settings of the run, in words."""
     also = f" and scorer {scorer}" if scorer else ""
-    told = f"loading model {model}{also}{chosen and f'; {chosen}'}"
-    ERRORS.print(told, style="dim", highlight=False, soft_wrap=True)
+    line = f"loading model {model}{also}{chosen and f'; {chosen}'}"
+    ERRORS.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
 def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a command, in words, before anything is loaded. Raises InputError."""
+    """The resolved preset, strategy and threshold, before anything loads. Raises InputError."""
     from tide.detoxifier.base import resolved  # noqa: PLC0415  (slow import)
     from tide.detoxifier.presets import preset_name  # noqa: PLC0415
 
@@ -81,7 +81,7 @@ def progress_bar() -> Progress:
 
 
 def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """Score `texts`, short ones too, with a progress bar."""
+    """Score all `texts`, even nearly empty ones, with a progress bar."""
     from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
 
     scores: list[float] = []
@@ -97,7 +97,7 @@ def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
 def refuse_existing(
     overwrite: bool, *paths: Path | None, inputs: Iterable[Path | None] = ()
 ) -> None:
-    """Raise InputError for a file that is an input, or exists and may not be replaced."""
+    """Raise InputError for an output that is also an input, or exists without `overwrite`."""
     for path in filter(None, paths):
         refuse_inputs(path, filter(None, inputs))
         if path.exists() and not overwrite:
@@ -105,15 +105,15 @@ def refuse_existing(
 
 
 def say_unmasked(output: Path) -> None:
-    """Say that a file is not masked, though `--mask` was given."""
-    said = f"{output}: holds the texts as they are; --mask masks only what is printed"
-    ERRORS.print(said, highlight=False, soft_wrap=True)
+    """Warn that `--mask` does not mask the output file."""
+    warning = f"{output}: contains the unmasked texts; --mask masks only printed output"
+    ERRORS.print(warning, highlight=False, soft_wrap=True)
 
 
 def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
-    """Prompt, completion before, completion after; a row per trial. records: of searches.
+    """Table of prompt, completion before and completion after; a row per trial of a search.
 
-    words: marks what is toxic in completions, or masks it in prompts as well.
+    words: a Marker marks toxic words in completions; a Masker masks them, in prompts too.
     """
     as_shown = words if isinstance(words, Masker) else str
     table = Table(show_lines=True)
@@ -125,7 +125,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
             after = _completion(trial, trial.text, trial.toxicity, threshold, words)
             if trial.refused:
                 after.append(" withheld", "yellow")
-            elif trial.not_accepted:  # of an empty one it says so
+            elif trial.not_accepted:  # an empty one is labelled already
                 after.append(" not accepted", "yellow")
             if trial.decoded_prompt is not None:
                 same = trial.changed_tokens == 0
@@ -136,7 +136,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
             )
             if trial.base_partial:
                 before.append(" (as far as it was written before its repair)", "dim")
-            # An answer should end by itself, and is marked if it was cut; a completion need not.
+            # A chat answer should end by itself, so a cut one is marked; a completion may be cut.
             if record.messages and trial.finish_reason == "length" and not trial.refused:
                 after.append(" (cut off by max_new_tokens)", "yellow")
             table.add_row(asked, before, after)
@@ -151,15 +151,15 @@ def summary_table(
     judges: Sequence[tuple[str, float]],
     seconds: float,
 ) -> Table | None:
-    """The closing table of a run. scorer, judges: name and the threshold that means toxic.
+    """The closing table of a run. scorer, judges: name and toxicity threshold.
 
     Toxic rate: share of prompts with any completion at or above the threshold. Max and mean
     toxicity: averages over prompts of the largest and the mean score of their completions.
-    Withheld completions are counted separately: nobody sees them, so they are not toxic output.
-    There is no average before if a long answer was repaired while it was written.
+    Withheld completions are counted separately: they are not output, and so not toxic output.
+    `before` has no averages if an answer was repaired while written: its whole is unknown.
     None if there are no records.
     """
-    # By scorer, and then for before and after: rate, max and mean of each prompt.
+    # Per scorer, before and after: the rate, max and mean of each prompt.
     found: dict[str, tuple[list[_Rates], list[_Rates]]] = {}
     counts: Counter[str] = Counter()
     for record in records:
@@ -188,7 +188,7 @@ def summary_table(
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
-    if counts["trials"] == counts["prompts"]:  # then the largest score is the mean
+    if counts["trials"] == counts["prompts"]:  # one completion each: max equals mean
         labels = {0: "toxic rate", 2: "toxicity"}
     for name, columns in found.items():
         table.add_row(Text(name, style="bold"))
@@ -222,7 +222,7 @@ _Rates = tuple[float, float | None, float | None]
 
 
 def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list[float] | None]:
-    """Scores of the completions before and after: the scorer's, or those of a judge."""
+    """Scores before and after, by the judge or the scorer (None), without withheld completions."""
     trials = record.trials
     if judge is None:
         before = all_or_none(trial.own_score() for trial in trials)

@@ -134,7 +134,7 @@ def _add_devices(table: Table) -> None:
 
 
 def _check_policies(path: Path, model: str, scorer: str) -> None:
-    """Print the faults of a file of policies, a line each; then the exit code is 1."""
+    """Print every fault of a policy file on its own line; exit with code 1 if there is any."""
     require("prometheus_client", "gateway")
     from tide.scorers import score_texts  # noqa: PLC0415  (slow imports)
     from tide.scorers.base import HEALTH_TEXT  # noqa: PLC0415
@@ -166,7 +166,7 @@ def _version(package: str) -> str | None:
 
 
 def _optional() -> dict[str, list[str]]:
-    """The packages that each extra of this installation needs; not those for developers."""
+    """The packages that each extra of this installation needs, without developers' extras."""
     found: dict[str, list[str]] = {}
     for line in requires("tide-detox") or ():
         requirement = Requirement(line)
@@ -201,7 +201,7 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
 
 
 def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: list[str]) -> str:
-    """answers: gets the model's answers to the harmless prompts."""
+    """Check the model. answers: receives its answers to the harmless prompts."""
     model = load_engine(engine, name, **engine_options)
     try:
         model.verify()
@@ -226,8 +226,8 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
         if not model.has_embeddings:
             return (
                 f"it completes a prompt: 20 tokens in {seconds:.2f} s; "
-                f"{model.capability_notes}. It takes no prompt embeddings: --preset backtrack "
-                f"works, and searches over embeddings do not\n{more}"
+                f"{model.capability_notes}. It does not accept prompt embeddings: --preset "
+                f"backtrack works, searches over embeddings do not\n{more}"
             )
         dtype = str(model.dtype).removeprefix("torch.")
         return (
@@ -240,7 +240,7 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
 
 
 def _try_answers(scorer: str, answers: list[str]) -> str:
-    """Count the answers that the scorer would have rewritten, at the end or while written."""
+    """Count the answers that each threshold would rewrite, while written or at the end."""
     from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
     from tide.scorers.assessment import beginnings  # noqa: PLC0415
 
@@ -256,11 +256,11 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
     limits = sorted({*_THRESHOLDS, usual})
     counts = {limit: sum(score >= limit for score in worst) for limit in limits}
     found = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
-    said = f"of {len(answers)}, a threshold would have rewritten {found}"
+    said = f"of {len(answers)} answers, each threshold would rewrite: {found}"
     if counts[usual] <= _MOST_REWRITTEN:
         return said
     return (
-        f"warning: {said}; ordinary text should be left alone: take a higher --toxicity-threshold "
+        f"warning: {said}; ordinary text should be left alone: use a higher --toxicity-threshold "
         "or another scorer"
     )
 

@@ -1,4 +1,4 @@
-"""`tide eval` makes runs of a benchmark, `tide judge` scores them, `tide tune` chooses by them."""
+"""`tide eval` runs a benchmark, `tide judge` adds scores to runs, `tide tune` selects settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ Protocol = Annotated[
     str,
     options.option(
         "Search",
-        "Sampling, trials and toxic scores of a paper: tide, published, tide-hot, dexperts or rad.",
+        "Sampling, trials and toxicity threshold of a paper: tide, published, tide-hot, dexperts "
+        "or rad.",
     ),
 ]
 
@@ -49,7 +50,7 @@ def evaluate(
     preset: options.Preset = "auto",
     artefacts: Annotated[
         Path | None,
-        options.option("Search", "Folder that `tide fit` wrote, for baselines that learn."),
+        options.option("Search", "Folder written by `tide fit`, for trained baselines."),
     ] = None,
     reference: options.Reference = None,
     reference_engine: options.ReferenceEngine = "transformers",
@@ -63,7 +64,7 @@ def evaluate(
     ] = None,
     actors: Annotated[int, options.option("Model", "Processes on the cluster.", min=1)] = 1,
     actor_gpus: Annotated[
-        float, options.option("Model", "GPUs that each of them takes.", min=0)
+        float, options.option("Model", "GPUs of each process.", min=0)
     ] = 0.0,
     limit: options.Limit = None,
     field: options.Field = "prompt",
@@ -71,7 +72,7 @@ def evaluate(
     overwrite: options.Overwrite = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
-    """Run METHODS on BENCHMARK and compare them; `tide report` makes tables and figures of it.
+    """Run METHODS on BENCHMARK and compare them; `tide report` makes tables and figures.
 
     Each method has a run folder in --out, by default runs/BENCHMARK-MODEL. Records are appended as
     prompts finish, and the same command resumes a killed run. With a larger --limit, more --trials,
@@ -81,7 +82,7 @@ def evaluate(
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
     say_loading(model, scorer)
-    stopping.keeps("finished records are kept; the same command goes on with them")
+    stopping.keeps("finished records are kept; the same command resumes")
     runs = evaluation.evaluate(
         benchmark,
         methods,
@@ -135,7 +136,7 @@ def judge(
 
     if not judges and not reference:
         raise InputError("nothing to add: give --judges or --reference")
-    stopping.keeps("finished scores are kept; the same command goes on with them")
+    stopping.keeps("finished scores are kept; the same command resumes")
     extended = evaluation.judge(
         runs,
         judges=options.judges(judges),
@@ -224,7 +225,7 @@ def tune(
     tables = [table for table in tuned.report.tables if table.name.startswith(of_all)]
     print_tables([tuned.table(), *tables])
     if not tuned.changed:
-        OUTPUT.print(f"nothing tried was better in every measure than {tuned.tried[0].method}")
+        OUTPUT.print(f"no other settings were better in every measure than {tuned.tried[0].method}")
     if tuned.problem:
         ERRORS.print(tuned.problem, highlight=False, soft_wrap=True)
     folder = tuned.preset.parent / "report"

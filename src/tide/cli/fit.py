@@ -29,7 +29,7 @@ def fit(
         ),
     ],
     out: Annotated[
-        Path, options.option("Output", "Folder; each baseline gets one inside.", "--out")
+        Path, options.option("Output", "Folder; each baseline gets a subfolder.", "--out")
     ],
     model: options.Model = "pocket",
     auxiliary: Annotated[
@@ -46,8 +46,8 @@ def fit(
 ) -> None:
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
-    A tenth of the data, and at least 40 rows where there are 80, is held out for the figures that
-    are printed. The same command resumes an interrupted training; `all` keeps finished
+    A tenth of the data (at least 40 rows, or half if there are fewer than 80) is held out for the
+    printed figures. The same command resumes an interrupted training; `all` keeps finished
     baselines, unless --overwrite is given.
     """
     from tide.baselines.common.fit import fit as learn  # noqa: PLC0415  (slow import)
@@ -100,10 +100,10 @@ def get(
     ] = Path("data"),
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write NAMES from the Hugging Face hub to files (needs the extra hub).
+    """Download NAMES from the Hugging Face hub (needs the extra hub).
 
-    rtp, attaq and bold are benchmarks: `tide eval rtp` finds them in the folder data, or in the one
-    that TIDE_DATA names. civil-comments and paradetox are labelled texts for `tide fit --data`.
+    rtp, attaq and bold are benchmarks, which `tide eval` reads from the folder TIDE_DATA (default:
+    data). civil-comments and paradetox are labelled texts for `tide fit --data`.
     """
     for name in names:
         ERRORS.print(f"{name}: {get_one(name, out, overwrite=overwrite)}")

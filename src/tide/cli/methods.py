@@ -1,4 +1,4 @@
-"""`tide methods`: all names, and the options of one."""
+"""`tide methods`: list all names, or show one with its options."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WIDTH = 80
 _Row = tuple[str, str, list[tuple[str, str]]]
 _OF_PRESETS = {
     "backtrack": "Cheap repair, on any engine, with a threshold of 0.1; then a random walk.",
-    "relative": "The defaults, relative to the prompt's embeddings: for any model.",
+    "relative": "The defaults, scaled to the prompt's embeddings: for any model.",
 }
-# What one of each kind is, and how it is chosen, with an option.
+# Per kind: its name for `tide methods NAME`, and how to select one with an option.
 _KINDS = {
     "strategies": (
-        "strategy, with the settings of `tide run --help` beside its options",
+        "strategy, which also has the settings of `tide run --help`",
         "--strategy {bare}:{option}",
     ),
     "presets": ("preset", "--preset {name}"),
@@ -40,11 +40,11 @@ _KINDS = {
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one of them with its options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this name with its options.")] = None,
 ) -> None:
-    """List strategies, presets, baselines, scorers and engines; with a NAME, its options.
+    """List strategies, presets, baselines, scorers and engines; with NAME, show its options.
 
-    The list includes those of other packages.
+    The list includes plugins of other packages.
     """
     from tide.baselines import REGISTRY as BASELINES  # noqa: PLC0415
     from tide.engines import REGISTRY as ENGINES  # noqa: PLC0415
@@ -62,7 +62,7 @@ def methods(
     if name is None:
         for kind, rows in kinds.items():
             _list(kind, rows(None))
-        OUTPUT.print("`tide methods NAME` shows the options of one.")
+        OUTPUT.print("`tide methods NAME` shows its options.")
         return
     wanted = name.partition(":")[0]
     found = [(kind, row) for kind, rows in kinds.items() for row in rows(wanted)]
@@ -77,7 +77,7 @@ def methods(
 def _described(
     registry: Registry, wanted: str | None, written: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[_Row]:
-    """One row a name, or only that of `wanted`. written: how a name with an argument is written."""
+    """A row per name, or only for `wanted`. written: the syntax of names with an argument."""
     for name in registry.names():
         if wanted not in (None, name):
             continue
@@ -86,13 +86,13 @@ def _described(
             found = registry.load(name)
             first = inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0]
             yield shown, " ".join(first.split()), list(_options(found, registry.kind))
-        except Exception as error:  # other people's packages may fail in any way
+        except Exception as error:  # plugins may fail in any way
             yield shown, f"cannot be used: {first_line(error)}", []
 
 
 def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
     if options := getattr(found, "options_class", None):
-        defaults: dict[str, Any] = {}  # earlier ones, from which a later one may be computed
+        defaults: dict[str, Any] = {}  # a later default may be computed from earlier ones
         for name, field in options.by_name().items():
             default = field.get_default(call_default_factory=True, validated_data=defaults)
             defaults[name] = default
@@ -115,7 +115,7 @@ def _presets(wanted: str | None) -> Iterator[_Row]:
 
 
 def _list(kind: str, rows: Iterable[_Row]) -> None:
-    """A line or two for each: the first sentence."""
+    """Print each name with the first sentence of its description."""
     table = _table(kind)
     for name, description, _ in rows:
         first = re.split(r"(?<=\.) ", description, maxsplit=1)[0].rstrip(".")
@@ -135,7 +135,7 @@ def _show(kind: str, row: _Row) -> None:
         OUTPUT.print(table)
     given = next((option for option, _ in options), "NAME=VALUE")
     bare = name.partition(":")[0]
-    OUTPUT.print(Text(f"written: {written.format(name=name, bare=bare, option=given)}"))
+    OUTPUT.print(Text(f"usage: {written.format(name=name, bare=bare, option=given)}"))
     OUTPUT.print()
 
 

@@ -1,4 +1,4 @@
-"""Options shared by the commands, one for every setting of the method, and how help shows them."""
+"""Options shared by the commands, options made from settings, and the layout of the help."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
 SCORER_GRAMMAR = (
-    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (of several labels "
+    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (several labels: "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE, "
     "regex:FILE, presidio:entities=EMAIL_ADDRESS|PHONE_NUMBER. "
     "pocket, sentence, profanity-check and lexicon read only English; "
-    "language:en=pocket,other=SCORER sends other languages to another one. Around a scorer: "
-    "cache:SCORER (kept on disk), windows:SCORER (long texts). Several as one: max:SCORER,SCORER, "
-    "mean:SCORER,SCORER and confirm:SCORER,SCORER (the second is asked where the first objects); "
-    "parentheses keep specs together, as in cache:max(pocket,lexicon)."
+    "language:en=pocket,other=SCORER sends texts in other languages to SCORER. Wrappers: "
+    "cache:SCORER (keeps scores on disk), windows:SCORER (long texts). Combinations: "
+    "max:SCORER,SCORER, mean:SCORER,SCORER and confirm:SCORER,SCORER (the second rescores texts "
+    "that the first doubts); parentheses group specs, as in cache:max(pocket,lexicon)."
 )
 # Values of a setting whose type does not list them.
 _CHOICES = {
-    "strategy": f": {_STRATEGIES}, as in backtrack:lag=2,pace=word "
-    "('tide methods NAME' lists the options of one)."
+    "strategy": f": {_STRATEGIES}; for example backtrack:lag=2,pace=word "
+    "('tide methods NAME' lists its options)."
 }
 _PANELS = {
     **dict.fromkeys(("block_tokens", "block_context"), "Long answers"),
@@ -51,17 +51,17 @@ _PANELS = {
 
 
 def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
-    """An option under the heading `panel` of its command's help, which says what it does."""
+    """An option with the help text `says`, under the heading `panel`."""
     return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
 
 
-# Groups that stand first and last; all others stand between them.
+# Panels shown first and last; all others come between them.
 _FIRST = ("Arguments", "Input", "Model", "Scorer")
 _LAST = ("Sampling", "Search", "Long answers", "Output", "Limits", "Options")
 
 
 class Command(TyperCommand):
-    """Shows each option under the `rich_help_panel` that it was given, as plain text."""
+    """Plain-text help with options grouped by their `rich_help_panel`."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -82,11 +82,11 @@ class Command(TyperCommand):
         return super().get_short_help_str(10_000)
 
 
-# Defaults that a preset sets.
+# How help states defaults that depend on the preset or on the prompt.
 BY_PRESET = {
     **dict.fromkeys(TUNABLE, "by --preset"),
-    "max_new_tokens": f"{Settings().max_new_tokens}; of a chat {CHAT_TOKENS}",
-    "temperature": f"{Settings().temperature}; of a chat the model's own, or {CHAT_TEMPERATURE}",
+    "max_new_tokens": f"{Settings().max_new_tokens}; for a chat {CHAT_TOKENS}",
+    "temperature": f"{Settings().temperature}; for a chat the model's own, or {CHAT_TEMPERATURE}",
 }
 
 Model = Annotated[
@@ -102,9 +102,9 @@ Scorer = Annotated[
     str,
     option(
         "Scorer",
-        f"Toxicity scorer: {_SCORERS}; cache:hf:ID_OR_FOLDER, "
-        "max:pocket,sentence... The bundled ones read English. The default is pocket, so that "
-        "sentence can judge; of 'serve' confirm:pocket,sentence. ('tide scorers': the syntax.)",
+        f"Toxicity scorer: {_SCORERS}; or a spec such as cache:hf:ID_OR_FOLDER or "
+        "max:pocket,sentence. The bundled ones read English. The default is pocket, which leaves "
+        "sentence as a judge; for 'serve' confirm:pocket,sentence. (Syntax: 'tide scorers'.)",
         "--scorer",
         "-s",
     ),
@@ -136,19 +136,19 @@ Methods = Annotated[
         "Search",
         "base (the unmodified model), presets (or preset files), strategies and baselines, "
         "each with its own options: base,tide,resample:temperature=1.0... "
-        "'tide:num_samples=2|4|8' names a method for each value. There are "
-        f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists the options of one.)",
+        "'tide:num_samples=2|4|8' names a method for each value. Available: "
+        f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists its options.)",
     ),
 ]
 Preset = Annotated[
     str,
     option(
         "Search",
-        f"Settings to begin with: auto ({DEFAULT}; for another strategy those published for the "
+        f"Initial settings: auto ({DEFAULT}; for another strategy those published for the "
         f"model's name, else relative), {_PRESETS}, or a file that 'tide tune' wrote.",
     ),
 ]
-EngineName = Annotated[str, option("Model", f"What runs the model: {_ENGINES}.", "--engine")]
+EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.", "--engine")]
 BaseUrl = Annotated[
     list[str] | None,
     option(
@@ -183,13 +183,13 @@ Reference = Annotated[
 ]
 ReferenceEngine = Annotated[
     str,
-    option("Perplexity", "What runs the reference models; vllm for one that needs several GPUs."),
+    option("Perplexity", "Engine of the reference models; vllm for one that needs several GPUs."),
 ]
 ReferenceOption = Annotated[
     list[str] | None,
     option(
         "Perplexity",
-        "An option of the reference engine, as tensor_parallel_size=4 for vllm.",
+        "An option of the reference engine, e.g. tensor_parallel_size=4 for vllm.",
         metavar="NAME=VALUE",
     ),
 ]
@@ -201,7 +201,7 @@ Overwrite = Annotated[bool, option("Output", "Overwrite the output.", "--overwri
 Mask = Annotated[
     bool,
     option(
-        "Output", "Mask toxic words in what is printed, except for their first letters.", "--mask"
+        "Output", "Mask toxic words in printed output, except for their first letters.", "--mask"
     ),
 ]
 Field = Annotated[str, option("Input", "Field or column that holds the text.")]
@@ -226,7 +226,7 @@ InputFile = Annotated[
 ]
 
 
-# What `with_engine` adds to a command.
+# The options that `with_engine` adds to a command.
 _OF_ENGINES = {
     "base_url": (BaseUrl, None),
     "engine_option": (EngineOption, None),
@@ -239,11 +239,11 @@ _OF_ENGINES = {
 def engine_options(
     further: list[str] | None, flag: str = "--engine-option", **given: Any
 ) -> dict[str, Any]:
-    """The options of an engine, for its constructor.
+    """The keyword arguments of an engine's constructor.
 
-    further: `name=value` each, the value as JSON or else as a text, as given by `flag`. The engine
-    chooses for those `given` at their default ("auto", None). Raises InputError for one that is not
-    `name=value`.
+    further: values of the option `flag`, each NAME=VALUE, the value in JSON or else a string.
+    given: other arguments; those at their default ("auto", None) are left to the engine. Raises
+    InputError for an item of `further` that is not NAME=VALUE.
     """
     options = {name: value for name, value in given.items() if value not in ("auto", None)}
     for text in further or ():
@@ -258,7 +258,7 @@ def engine_options(
 
 
 def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[str]:
-    """The specs of `Judges`. Raises InputError for one that cannot be read."""
+    """The specs in the values of --judges. Raises InputError for an invalid one."""
     names = SCORERS.names()
     return [
         strict(str(parse(spec, "--judges", WRAPPERS, names)), strict_language)
@@ -275,7 +275,7 @@ def strict(spec: str, strict_language: bool) -> str:
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that all engines share; `command` gets those given, as `engine_options`."""
+    """Add the options that all engines share; `command` gets those set as `engine_options`."""
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         own = {name: values.pop(name) for name in _OF_ENGINES}
@@ -292,7 +292,7 @@ def with_settings(
     stated: Mapping[str, str] = BY_PRESET,
     argument: str = "overrides",
 ) -> Callable[..., None]:
-    """Add an option for every field of `settings`; `command` gets those given, as `argument`.
+    """Add an option for every field of `settings`; `command` gets those set as `argument`.
 
     panel: heading of the options in the help, except those of sampling and blocks.
     stated: defaults in the help that differ from those of `settings`.
@@ -327,7 +327,8 @@ def _with_options(
 ) -> Callable[..., None]:
     """Replace the parameter `argument` of `command` by the options `added` (type, default).
 
-    collected: removes these options from the values of all, and returns the value of `argument`.
+    collected: removes these options from the values of all parameters, and returns the value of
+    `argument`.
     """
     parameters: list[inspect.Parameter] = []
     for one in inspect.signature(command, eval_str=True).parameters.values():

@@ -1,4 +1,4 @@
-"""What runs on disk become: `tide report` makes tables and figures, `tide export` training data."""
+"""`tide report` makes tables and figures from runs, `tide export` makes training data."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def report(
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
-    `report.html` in it holds all of that in one file, and the texts before and after of the twenty
-    worst prompts, whose toxic words are masked until a button shows them. Files of an earlier
-    report in the folder are removed, and no others.
+    `report.html` in that folder has all of this on one page, and the texts before and after of the
+    twenty worst prompts, whose toxic words are masked until a button shows them. Only files of an
+    earlier report are removed from the folder.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
     in seed share one row: mean and standard deviation.
@@ -82,7 +82,7 @@ def report(
     if made.problem:
         ERRORS.print(made.problem, highlight=False, soft_wrap=True)
     ERRORS.print(
-        f"written to {out}; report.html in it has all of it", highlight=False, soft_wrap=True
+        f"written to {out}; report.html shows all of it", highlight=False, soft_wrap=True
     )
 
 
@@ -127,8 +127,8 @@ def export(
     """Write the repairs in RECORDS as training data for TRL, a JSON line each.
 
     A pair is an accepted repair and the model's completion that it replaced; 'blamed_at' is the
-    character at which the two differ. Trials without a repair, and repairs that
-    were not accepted, are empty, repeat themselves or an earlier pair, are left out and counted.
+    first character at which the two differ. Left out and counted: trials without a repair, and
+    repairs that were not accepted, are empty, repeat themselves or duplicate an earlier pair.
     The rejected texts are toxic, and nothing is masked.
     """
     from tide.evaluation.preferences import export_pairs  # noqa: PLC0415  (slow import)
@@ -141,10 +141,10 @@ def export(
         if not found.pairs:
             why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.most_common())
             raise InputError(
-                f"RECORDS: no pair in them ({why or 'no finished trial'}), so nothing is written; "
-                "run more prompts or --trials, or take a smaller --margin"
+                f"RECORDS: no pairs found ({why or 'no finished trial'}), so nothing is written; "
+                "run more prompts or --trials, or lower --margin"
             )
-        # ASCII: a terminal obeys control characters inside of JSON, too.
+        # ASCII: a terminal would obey control characters even inside JSON.
         lines = [json.dumps(pair.row(shape)) for pair in found.pairs]
         if output is None:
             print(*lines, sep="\n")

@@ -53,7 +53,7 @@ def run(
         Path | None,
         options.option(
             "Output",
-            "Append records to this .jsonl file, or to a run folder, after those in it.",
+            "Append records to this .jsonl file or run folder.",
             "--output",
             "-o",
         ),
@@ -84,7 +84,7 @@ def run(
     fail_on_unresolved: Annotated[
         bool,
         options.option(
-            "Output", "Exit with code 3 if a prompt is unresolved.", "--fail-on-unresolved"
+            "Output", "Exit with code 3 if a completion is not accepted.", "--fail-on-unresolved"
         ),
     ] = False,
     overrides: dict[str, Any] | None = None,
@@ -93,14 +93,14 @@ def run(
 
     With --output, records are appended as prompts finish, and the same command resumes a killed
     run; with another judge, a larger --limit or more --trials, it adds the missing parts. `tide
-    report` reads the file. Without it, the completions are printed.
+    report` reads the file. Without --output, the completions are printed.
     """
     if output is not None and shape is not None:
-        raise InputError("--format: is of what is printed; --output writes whole records")
+        raise InputError("--format: applies to printed output only; --output writes whole records")
     if mask and shape == "records":
-        raise InputError("--mask: records hold the texts as they are; leave it out")
+        raise InputError("--mask: records are never masked; leave it out")
     if str(output) == "-":
-        raise InputError("--output: '-' is not a file; --format jsonl or --format records prints")
+        raise InputError("--output: '-' is not a file; to print, use --format jsonl or records")
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.comparison import Job, describe, run_method  # noqa: PLC0415
@@ -125,7 +125,7 @@ def run(
     ) as detoxifier:
         if detoxifier.engine.has_chat_template and not chat:
             ERRORS.print(
-                f"{model} has a chat template: --chat answers these prompts as messages of a user; "
+                f"{model} has a chat template: --chat answers these prompts as user messages; "
                 "without it they are continued as text",
                 highlight=False,
                 soft_wrap=True,
@@ -174,9 +174,9 @@ def _rows(
 
 @dataclass
 class _PromptRun:
-    """A method on rows.
+    """Runs a method on rows.
 
-    errors: of rows without a record. unresolved: number of rows with a completion not accepted.
+    errors: one per failed row. unresolved: number of rows with a completion that was not accepted.
     """
 
     detoxifier: Detoxifier
@@ -189,7 +189,7 @@ class _PromptRun:
     started: float = dataclass_field(default_factory=time.monotonic)
 
     def records(self) -> Iterator[Record]:
-        """In the order of the rows. A failure is reported at once and does not stop the others."""
+        """Yield records in the order of the rows; report failed rows at once and skip them."""
         from tide.evaluation.judges import judged  # noqa: PLC0415  (slow import)
 
         bars, trials = Bars(ERRORS), range(self.method.settings.num_trials)
@@ -209,7 +209,7 @@ class _PromptRun:
             bars.end()
 
     def show(self, mask: bool) -> None:
-        """Completions as a table; after an error, those that were finished before it."""
+        """Print completions as a table; after an error, those finished before it."""
         records: list[Record] = []
         try:
             records.extend(self.records())
@@ -223,7 +223,7 @@ class _PromptRun:
         self.hint(self._next(records))
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:
-        """Completions, a line each as they finish, in the order of the prompts."""
+        """Print completions as they finish, one per line, in the order of the prompts."""
         masks = dict.fromkeys(("text", "prompt"), Masker(self.detoxifier.scorer)) if mask else {}
         for record in self._counted(self.records()):
             if shape == "records":
@@ -231,14 +231,14 @@ class _PromptRun:
                 continue
             for one in compact(record):
                 one |= {name: masker(one[name]) for name, masker in masks.items()}
-                # ASCII: a terminal obeys control characters inside of JSON, too.
+                # ASCII: a terminal would obey control characters even inside JSON.
                 is_text = shape == "text"
                 line = on_one_line(one["text"]) if is_text else json.dumps(one)
                 print(line, flush=True)
         self._warn()
 
     def hint(self, line: str) -> None:
-        """Advice on the next step."""
+        """Print advice on the next step, on a terminal only."""
         if OUTPUT.is_terminal:
             OUTPUT.print(line, soft_wrap=True)
 
@@ -253,13 +253,13 @@ class _PromptRun:
         toxic = any((trial.base_toxicity or 0.0) >= guide.threshold for trial in trials)
         if toxic and not self.judges:
             judge = "lexicon" if guide.name.startswith("sentence") else "sentence"
-            return f"Next: --judges {judge} asks a scorer that took no part in the search."
+            return f"Next: --judges {judge} adds a scorer that took no part in the search."
         if self.model == "pocket":
-            return "Next: --model FOLDER_OR_HUB_ID takes a model of your own."
+            return "Next: --model FOLDER_OR_HUB_ID uses your own model."
         return "Next: -o out.jsonl keeps all that was tried; `tide report out.jsonl` shows it."
 
     def summarize(self, records: Iterable[Record]) -> None:
-        guide = self.detoxifier.scorer  # may accept below the toxic threshold
+        guide = self.detoxifier.scorer  # its own threshold, not the run's, says what is toxic
         table = summary_table(
             self._counted(records),
             scorer=(guide.name, guide.threshold),

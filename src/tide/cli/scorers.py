@@ -1,4 +1,4 @@
-"""`tide score`: toxicity of texts. `tide scorers`: how good is a scorer? compare, calibrate."""
+"""`tide score`: score texts. `tide scorers`: compare and calibrate scorers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def score(
     Texts are scored unchanged, short ones too.
     """
     if (input_file is None) == (not texts):
-        raise InputError("give texts or --input (one of them)")
+        raise InputError("give texts or --input, not both")
     with nullcontext() if output is None else writing(output):
         refuse_existing(overwrite, output, inputs=[input_file])
         rows = (
@@ -119,20 +119,20 @@ def compare(
     scorers: options.Scorers = None,
     by: Annotated[
         str | None,
-        options.option("Output", "A table for each value of this field, or each 'file'."),
+        options.option("Output", "A table for each value of this field; 'file': for each file."),
     ] = None,
     sample: Sample = None,
     ordinary: Annotated[
         Path | None,
         options.option(
-            "Input", "Ordinary texts: rows with a 'text'. How many of them does a scorer object to?"
+            "Input", "Ordinary texts (rows with a 'text'), to count a scorer's false alarms on."
         ),
     ] = None,
     threshold: Annotated[
         float | None,
         options.option(
             "Scorer",
-            "Threshold of false alarms. [default: the scorer's own threshold]",
+            "Score from which an ordinary text is a false alarm. [default: the scorer's threshold]",
             min=0.0,
             max=1.0,
         ),
@@ -151,8 +151,8 @@ def compare(
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
     counts once, with its mean label; nearly empty ones are left out.
 
-    false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of 500
-    others with a beginning at or above it (a text may be scored while it is written).
+    false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of up to
+    500 others with a beginning at or above it (text may be scored while it is written).
 
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
     still run and the exit code is 1. The second table has the correlation of the scorers' errors:
@@ -166,7 +166,7 @@ def compare(
 
     refuse_existing(overwrite, output, plot, inputs=files)
     if plot is not None and by is not None:
-        raise InputError("--plot draws one set of texts; leave out --by")
+        raise InputError("--plot draws a single group of texts; leave out --by")
     groups = _groups(files, by, sample)
     loaded = _load_those_that_work(scorers)
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
@@ -218,14 +218,14 @@ def _cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:
 
     if isinstance(scorer, str):
         return Covered(np.full(len(texts), np.nan), 0.0, scorer)
-    score_covered(scorer, texts[:1])  # the first call loads the scorer, which is not to be timed
+    score_covered(scorer, texts[:1])  # the first call loads the scorer, and is not timed
     with progress_bar() as bar:
         task = bar.add_task(name, total=len(texts))
         return score_covered(scorer, texts, lambda count: bar.advance(task, count))
 
 
 def _alarms(scorer: Scorer | str, texts: Sequence[str], threshold: float | None) -> dict[str, Any]:
-    """False alarms at the threshold, or the scorer's own, as a field of a row."""
+    """The field `false_alarms` of a row, at `threshold` or else the scorer's own threshold."""
     from tide.scorers.assessment import false_alarms  # noqa: PLC0415  (slow import)
 
     if isinstance(scorer, str) or not texts:
@@ -264,7 +264,7 @@ def _shown(value: float | None) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN."""
+    """Replace NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _without_nan(one) for key, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
@@ -278,10 +278,10 @@ def calibrate(
     sample: Sample = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Fit a scorer's scores to the labels in FILES; use it as '--scorer calibrated:OUTPUT'.
+    """Calibrate a scorer to the labels in FILES; use it as '--scorer calibrated:OUTPUT'.
 
-    Isotonic regression: the order of scores stays, 0.5 takes the meaning it has in the labels.
-    Measure the result on other texts than these.
+    Isotonic regression keeps the order of the scores and gives 0.5 the meaning that it has in the
+    labels. Measure the result on other texts.
     """
     import numpy as np  # noqa: PLC0415  (slow imports)
 
@@ -301,7 +301,7 @@ def calibrate(
 
 
 def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
-    """The scorers by name, or the reason why one cannot be loaded (server down, key missing).
+    """The scorers by name, or the reason why a scorer cannot be loaded (server down, no key).
 
     Raises InputError for an invalid spec.
     """
@@ -318,7 +318,7 @@ def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | s
 def _groups(
     files: Sequence[Path], by: str | None, sample: int | None
 ) -> dict[str, tuple[list[str], Floats]]:
-    """Per group its distinct texts with their mean labels, as `compare` says."""
+    """The distinct texts of each group, nearly empty ones left out, and their mean labels."""
     import numpy as np  # noqa: PLC0415
 
     from tide.data.labelled import read_labelled  # noqa: PLC0415

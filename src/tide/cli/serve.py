@@ -52,7 +52,7 @@ def _read_settings(path: Path | None) -> None:
     known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
     for name in sorted(os.environ.keys() - known):
         if name.startswith(f"{PREFIX}_"):
-            raise InputError(f"{name}: sets nothing; 'tide serve --help' lists what can be set")
+            raise InputError(f"{name}: unknown option; 'tide serve --help' lists all options")
 
 
 def _print_schema(asked: bool) -> None:
@@ -68,19 +68,19 @@ def _print_schema(asked: bool) -> None:
 @partial(options.with_settings, stated={**options.BY_PRESET, "on_unresolved": "refuse"})
 @options.with_engine
 def serve(
-    host: Annotated[str, options.option("Server", "Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, options.option("Server", "0: any free one.", min=0, max=65_535)] = 8000,
+    host: Annotated[str, options.option("Server", "Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, options.option("Server", "0: a free port.", min=0, max=65_535)] = 8000,
     served_model_name: Annotated[
         str | None,
         options.option(
-            "Server", "Name of the model for clients. [default: --model, or the server's own name]"
+            "Server", "Name of the model for clients. [default: --model, or its name at --base-url]"
         ),
     ] = None,
     settings: Annotated[
         Path | None,
         options.option(
             "Server",
-            f"File of lines {PREFIX}_NAME=VALUE, one for each option that it sets.",
+            f"File with one option per line: {PREFIX}_NAME=VALUE.",
             callback=_read_settings,
             is_eager=True,
         ),
@@ -89,14 +89,13 @@ def serve(
         bool,
         options.option(
             "Server",
-            "Stand in for the Perspective API: score texts and complete none, so that no model is "
-            "loaded.",
+            "Stand in for the Perspective API: only score texts, and load no model.",
         ),
     ] = False,
     otel: Annotated[
         bool,
         options.option(
-            "Server", "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says."
+            "Server", "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT."
         ),
     ] = False,
     mode: Annotated[
@@ -111,15 +110,15 @@ def serve(
         Path | None,
         options.option(
             "Policies",
-            "YAML file of named policies, and which API key may use which; SIGHUP reads it anew. "
-            "Settings missing in a policy come from the options here.",
+            "YAML file of named policies and of the API keys that may use them; SIGHUP reloads it. "
+            "Settings that a policy leaves out come from these options.",
         ),
     ] = None,
     policies_schema: Annotated[
         bool,
         options.option(
             "Policies",
-            "Print the JSON schema of that file, and end.",
+            "Print the JSON schema of that file and exit.",
             callback=_print_schema,
             is_eager=True,
         ),
@@ -137,8 +136,8 @@ def serve(
         bool,
         options.option(
             "Policies",
-            "Answer litellm's guardrail for a response with failing sentences written anew by the "
-            "model, where they can be, rather than with BLOCKED.",
+            "If a response fails litellm's guardrail, answer with its failing sentences rewritten "
+            "by the model, where possible, instead of with BLOCKED.",
         ),
     ] = False,
     model: options.Model = "pocket",
@@ -176,10 +175,10 @@ def serve(
     from tide.server.policies import CommandLine, Policies, PolicyFile  # noqa: PLC0415
 
     if monitor_texts and monitor_log is None:
-        raise InputError("--monitor-texts: there is no --monitor-log to write them to")
+        raise InputError("--monitor-texts: needs --monitor-log, the file to write them to")
     provider = tracing.exporting() if otel else None
     keys = read_keys()
-    # Cheap mistakes first, before anything is loaded.
+    # Cheap checks first, before anything is loaded.
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     line = CommandLine(
         model, scorer, strict_language, preset, overrides or {}, mode, guardrail_rewrite
@@ -192,7 +191,7 @@ def serve(
         load_engine(engine, model, **(engine_options or {})) as loaded,
     ):
         made.start(loaded)
-        # Unchanged clients of a gateway still send the server's name of the model.
+        # Clients that are moved to this gateway still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
         if provider is not None:
@@ -201,10 +200,10 @@ def serve(
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         if sys.stderr.isatty():
-            ERRORS.print(f"Open {where}/ in a browser. Ctrl-C ends it.", highlight=False)
+            ERRORS.print(f"Open {where}/ in a browser. Ctrl-C stops the server.", highlight=False)
         if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
             signal.signal(signal.SIGHUP, lambda *_: _reload_soon(made))
-        with stopping.expected():  # the signal after which open requests were ended
+        with stopping.expected():  # uvicorn raises the signal again after shutdown
             uvicorn.Server(config).run(sockets=[listener])
 
 
@@ -214,7 +213,7 @@ def _reload_soon(policies: Policies) -> None:
     def reload() -> None:
         try:
             policies.reload()
-            found = {"policies": "read anew", "names": list(policies.table.policies)}
+            found = {"policies": "reloaded", "names": list(policies.table.policies)}
         except Exception as error:  # whatever fails, the server keeps serving
             found = {"policies": "kept as they were", "problem": first_line(error)}
         logger("tide.server").info(json.dumps(found))
@@ -223,7 +222,7 @@ def _reload_soon(policies: Policies) -> None:
 
 
 def _config(app: Any, drain: float) -> Any:
-    """The configuration of uvicorn. drain: seconds for open requests at the end."""
+    """The configuration of uvicorn. drain: seconds that open requests get at shutdown."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
     from tide.server.gate import HeaderTimeoutProtocol  # noqa: PLC0415
@@ -232,7 +231,7 @@ def _config(app: Any, drain: float) -> Any:
         app,
         http=HeaderTimeoutProtocol,
         log_config=None,
-        access_log=False,  # our own log holds no addresses, which may contain keys
+        access_log=False,  # our own log holds no URLs, which may contain keys
         server_header=False,
         ws="none",
         timeout_graceful_shutdown=max(1, round(drain)),
@@ -245,20 +244,20 @@ def _listening(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
         raise InputError(f"--host {host} --port {port}: {first_line(error)}") from None
-    # Connections inherit it. asyncio sets it for sockets that it has made itself, not for these,
-    # and without it each answer waits 40 ms for the client to acknowledge its headers.
+    # Connections inherit this option. asyncio sets it only for sockets that it creates; without it
+    # each response waits 40 ms for the client to acknowledge its headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 class _Json(logging.Formatter):
-    """One JSON object a line."""
+    """Formats each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = record.getMessage()
         try:
             content = json.loads(said) if said.startswith("{") else {"message": said}
-        except ValueError:  # it was too long for a line
+        except ValueError:  # JSON that was cut to the length of a line
             content = {"message": said}
         head = {"time": self.formatTime(record), "level": record.levelname.lower()}
         return json.dumps(head | content)
@@ -266,7 +265,7 @@ class _Json(logging.Formatter):
 
 @contextmanager
 def _logging_as_json(loading: dict[str, Any]) -> Iterator[None]:
-    """Inside, logs are JSON. loading: a message to log at once."""
+    """Log as JSON within the block. loading: the first message."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json())
     logs = [logging.getLogger(name) for name in ("tide", "uvicorn")]

@@ -15,7 +15,7 @@ _asked: Stopped | None = None
 
 
 class Stopped(BaseException):
-    """The user or the system asked to end. Not a KeyboardInterrupt: typer hides its message."""
+    """A signal stopped the command. Not a KeyboardInterrupt, whose message typer hides."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped{_kept and '; '}{_kept}")
@@ -23,14 +23,14 @@ class Stopped(BaseException):
 
 
 def keeps(what: str) -> None:
-    """Say `what` of finished work if the command is stopped from now on."""
+    """From now on, the message of a stop includes `what`, the fate of finished work."""
     global _kept  # noqa: PLW0603  (a process runs one command)
     _kept = what
 
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Inside, the first signal raises Stopped, and a second one ends the process at once."""
+    """Within the block, the first signal raises Stopped, a second one ends the process at once."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _leave)
     try:
@@ -45,7 +45,7 @@ def listening() -> Iterator[None]:
 
 @contextmanager
 def expected() -> Iterator[None]:
-    """Inside, a signal is the usual end of the command."""
+    """Within the block, a signal ends the command normally."""
     global _asked  # noqa: PLW0603  (a process runs one command)
     try:
         yield
@@ -59,16 +59,16 @@ def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
     # Half-built objects may fail to close, which the user need not know.
     sys.unraisablehook = lambda _: None
-    # Unwinding waits for the scorer. Unbuffered, because the signal may come amid other output.
+    # Unwinding may wait for the scorer. Unbuffered: the signal may interrupt another write.
     os.write(2, b"stopping...\n")
     _leave(number, frame)
 
 
 def _leave(_number: int, frame: FrameType | None) -> None:
-    """Raise the requested stop, or retry shortly inside of an import or a finalizer.
+    """Raise the requested stop; within an import or a finalizer, retry shortly after.
 
-    An exception through the start of a C extension (torch's, NumPy's) aborts the process, and
-    Python drops what is raised in a `__del__`.
+    An exception while a C extension (torch's, NumPy's) initialises aborts the process, and Python
+    ignores exceptions in `__del__`.
     """
     while frame is not None:
         code = frame.f_code

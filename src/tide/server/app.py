@@ -39,14 +39,14 @@ _PAGE_HEADERS = {
     "referrer-policy": "no-referrer",
 }
 _NO_STORE = {"cache-control": "no-store"}
-# Settings that a request may change, and their defaults.
+# Settings that a request may change; /version shows their defaults.
 _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
 def create_app(policies: Policies, name: str, monitor: Monitor | None = None) -> ASGIApp:
-    """The server as an ASGI application, whose requests share the engine of `policies`.
+    """The server as an ASGI application. Its requests share the engine of `policies`.
 
-    name: of the model, as clients call it.
+    name: the model's name for clients.
     """
     limits, metrics, engine = policies.limits, policies.metrics, policies.engine
     monitor = monitor or Monitor(policies)
@@ -71,14 +71,14 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
             events = serving.stream(request, asker)
             return EventStream(await anext(events), events, warned)
         answer, afterwards = await serving.whole(request, asker)
-        told = {f"x-tide-{key.replace('_', '-')}": _written(v) for key, v in answer["tide"].items()}
-        headers = told | warned | _NO_STORE
+        tide = {f"x-tide-{key.replace('_', '-')}": _written(v) for key, v in answer["tide"].items()}
+        headers = tide | warned | _NO_STORE
         return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
 
     def scoring(http: Request) -> ScoringApi:
-        """By the scorer of the key's usual policy."""
-        usual: ServedPolicy = http.scope[POLICIES][0]
-        return usual.scoring
+        """The scoring API of the key's default policy."""
+        policy: ServedPolicy = http.scope[POLICIES][0]
+        return policy.scoring
 
     @app.post("/v1/completions")
     async def completions(request: CompletionRequest, http: Request) -> Response:
@@ -130,7 +130,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
 
     def answer() -> bool:
         """False if a scorer is known not to answer."""
-        # Each once: one that is down is asked, and policies may share it.
+        # A set, as policies may share a scorer, and the check calls a scorer that is down.
         scorers = {one.plan.measured for one in policies.table.policies.values()}
         return all(scorer.check() for scorer in scorers)
 
@@ -164,7 +164,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
 
 
 class EventStream(Response):
-    """Server-sent events: `first`, the others, and `[DONE]`. An error becomes an event, too."""
+    """Server-sent events: `first`, `others` and `[DONE]`. An error becomes an event, too."""
 
     media_type = "text/event-stream"
     status_code = 200
@@ -205,7 +205,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    """The validation errors of a request, by the client's field names."""
+    """The first validation error of a request, under the client's field name."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
@@ -215,14 +215,14 @@ def _invalid(error: RequestValidationError) -> Refused:
         )
     names: list[Any] = []
     within: Any = error.body
-    for name in first["loc"][1:]:  # names of types and checks stand there as well
+    for name in first["loc"][1:]:  # `loc` also has names of types and checks
         if (isinstance(within, dict) and name in within) or (
             isinstance(within, list) and isinstance(name, int) and name < len(within)
         ):
             names, within = [*names, name], within[name]
         elif first["type"] == "missing":
             names.append(name)
-    own = first.get("ctx", {}).get("param")  # of a check of ours, within what `loc` names
+    own = first.get("ctx", {}).get("param")  # set by our own checks, for a field inside `loc`
     param = ".".join(map(str, [*names, *([own] if own else [])])) or None
     return Refused(400, f"{param or 'body'}: {first['msg']}", param=param)
 

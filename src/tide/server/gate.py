@@ -1,7 +1,7 @@
 """Checks of every request, in plain ASGI: headers, number, log, metrics, key, size, disconnects.
 
-A request is read whole before it is handled, within a size and time limit. Meanwhile disconnects
-are watched: one cancels the work, even before the first token.
+A request is read whole before it is handled, within limits of size and time. A disconnect cancels
+the work, even before the first token.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from tide.server.policies import Policies
 
 LOG = logger("tide.server")
-# Key of a scope under which the app stores the error that it answered.
+# Scope key under which the app stores the error that it responded with.
 FAILED = "tide.failed"
-# Keys of a scope with the number of the request and the policies of its key.
+# Scope keys of the request's number and of the policies of its API key.
 NUMBER, POLICIES = "tide.number", "tide.policies"
 KEYS = "TIDE_SERVE_KEYS"
-_KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put it
-# Paths without a key: monitoring, and the page, which asks for the key.
+_KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put the key in the query
+# Paths that need no key: monitoring, and the playground, which asks its user for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
-HEAD_SECONDS = 30.0  # for the head of a request, from the connection or from the head's first byte
-_READING = 30.0  # seconds for a client to send the rest of it
-_LEFT = 499  # nginx's status for a client that left
-# The rest of a refused request is read, up to this multiple of the limit; otherwise the client
-# would see a broken connection and no answer.
+HEAD_SECONDS = 30.0  # for a request's headers, from the connection or their first byte
+_READING = 30.0  # seconds for a client to send the body
+_LEFT = 499  # nginx's status for a client that disconnected
+# The rest of a request that is too long is read, up to this multiple of the limit; otherwise the
+# client would see a broken connection and no answer.
 _PATIENCE = 4
 
 
@@ -61,7 +61,7 @@ def read_keys() -> list[SecretStr]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Whether only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -75,7 +75,7 @@ def check_exposure(host: str, keys: Sequence[object]) -> None:
 
 
 class Gate:
-    """Wraps `app`. policies: have the accepted keys; without any, only loopback clients pass."""
+    """Wraps `app`. policies: hold the accepted keys; without keys, only loopback clients pass."""
 
     def __init__(self, app: ASGIApp, policies: Policies) -> None:
         self._app, self._policies = app, policies
@@ -129,8 +129,7 @@ class Gate:
         table = self._policies.table  # the policy file may be reloaded meanwhile
         if not table.keys:
             client = (scope.get("client") or ("",))[0]
-            # DNS rebinding: another site's name may resolve to this server, so its pages could use
-            # it.
+            # DNS rebinding: if another site's name resolves here, its pages could use this server.
             name = headers.get("host", "").rpartition("@")[2]
             name = re.sub(r":\d*$", "", name)
             if not (is_loopback(client) and is_loopback(name)):
@@ -152,7 +151,7 @@ class Gate:
         (scope[POLICIES],) = found
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body, None if the client left. Raises Refused if it is too long."""
+        """The whole body; None if the client left. Raises Refused if it is too long or late."""
         limit, body, size = self._limits.max_body, bytearray(), 0
         more = True
         with anyio.move_on_after(_READING) as scope:
@@ -166,13 +165,13 @@ class Gate:
                     body += chunk
                 more = message.get("more_body", False)
         if scope.cancelled_caught:
-            raise Refused(408, "the request does not end", again=True)
+            raise Refused(408, "the request was not sent in time", again=True)
         if size > limit:
-            raise Refused(413, f"a request of more than {limit:,} bytes")
+            raise Refused(413, f"the request has more than {limit:,} bytes")
         return bytes(body)
 
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
-        """Let the app answer. False if the client disconnected first; work is cancelled."""
+        """Let the app answer. If the client disconnects first, cancel it and return False."""
         unread, whole = [body], False
 
         async def replay() -> Message:
@@ -194,7 +193,7 @@ class Gate:
         left = asyncio.ensure_future(gone())
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if whole:  # then the connection may well be closed
+            if whole:  # then a disconnect is normal
                 await work
         finally:
             for task in (work, left):
@@ -210,7 +209,7 @@ _Base: Any = AutoHTTPProtocol
 
 
 class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
-    """Uvicorn's installed HTTP protocol, with a timeout for headers.
+    """Uvicorn's HTTP protocol (httptools or h11) with a timeout for headers.
 
     The gate sees a request only after its headers. A client that sends these slowly, or half of
     them, would hold its connection for ever.
@@ -225,10 +224,10 @@ class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         super().data_received(data)
-        if self.cycle is not before:  # a head has ended
+        if self.cycle is not before:  # the headers are complete
             self._stop()
         elif self._timer is None and before is not None and before.response_complete:
-            # The next one has begun.
+            # The next request has begun.
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -249,12 +248,12 @@ class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
 
 
 def digest(key: str) -> bytes:
-    """The hash of a key, which is all that is stored."""
+    """The hash of a key. Only hashes are stored."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
 def traced(error: Exception) -> str:
-    """Types and place of an error. Its text may quote a prompt, so only TIDE_DEBUG shows it."""
+    """Types and place of an error. Its text may quote a prompt: shown only with TIDE_DEBUG."""
     kinds: list[str] = []
     place = ""
     cause: BaseException | None = error
