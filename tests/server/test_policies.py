@@ -82,7 +82,7 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
                 error = refused.json()["error"]
                 assert refused.status_code == status
                 assert (error["param"], error["code"]) == ("tide.policy", code)
-                assert f"this key has {key}" in error["message"]
+                assert f"this key may use {key}" in error["message"]
                 assert "\n" not in error["message"]
         assert asked(server, "red", 5).status_code == 400  # type: ignore[arg-type]
         looser = asked(server, "green", tide={"toxicity_threshold": 0.4})

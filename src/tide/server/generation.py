@@ -1,7 +1,7 @@
 """Maps requests to calls of their policy's AsyncDetoxifier, within limits.
 
-Where the policy is enforced only accepted text is sent: a result that was not accepted has no text,
-and a stream's pieces were accepted before they are sent. Where it is monitored the model's own text
+Under an enforced policy only accepted text is sent: a result that was not accepted has no text, and
+each piece of a stream is accepted before it is sent. Under a monitored policy the model's own text
 is sent, and scored afterwards.
 """
 
@@ -37,12 +37,12 @@ from tide.server.schemas import (
 from tide.server.tracing import record_completion, record_prompt
 
 _KEEP_ALIVE = ": keep-alive\n\n"
-# Weight of the past in the moving average of a completion's seconds, which `Retry-After` reads.
+# Weight of the past in the moving average of a completion's seconds, used for `Retry-After`.
 _MEMORY = 0.9
-# JavaScript's integers are exact below this, so that a client can send back a seed that it got.
+# JavaScript's integers are exact below this, so a client can send back the seed of an answer.
 _SEEDS = 1 << 53
 
-# Items that a call yields: pieces of a text, and at the end its result or draft.
+# Items that a call yields: pieces of its text, then its result or draft.
 _Item = str | Result | Draft
 _TOGETHER: dict[str, Callable[[Iterable[Any]], Any]] = {
     "accepted": all,
@@ -54,7 +54,7 @@ Afterwards = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Asker:
-    """A client. number: of its request, in the log. policies: of its key, the default first."""
+    """A client. number: its request's, in the log. policies: its key's, the default first."""
 
     number: str
     policies: tuple[ServedPolicy, ...]
@@ -64,7 +64,7 @@ class Asker:
 class Call:
     """A requested completion. settings: those that differ from the policy's.
 
-    tokens_name: the request's name of `max_new_tokens`.
+    tokens_name: the request's name for `max_new_tokens`.
     """
 
     policy: ServedPolicy
@@ -78,8 +78,8 @@ class Sent:
     """The part of a completion that is sent: accepted text, or the model's own if monitored.
 
     text: if refused, the text that was already streamed. parts: calls and reasoning beside it.
-    reason: OpenAI's `finish_reason`. tokens: of text and parts. told: the field `tide` of the
-    response. draft: a monitored answer, to be scored after it was sent.
+    reason: OpenAI's `finish_reason`. tokens: of text and parts. tide: the response's field of that
+    name. draft: a monitored answer, to be scored after it was sent.
     """
 
     text: str
@@ -87,15 +87,15 @@ class Sent:
     reason: str
     tokens: int
     prompt_tokens: int
-    told: dict[str, Any]
+    tide: dict[str, Any]
     draft: Draft | None = None
 
 
 class Serving:
     """Generation for many clients at once.
 
-    policies: decide which texts are accepted; others are refused, whatever their `on_unresolved`.
-    name: the clients' name of the model.
+    policies: decide which texts are accepted; all others are refused, whatever their settings say
+    in `on_unresolved`. name: the model's name for clients.
     """
 
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
@@ -105,7 +105,7 @@ class Serving:
         self._seconds = 1.0
 
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
-        """The answer to a request without a stream, and a callback for after it was sent."""
+        """The answer to a request without streaming, and a callback to run after sending it."""
         calls, shape = self._calls(request, asker), self._shape(request)
         found: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
@@ -114,17 +114,17 @@ class Serving:
                     found[number] = item
         sent = [found[number] for number in range(len(calls))]
         choices = [
-            shape.choice(number, one.text, one.parts, one.reason, one.told)
+            shape.choice(number, one.text, one.parts, one.reason, one.tide)
             for number, one in enumerate(sent)
         ]
         afterwards = partial(self._watch, calls, found, asker)
         return shape.whole(choices, usage_of(sent, request.n), summed(sent)), afterwards
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
-        """The events of an answer, without those of its end. Raises the errors of `whole`."""
+        """The events of a streamed answer, without `[DONE]`. Raises the errors of `whole`."""
         calls, shape = self._calls(request, asker), self._shape(request)
         found: dict[int, Sent] = {}
-        characters = [0] * len(calls)  # sent of each choice
+        characters = [0] * len(calls)  # sent so far, by choice
         async with aclosing(self._run(request, calls, True)) as running:
             async for number, item in running:
                 if item is None:
@@ -136,14 +136,14 @@ class Serving:
                     found[number] = item
                     for chunk in shape.rest(number, item.text[characters[number] :], item.parts):
                         yield event(chunk)
-                    yield event(shape.piece(number, "", item.reason, tide=item.told))
+                    yield event(shape.piece(number, "", item.reason, tide=item.tide))
         if request.stream_options.include_usage:
             sent = [found[number] for number in range(len(calls))]
             yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
         await self._watch(calls, found, asker)
 
     async def _watch(self, calls: Sequence[Call], found: Mapping[int, Sent], asker: Asker) -> None:
-        """Have the model's own answers scored, now that they were sent."""
+        """Start to score the monitored answers, after they were sent."""
         for number, one in found.items():
             if one.draft is not None:
                 call = calls[number]
@@ -158,23 +158,23 @@ class Serving:
         return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
 
     def _policy(self, name: str | None, asker: Asker) -> ServedPolicy:
-        """The policy that a request asks for, if its key has it, or the key's usual one."""
+        """The policy that a request names, if its key may use it; by default the key's first."""
         if name is None:
             return asker.policies[0]
         found = next((one for one in asker.policies if one.name == name), None)
         if found is not None:
             return found
-        has = f"this key has {', '.join(one.name for one in asker.policies)}"
+        may = f"this key may use {', '.join(one.name for one in asker.policies)}"
         if name in self._policies.table.policies:
-            message = f"policy {name!r} is not one of this key's; {has}"
+            message = f"policy {name!r} is not allowed; {may}"
             kind, code = "permission_error", "policy_not_allowed"
             raise Refused(403, message, kind, param="tide.policy", code=code)
-        raise Refused(400, f"no policy {name!r}; {has}", param="tide.policy")
+        raise Refused(400, f"no policy {name!r}; {may}", param="tide.policy")
 
     def _calls(self, request: Generation, asker: Asker) -> list[Call]:
-        """The completions that a request asks for: the n of its first prompt, of its second...
+        """The completions of a request: n for its first prompt, then n for its second, and so on.
 
-        Without a seed they differ between calls; choice i has the request's seed plus i.
+        Choice i has the request's seed plus i; without a seed, a random one is drawn.
         """
         self.check_model(request.model)
         settings, limits = request.settings(), self.limits
@@ -194,7 +194,7 @@ class Serving:
             message = f"at most {highest}: a request can only lower it"
             raise Refused(400, message, param="tide.toxicity_threshold")
         if request.tide.trace and not limits.traces:
-            message = "this server shows nothing that was not accepted (tide serve --traces does)"
+            message = "this server shows accepted text only (tide serve --traces shows more)"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
             prompts: list[str] | list[Chat] = [request.chat()]
@@ -203,7 +203,7 @@ class Serving:
             prompts = request.prompt
         count = len(prompts) * request.n
         if count > limits.max_choices:
-            message = f"{count} completions; a request may ask for {limits.max_choices}"
+            message = f"{count} completions; a request may ask for at most {limits.max_choices}"
             raise Refused(400, message, param="n")
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         settings |= {"num_trials": 1, "on_unresolved": "refuse"}
@@ -220,10 +220,10 @@ class Serving:
     async def _run(
         self, request: Generation, calls: Sequence[Call], in_pieces: bool
     ) -> AsyncGenerator[tuple[int, str | Sent | None], None]:
-        """The calls' output as it arrives, with call numbers; None after a silence.
+        """The calls' output as it arrives, with call numbers; None after `keep_alive` idle seconds.
 
-        Leaving it cancels them. Raises the first failed call's error, and Refused if there is no
-        room or no time.
+        Closing the generator cancels the calls. Raises the first failed call's error, and Refused
+        if too many completions are queued or the time is up.
         """
         limits = self.limits
         if self._under_way + len(calls) > limits.max_under_way:
@@ -238,7 +238,7 @@ class Serving:
             while left:
                 rest = started + limits.request_seconds - time.monotonic()
                 if rest <= 0:
-                    message = f"no whole answer within {limits.request_seconds:g} seconds"
+                    message = f"the answer took longer than {limits.request_seconds:g} seconds"
                     raise Refused(504, message, "server_error", code="deadline")
                 arrived = None
                 with anyio.move_on_after(min(rest, limits.keep_alive)):
@@ -278,14 +278,14 @@ class Serving:
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
         if isinstance(found, Draft):
             written, parts = found.generated_tokens, found.parts
-            told = {
+            tide = {
                 **by,
                 "forward_tokens": written + found.read_tokens,
                 "generated_tokens": written,
             }
             reason, tokens = found.finish_reason, found.num_tokens + parts.num_tokens
             return Sent(
-                found.text, parts, _reason(reason, parts), tokens, prompt_tokens, told, found
+                found.text, parts, _reason(reason, parts), tokens, prompt_tokens, tide, found
             )
         best, settings, traces = found.best, call.policy.detox.settings, request.tide.trace
         is_base = best.accepted and best.base.text == best.text
@@ -293,7 +293,7 @@ class Serving:
             {**one.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
             for number, one in enumerate(best.trace)
         ]
-        told = {
+        tide = {
             **by,
             "accepted": best.accepted,
             "empty": best.empty,
@@ -306,12 +306,12 @@ class Serving:
             "forward_tokens": best.forward_tokens(prompt_tokens),
             "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
-            # Without traces it is shown where it was accepted, too.
+            # The model's own text: shown with traces, or if it is the accepted text.
             **({"base": best.base.text} if traces or is_base else {}),
             **({"trace": evaluations} if traces else {}),
         }
         tokens = best.returned.num_tokens + best.parts.num_tokens if best.accepted else 0
-        # An empty text of the model is not a refusal.
+        # An empty text from the model is not a refusal.
         ended = best.accepted or best.empty
         return Sent(
             best.text if best.accepted or best.refused else "",
@@ -319,7 +319,7 @@ class Serving:
             _reason(best.returned.finish_reason if ended else "content_filter", best.parts),
             best.shown_tokens if best.refused else tokens,
             prompt_tokens,
-            told,
+            tide,
         )
 
     def _count(self, change: int) -> None:
@@ -327,7 +327,7 @@ class Serving:
         self._metrics.under_way.set(self._under_way)
 
     async def _lengths(self, calls: Sequence[Call]) -> list[int]:
-        """Tokens of the prompt of each call."""
+        """The number of prompt tokens of each call."""
         engine = self._policies.engine
         texts = [engine.text_of(call.prompt) for call in calls]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # slow for long texts
@@ -341,7 +341,7 @@ async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
     A piece is yielded once it is accepted; under a monitored policy, once the model has written it.
     """
     detox, settings = call.policy.detox, call.settings
-    # An answer judged as a whole is given out in the order of a message: first its reasoning.
+    # An answer in parts is judged and given out as a whole, its reasoning first.
     is_whole = not in_pieces or detox.settings.in_parts(call.prompt)
     if call.policy.mode == "enforce" and is_whole:
         yield await detox(call.prompt, **settings)
@@ -371,21 +371,21 @@ async def _pump(
 
 
 def _reason(ended: str, parts: Parts) -> str:
-    """OpenAI's reason for the end of an answer."""
+    """The `finish_reason` of an answer in OpenAI's words."""
     return "tool_calls" if ended == "stop" and parts.tool_calls else ended
 
 
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
-    """Token counts of a response: its prompts, each with n completions, and all completions."""
+    """Token counts of a response. n: completions per prompt."""
     read, written = sum(one.prompt_tokens for one in sent[::n]), sum(one.tokens for one in sent)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def summed(sent: Sequence[Sent]) -> dict[str, Any]:
-    """The field `tide` of a whole response: its worst completion, and the total cost."""
-    told = [one.told for one in sent]
-    whole = {key: told[0][key] for key in ("policy", "mode")}
+    """The field `tide` of a whole response: its worst scores and its total cost."""
+    fields = [one.tide for one in sent]
+    whole = {key: fields[0][key] for key in ("policy", "mode")}
     for key, together in _TOGETHER.items():
-        if all(key in one for one in told):
-            whole[key] = together(one[key] for one in told)
+        if all(key in one for one in fields):
+            whole[key] = together(one[key] for one in fields)
     return whole

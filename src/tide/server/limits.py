@@ -1,4 +1,4 @@
-"""Limits of a server: the options of `tide serve`, each also an environment variable."""
+"""Limits of a server; each is an option of `tide serve` and an environment variable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Limits(BaseModel):
     max_body: int = _up_to(1 << 30, 1 << 20, "Largest request, in bytes.", lowest=1024)
     max_tokens: int = _up_to(1_000_000, 1024, "Maximum tokens that a request may ask for.")
     max_choices: int = _up_to(4096, 32, "Maximum completions of a request: prompts times n.")
-    max_texts: int = _up_to(65_536, 256, "Maximum texts of a request for scores.")
+    max_texts: int = _up_to(65_536, 256, "Maximum texts of a scoring request.")
     max_under_way: int = _up_to(
         1_000_000, 256, "Maximum completions running or queued; beyond it: 429."
     )
@@ -34,11 +34,11 @@ class Limits(BaseModel):
         86_400, 120.0, "Timeout of a request (then 504) and of a write to its client, in seconds."
     )
     keep_alive: float = _seconds(3600, 10.0, "Keep-alive interval of an idle stream (seconds).")
-    drain: float = _seconds(3600, 30.0, "Seconds for open requests after SIGTERM.")
+    drain: float = _seconds(3600, 30.0, "Seconds that open requests get after SIGTERM.")
     traces: bool = Field(
         default=False, description="Show rejected texts to clients and on the playground."
     )
     strict: bool = Field(
         default=False,
-        description="Refuse unknown parameters; otherwise they are ignored and named.",
+        description="Refuse unknown parameters, instead of ignoring and listing them.",
     )

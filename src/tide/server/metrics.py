@@ -21,7 +21,7 @@ _SCORES = tuple(i / 10 for i in range(11))
 
 
 class Metrics:
-    """The figures of one server."""
+    """The metrics of one server."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -29,18 +29,18 @@ class Metrics:
         gauge = partial(Gauge, namespace="tide", registry=self._registry)
         histogram = partial(Histogram, namespace="tide", registry=self._registry)
         self.requests = counter(
-            "requests", "Requests by answer; 499: its client left", ["route", "status"]
+            "requests", "Requests by status; 499: the client left", ["route", "status"]
         )
         self.seconds = histogram(
             "request_seconds", "Time of a request", ["route"], buckets=_SECONDS
         )
-        self.in_flight = gauge("requests_in_flight", "Requests without a whole answer yet")
-        self.under_way = gauge("completions_under_way", "Completions in work or waiting")
+        self.in_flight = gauge("requests_in_flight", "Requests not yet fully answered")
+        self.under_way = gauge("completions_under_way", "Completions running or queued")
         self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
         self.changed = counter(
             "changed_completions",
-            "Texts given out that differ from the model's own; because its whole text "
-            "failed, or a beginning, of which the whole was never written and might have passed",
+            "Texts given out that differ from the model's own; whole: its whole text failed; "
+            "beginning: a beginning failed, so the rest was never written or scored",
             ["failed"],
         )
         self.rounds = counter("rounds", "Engine calls that the completions took part in")
@@ -50,20 +50,20 @@ class Metrics:
         self.after = histogram("toxicity_after", "Score of the returned text", buckets=_SCORES)
         self.monitored = counter(
             "monitor_answers",
-            "Monitored answers: whether enforcing would have changed them (changed, unchanged), "
-            "or why that is not known (failed: no score; skipped: too many were waiting)",
+            "Monitored answers by outcome: changed or unchanged by enforcing, failed (no score) or "
+            "skipped (too many were waiting)",
             ["policy", "outcome"],
         )
         self.monitor_score = histogram(
             "monitor_score",
-            "Score of a monitored answer, or of the beginning of it that fails",
+            "Score of a monitored answer, or of its failing beginning",
             ["policy"],
             buckets=_SCORES,
         )
         self.guardrail = counter(
             "guardrail_answers",
-            "Answers to litellm's guardrail: passed, rewritten, blocked, failed (no score); of a "
-            "monitored policy, what enforcing would have blocked or rewritten counts as blocked",
+            "Answers to litellm's guardrail: passed, rewritten, blocked, failed (no score); for a "
+            "monitored policy, blocked includes texts that enforcing would have rewritten",
             ["policy", "outcome"],
         )
         self.scored = counter("scorer_texts", "Texts sent to the scorer")
@@ -93,9 +93,9 @@ class Metrics:
 
 
 class MeasuredScorer(ScorerWrapper):
-    """Counts and times a scorer, which is asked by one thread at a time.
+    """Counts and times the calls of a scorer, by one thread at a time.
 
-    up: whether the last call had an answer.
+    up: whether the last call succeeded.
     """
 
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
@@ -105,7 +105,7 @@ class MeasuredScorer(ScorerWrapper):
         self.up = True
         if (screen := screen_of(scorer)) is not None:
             inner = MeasuredScorer(screen, metrics)
-            inner._turn = self._turn  # the whole asks it, too
+            inner._turn = self._turn  # the scorer calls its screen, too
             self.screen = inner
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
@@ -124,9 +124,9 @@ class MeasuredScorer(ScorerWrapper):
             return answer
 
     def check(self) -> bool:
-        """Whether the scorer answers; it is asked only if it did not the last time.
+        """Whether the scorer answers. It is called only if the last call failed.
 
-        A busy scorer is not asked: health checks would delay the server's clients.
+        A busy scorer is not called: health checks would delay the server's clients.
         """
         if not self.up and self._turn.acquire(blocking=False):
             try:
