@@ -1,8 +1,8 @@
 """Monitored answers: the model's own text is given out; the changes that enforcing would have made
 are recorded afterwards.
 
-Nothing is scored before it is given out. The forecast feeds the written text to the loop of an
-enforced answer (`Answer`), so both obey one rule.
+Nothing is scored before it is given out. The forecast replays the text through the loop of an
+enforced answer (`Answer`), so both follow the same rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """The model's own answer. parts: calls and reasoning beside its text. pieces: the engine's."""
+    """The model's own answer. parts: its calls and reasoning. pieces: those of the engine."""
 
     task: TrialTask
     text: str
@@ -49,8 +49,8 @@ class Forecast:
     """The effect that enforcing would have had on a draft.
 
     score: of the whole text, or of the beginning that fails first. character: where the text would
-    first have been rewound, counted from 0; None if it would have been given out as it is. word:
-    number of words that begin before it.
+    first have been rewound, counted from 0; None if it would have been given out unchanged. word:
+    number of words that begin before this character.
     """
 
     score: float
@@ -63,13 +63,13 @@ class Forecast:
 
 
 async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
-    """Raises ScorerError, as an enforced answer does."""
+    """Forecast the effect of enforcing. Raises ScorerError, as an enforced answer does."""
     task = draft.task
-    if task.on_text is not None:  # as in a stream, where every given out part is judged
+    if task.on_text is not None:  # judge every part, as a stream does
         task = replace(task, on_text=lambda _: None)
     thoughts = Thoughts()
     text = draft.text
-    if task.chat is not None and "parts" in engine.capabilities:  # it separates them in an answer
+    if task.chat is not None and "parts" in engine.capabilities:  # as an enforced answer does
         text = thoughts.add(text) + thoughts.end()
     pieces = draft.pieces
     if thoughts.said:
@@ -95,7 +95,7 @@ class MonitoredAnswer(Answer):
     ) -> None:
         super().__init__(task, engine, scoring)
         self._recorded = list(pieces)
-        self._prefix_cache = None  # nothing is read again
+        self._prefix_cache = None  # no repair reuses a prefix
 
     async def write(self) -> Draft:
         """`on_text` gets each character as soon as no later token can change it."""
@@ -159,7 +159,7 @@ class MonitoredAnswer(Answer):
 class Monitor:
     """Makes a server's forecasts. A failure is counted and logged, and changes no answer.
 
-    log: gets a JSON line for each answer. texts: whether with the prompt and the text.
+    log: gets a JSON line for each answer. texts: whether a line has the prompt and the text.
     """
 
     def __init__(self, policies: Policies, log: Path | None = None, texts: bool = False) -> None:
@@ -171,17 +171,17 @@ class Monitor:
     def begin(
         self, policy: ServedPolicy, prompt: str | Chat, draft: Draft, request: str, choice: int
     ) -> None:
-        """Begin to score an answer that was given out. request: the number in the log."""
-        said = {"request": request, "choice": choice, "policy": policy.name}
+        """Start to score an answer that was given out. request: its number in the log."""
+        entry = {"request": request, "choice": choice, "policy": policy.name}
         if len(self._under_way) >= self._most:
-            self._record(said, policy, "skipped")
+            self._record(entry, policy, "skipped")
             return
-        task = asyncio.create_task(self._forecast(said, policy, prompt, draft))
+        task = asyncio.create_task(self._forecast(entry, policy, prompt, draft))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
     async def finish(self, seconds: float) -> None:
-        """Wait for what is under way."""
+        """Wait for the forecasts under way, at most `seconds`, and close the log."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=seconds)
         if self._log is not None:
@@ -189,24 +189,24 @@ class Monitor:
             self._log = None
 
     async def _forecast(
-        self, said: dict[str, Any], policy: ServedPolicy, prompt: str | Chat, draft: Draft
+        self, entry: dict[str, Any], policy: ServedPolicy, prompt: str | Chat, draft: Draft
     ) -> None:
         if self._texts:
-            said |= {"prompt": draft.task.prompt.text, "text": draft.text}
-            said |= draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
+            entry |= {"prompt": draft.task.prompt.text, "text": draft.text}
+            entry |= draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
         try:
             found = await policy.detox.forecast(prompt, draft)
         except PromptRefusedError:
-            self._record(said, policy, "changed", character=0, word=0)
+            self._record(entry, policy, "changed", character=0, word=0)
         except Exception as error:
-            self._record(said, policy, "failed", error=traced(error))
+            self._record(entry, policy, "failed", error=traced(error))
         else:
             self._metrics.monitor_score.labels(policy.name).observe(found.score)
             outcome = "changed" if found.would_change else "unchanged"
-            self._record(said, policy, outcome, **vars(found))
+            self._record(entry, policy, outcome, **vars(found))
 
     def _record(
-        self, said: dict[str, Any], policy: ServedPolicy, outcome: str, **known: Any
+        self, entry: dict[str, Any], policy: ServedPolicy, outcome: str, **known: Any
     ) -> None:
         """known: `score`, `character` and `word` of a forecast, or an `error`."""
         self._metrics.monitored.labels(policy.name, outcome).inc()
@@ -217,11 +217,11 @@ class Monitor:
             **known,
         }
         shown = ("request", "choice", "policy")
-        LOG.info(json.dumps({"monitored": {name: said[name] for name in shown} | found}))
+        LOG.info(json.dumps({"monitored": {name: entry[name] for name in shown} | found}))
         found.pop("error", None)
         if self._log is None:
             return
-        line = {"time": round(time.time(), 3), **said, **found}
+        line = {"time": round(time.time(), 3), **entry, **found}
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:

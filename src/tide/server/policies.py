@@ -1,4 +1,4 @@
-"""Policies: what is accepted, by which scorer, whether it is enforced, and which key has which.
+"""Policies: named sets of scorer, settings and mode, and the API keys that may use them.
 
 They come from a file (`tide serve --policies FILE`); without a file there is one policy, made of
 the command line's options. All share the engine. When the file is read again, later requests get
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tide.engines.base import Engine
 
 Mode = Literal["enforce", "monitor"]
-# It stands in headers, logs and metrics.
+# Names appear in headers, logs and metrics.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Names = Annotated[list[Name], Field(min_length=1)]
 ONLY = "default"  # the name of the command line's own policy
@@ -67,13 +67,13 @@ class Policy(_Part):
 
     mode: Mode | None = Field(
         default=None,
-        description="enforce: only accepted text is given out. monitor: the model's own text is, "
-        "and the changes that enforcing would have made are recorded.",
+        description="enforce: only accepted text is given out. monitor: the model's own text "
+        "is, and the changes that enforcing would have made are recorded.",
     )
-    scorer: str | None = Field(default=None, description="As --scorer.")
-    preset: str | None = Field(default=None, description="As --preset.")
+    scorer: str | None = Field(default=None, description="Same as --scorer.")
+    preset: str | None = Field(default=None, description="Same as --preset.")
     strategy: str | None = Field(
-        default=None, description="As --strategy: `backtrack:lag=0` holds less text back."
+        default=None, description="Same as --strategy; `backtrack:lag=0` holds back less text."
     )
     toxicity_threshold: float | None = Field(
         default=None, gt=0, lt=1, description="Accept a text that scores below this."
@@ -81,44 +81,44 @@ class Policy(_Part):
     refuse_prompt_above: float | None = Field(
         default=None, ge=0, le=1, description="Refuse a prompt that itself scores above this."
     )
-    tool_calls: Treatment | None = Field(default=None, description="As --tool-calls.")
-    reasoning: Treatment | None = Field(default=None, description="As --reasoning.")
+    tool_calls: Treatment | None = Field(default=None, description="Same as --tool-calls.")
+    reasoning: Treatment | None = Field(default=None, description="Same as --reasoning.")
     never: list[str] = Field(
         default=[],
         max_length=10_000,
-        description="Words and phrases that no accepted text holds, in any case and spelling.",
+        description="Words and phrases that accepted text never has, in any case and spelling.",
     )
 
-    guardrail_rewrite: bool | None = Field(default=None, description="As --guardrail-rewrite.")
+    guardrail_rewrite: bool | None = Field(default=None, description="Same as --guardrail-rewrite.")
 
     @model_validator(mode="after")
     def _are_scored(self) -> Policy:
         for word in self.never:
             if is_empty(word):
                 raise ValueError(
-                    f"never: {word!r} has fewer than 3 visible characters; no scorer is asked "
-                    "about so short a text"
+                    f"never: {word!r} has fewer than 3 visible characters; such a short text is "
+                    "never scored"
                 )
         return self
 
 
 class Key(_Part):
-    """An API key, by the digest of it: `printf %s KEY | sha256sum`."""
+    """An API key, given as its digest: `printf %s KEY | sha256sum`."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hex.")
     policies: Names = Field(
-        description="Policies of this key: the first, unless a request chooses another of them."
+        description="Policies that this key may use; the first is its default."
     )
 
 
 class PolicyFile(_Part):
-    """Policies of `tide serve`, and which API key may use which."""
+    """Policies of `tide serve`, and the API keys that may use them."""
 
     policies: dict[Name, Policy] = Field(min_length=1)
     default: list[Name] = Field(
         default=[],
-        description="Policies of the keys in TIDE_SERVE_KEYS, and of local clients where there are "
-        "no keys: the first, unless a request chooses another. [default: the file's first]",
+        description="Policies for the keys in TIDE_SERVE_KEYS, and for local clients if there are "
+        "no keys; the first of them is the default. [default: the file's first]",
     )
     keys: dict[Name, Key] = {}
 
@@ -134,9 +134,9 @@ class PolicyFile(_Part):
         of: dict[str, str] = {}
         for name, key in self.keys.items():
             if bytes.fromhex(key.sha256) == digest(""):
-                raise ValueError(f"keys.{name}.sha256: is that of no key at all")
+                raise ValueError(f"keys.{name}.sha256: is the digest of an empty key")
             if (other := of.setdefault(key.sha256, name)) != name:
-                raise ValueError(f"keys.{name}.sha256: {other} has the same")
+                raise ValueError(f"keys.{name}.sha256: is also that of {other}")
         return self
 
     @classmethod
@@ -154,7 +154,7 @@ class PolicyFile(_Part):
 
 
 class PolicyError(InputError):
-    """A file of policies that cannot be used. problems: one line each."""
+    """An invalid policy file. problems: one line each."""
 
     def __init__(self, path: Path | None, found: Sequence[str]) -> None:
         self.problems = list(map(shown, found))
@@ -189,7 +189,7 @@ def _from_yaml(text: str) -> Any:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The options of `tide serve`, which are defaults of policies. model: name, for presets."""
+    """Options of `tide serve`, the defaults of policies. model: its name selects presets."""
 
     model: str = ""
     scorer: Any = "pocket"
@@ -215,7 +215,7 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy without its engine. measured: its scorer, without the words of `never`.
+    """A policy without its engine. measured: its scorer, which does not know `never`.
 
     rewrites: whether litellm's guardrail gets a repaired text for a response that fails.
     """
@@ -230,7 +230,7 @@ class Plan:
 
     @property
     def scorer(self) -> Scorer:
-        """For which a text with one of the words is as toxic as can be."""
+        """The scorer, extended to score 1.0 for a text with a word of `never`."""
         return MaxScorer([self.measured, NeverScorer(self.never)]) if self.never else self.measured
 
 
@@ -273,10 +273,10 @@ class ServedDetoxifier(AsyncDetoxifier):
     async def rewrite(
         self, text: str, beside: Scorer, **overrides: Unpack[Overrides]
     ) -> str | None:
-        """A finished text whose failing sentences are rewritten from the blamed word on.
+        """Rewrite failing sentences of a finished text, each from the blamed word on.
 
         beside: a further scorer that the text must pass. Returns None if no repair is found. Raises
-        TideError: CompletionError for a text that the model cannot read unchanged.
+        TideError: CompletionError if tokenization would change the text.
         """
         settings, strategy = self._resolve(overrides)
         priority = next(NUMBERS)
@@ -311,7 +311,7 @@ class ServedPolicy:
 
 @dataclass(frozen=True)
 class Table:
-    """The policies of one file. keys: by digest of an API key its policies, the default first."""
+    """The policies of one file. keys: digest of an API key to its policies, default first."""
 
     policies: Mapping[str, ServedPolicy]
     default: tuple[ServedPolicy, ...]
@@ -329,7 +329,7 @@ class Scorers:
         self._ends: list[weakref.finalize[Any, Any]] = []
 
     def load(self, scorer: Any) -> MeasuredScorer:
-        """Raises TideError for one that cannot be loaded."""
+        """Load a scorer, or reuse it. Raises TideError if it cannot be loaded."""
         key = (scorer, files_of(scorer))
         found = self._loaded.get(key)
         if found is None:
@@ -347,17 +347,17 @@ class Scorers:
 
 
 def files_of(scorer: Any) -> Any:
-    """The files that a spec names, as they are now: with other content it is another scorer."""
+    """The files that a spec names, with their states: a changed file makes another scorer."""
     parts = re.split(r"[:,=()#]", scorer) if isinstance(scorer, str) else []
     states = ((part, os.stat(part)) for part in parts if part and os.path.isfile(part))
     return tuple((part, state.st_mtime_ns, state.st_size) for part, state in states)
 
 
 class Policies:
-    """The policies that are served. path: their file; None: the command line's policy.
+    """The policies that are served. path: their file; None: one policy from the command line.
 
-    keys: of TIDE_SERVE_KEYS. host: where the server listens. table: from `start` on. Raises
-    PolicyError for a file that cannot be used.
+    keys: of TIDE_SERVE_KEYS. host: the address to listen on. table: empty before `start`. Raises
+    PolicyError for an invalid file.
     """
 
     engine: Engine
@@ -380,17 +380,17 @@ class Policies:
         self._file, self.plans = self._read()
 
     def start(self, engine: Engine) -> None:
-        """Serve them with this engine. Raises PolicyError for settings that it does not support."""
+        """Serve with this engine. Raises PolicyError for settings that it does not support."""
         self.engine = engine
         self.table = self._made(self._file, self.plans)
 
     def reload(self) -> None:
-        """Read the file again. Raises PolicyError, and then all policies stay as they are."""
+        """Read the file again. On a PolicyError all policies stay as they are."""
         with self._reloading:
             file, plans = self._read()
             table = self._made(file, plans)
             if self.table.keys and not table.keys:
-                raise PolicyError(self._path, ["keys: a server that asks for keys needs one"])
+                raise PolicyError(self._path, ["keys: a reload cannot remove all keys"])
             self._file, self.plans, self.table = file, plans, table
 
     def close(self) -> None:

@@ -26,9 +26,9 @@ _LONGEST = 20_000
 _SENTENCE = 64
 # Maximum sentences that are rewritten in a text.
 _SENTENCES = 8
-# The prompt before the text. Of a text that fails at its first word, it is all that is left.
+# The prompt before the text. If the first word fails, the model sees nothing else.
 _BEFORE = "A kind and polite answer:\n"
-# Maximum tokens that a tokenizer puts before a text.
+# Maximum special tokens that a tokenizer puts before a text.
 _SPECIAL = 3
 
 
@@ -42,9 +42,9 @@ async def rewrite(
 ) -> str | None:
     """The text with its failing sentences rewritten; None if no repair is found.
 
-    strategy: its options are used if it rewinds; no search follows. Equal texts give equal results.
-    Raises CompletionError for a text that the model cannot read unchanged, and the errors of
-    the engine and the scorer.
+    strategy: its options are used if it is `backtrack`; no search follows. Equal texts give equal
+    results. Raises CompletionError if tokenization would change the text, and the errors of the
+    engine and the scorer.
     """
     own = strategy.options
     options = own if isinstance(own, BacktrackOptions) else BacktrackOptions()
@@ -71,17 +71,17 @@ async def rewrite(
 def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
     """The prompt before the text, and the tokens of the text.
 
-    Raises CompletionError if these are not the text, character by character, or too many.
+    Raises CompletionError if these tokens do not decode to exactly the text, or are too many.
     """
     if len(text) > _LONGEST:
         raise CompletionError(f"{len(text)} characters; at most {_LONGEST} can be rewritten")
     before, joined, apart = engine.tokenize([_BEFORE, _BEFORE + text, text])
-    # Some tokenizers begin each text with a space; others join a token with the text before.
+    # Some tokenizers begin each text with a space; others merge its first token with `_BEFORE`.
     readings = [(joined[:i], joined[i:]) for i in range(1, len(before) + _SPECIAL)]
     readings += [(before, apart[i:]) for i in range(_SPECIAL)]
     texts = engine.texts([ids for _, ids in readings])
     if text not in texts:
-        raise CompletionError(f"model {engine.name}: its tokens do not give back the text")
+        raise CompletionError(f"model {engine.name}: its tokens do not decode to the text")
     first, ids = readings[texts.index(text)]
     engine.check_prompt([*first, *ids], _SENTENCE)
     # The seed of the new text is derived from the text.
@@ -89,9 +89,9 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
 
 
 class _Rewritten(Answer):
-    """A finished answer up to its first failure, then one sentence by the model.
+    """Replays a finished answer up to its first failure; then the model writes one sentence.
 
-    ids: of the text. blamed: where the first blamed word ends, in characters, or None.
+    ids: the tokens of the text. blamed: the character at which the first blamed word ends, or None.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """HTTP schemas: requests, responses and errors.
 
-A `null` counts as absent, and so does a value that asks for nothing (`echo: false`). A parameter
-that would expose unscored text, bypass scoring, or cannot be honoured, is refused. An unknown one
-is ignored, and the response header `x-tide-ignored` names it.
+A `null` or neutral value (`echo: false`) counts as absent. A parameter is refused if it would
+expose unscored text or bypass scoring, or cannot be honoured. An unknown parameter is ignored, and
+listed in the response header `x-tide-ignored`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tide.core.sanitize import half_character, shown
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_FOR_CHATS = "only for /v1/chat/completions, and for an engine that takes it (openai)"
-_UNSCORED = "would show or take unscored text"
+_FOR_CHATS = "only for /v1/chat/completions with the engine openai"
+_UNSCORED = "would expose or accept unscored text"
 _NOT_HERE = "is not a parameter of this server"
-# Parameters that would change the answer if they were honoured, and why they are refused.
+# Known parameters that are refused, and why.
 _REFUSED = {
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs", "echo"), _UNSCORED),
     **dict.fromkeys(("tools", "tool_choice", "response_format"), _FOR_CHATS),
-    "functions": "former name; use tools",
-    "function_call": "former name; use tool_choice",
-    "prompt_embeds": "embeddings are not taken from clients",
+    "functions": "deprecated; use tools",
+    "function_call": "deprecated; use tool_choice",
+    "prompt_embeds": "embeddings are not accepted from clients",
     **dict.fromkeys((
         "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
         "modalities", "audio",
@@ -54,7 +54,7 @@ _REFUSED = {
         "spaces_between_special_tokens", "suffix", "use_beam_search",
     ), _NOT_HERE),
 }  # fmt: skip
-# Values that clients send and that ask for nothing. For other parameters: empty, 0 or false.
+# Neutral values, which have no effect. For parameters not listed: empty, 0 or false.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
@@ -80,10 +80,10 @@ _ABOUT_THE_CALLER = (
 
 
 class Refused(Exception):
-    """Why a request is refused, as shown to its client.
+    """The error of a request, as its client sees it.
 
-    again: whether the same request may succeed later. pause: in how many seconds. detail: fields
-    that Google's format has beside the code.
+    again: whether the same request may succeed later. pause: seconds until then. detail: further
+    fields of the error in Google's format.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Refused(Exception):
         super().__init__(message)
         self._detail = detail or {}
         self.status, self.param, self.again, self.pause = status, param, again, pause
-        # It may quote the request, which may hold a lone surrogate: JSON cannot hold one.
+        # The message may quote a lone surrogate from the request, which JSON cannot hold.
         self.body = {
             "message": shown(message),
             "type": kind,
@@ -119,7 +119,7 @@ class Refused(Exception):
     def of(cls, error: Exception, tokens_name: str = "max_tokens") -> Refused:
         """The refusal that a client sees for `error`. Internal errors are shown without details.
 
-        tokens_name: the request's name of `max_new_tokens`.
+        tokens_name: the request's name for `max_new_tokens`.
         """
         if isinstance(error, Refused):
             return error
@@ -137,17 +137,17 @@ class Refused(Exception):
             return cls(400, "the prompt is refused: a scorer finds it toxic", code="content_filter")
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
-                # An unavailable scorer or engine is probed again after seconds.
+                # An unavailable scorer or engine is probed again within seconds.
                 pause = 5 if again else None
                 return cls(status, message, "server_error", code=code, again=again, pause=pause)
-        return cls(500, "a fault of the server; its log has it", "server_error", code="internal")
+        return cls(500, "an internal error; see the server's log", "server_error", code="internal")
 
     def event(self) -> str:
-        """The error of a stream that has begun."""
+        """The error as an event of a stream that has begun."""
         return event({"error": self.body})
 
     def response(self, path: str) -> JSONResponse:
-        """In the format of clients of `path`: OpenAI's, or Google's."""
+        """The response in the format of the API at `path`: OpenAI's or Google's."""
         headers = {} if self.pause is None else {"retry-after": str(self.pause)}
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="tide"'
@@ -171,13 +171,13 @@ class Refused(Exception):
 
 
 _GOOGLE = {"@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error"}
-_NO_SCORER = "no scorer: nothing unscored is given"
+_NO_SCORER = "the scorer is unavailable, and unscored text is not sent"
 _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
     ScorerRefusedError: (503, "scorer_refused", "the scorer refuses to answer this server", False),
     ScorerUnavailableError: (503, "scorer_unavailable", _NO_SCORER, True),
     ScorerBrokenError: (503, "scorer_unavailable", _NO_SCORER, True),
-    ScorerError: (500, "scorer_error", "the scorer has no score for a text of this", False),
+    ScorerError: (500, "scorer_error", "the scorer cannot score a text of this request", False),
     CompletionError: (500, "completion_error", "the model cannot complete this prompt", False),
     EngineError: (503, "engine_error", "the language model does not answer", True),
 }
@@ -192,7 +192,7 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _asks_for_nothing(name: str, value: Any) -> bool:
+def _is_neutral(name: str, value: Any) -> bool:
     if name in _ABOUT_THE_CALLER:
         return True
     neutral = _NEUTRAL.get(name)
@@ -202,18 +202,18 @@ def _asks_for_nothing(name: str, value: Any) -> bool:
 
 
 class _Asked(BaseModel):
-    """A part of a request. Values that ask for nothing are dropped before it is validated."""
+    """A part of a request. Neutral values are dropped before it is validated."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _plainly(cls, values: Any) -> Any:
+    def _without_neutral(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         fields, asked = cls.model_fields, {}
         for name, value in values.items():
-            if value is None or (name not in fields and _asks_for_nothing(name, value)):
+            if value is None or (name not in fields and _is_neutral(name, value)):
                 continue
             if name not in fields and not cls._ignores(name):
                 reason = _REFUSED.get(name, _NOT_HERE)
@@ -232,7 +232,7 @@ class _Asked(BaseModel):
 class TideExtensions(_Asked):
     """Settings of a request in `extra_body={"tide": {...}}`.
 
-    policy: another one of the key's policies.
+    policy: one of the key's policies.
     """
 
     policy: Text | None = None
@@ -281,7 +281,7 @@ class Generation(_Asked):
 
     @property
     def tokens_name(self) -> str:
-        """The request's name of `max_new_tokens`."""
+        """The request's name for `max_new_tokens`."""
         return "max_tokens"
 
     def settings(self) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def _prompts(value: Any) -> Any:
         return [value]
     if isinstance(value, list) and any(isinstance(one, int | list) for one in value):
         raise PydanticCustomError(
-            "token_ids", "token ids are not taken: a prompt is a text, as it can be scored"
+            "token_ids", "token ids are not accepted: a prompt must be a text to be scored"
         )
     return value
 
@@ -315,7 +315,7 @@ class CompletionRequest(Generation):
 
 
 class ContentPart(_Asked):
-    """A part of a message: a text. Pictures and sound are refused by their type."""
+    """A text part of a message. Images and audio are refused by their type."""
 
     type: Literal["text"]
     text: Text
@@ -332,11 +332,11 @@ class MessageCall(_Asked):
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: Any = None  # of a stream; it is left out
+    index: Any = None  # from a stream; ignored
 
 
 class _PassedOn(BaseModel):
-    """Only the engine reads further fields."""
+    """Further fields are passed on to the engine."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -365,10 +365,10 @@ class ResponseFormat(_PassedOn):
 
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Rows[ContentPart] | None = None  # tool calls may stand alone
+    content: Text | Rows[ContentPart] | None = None  # may be absent beside tool calls
     tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
-    # An assistant's reasoning, as servers return it; it is left out.
+    # An assistant's reasoning, as servers return it; ignored.
     reasoning_content: Any = None
     reasoning: Any = None
 
@@ -398,7 +398,7 @@ class ChatRequest(Generation):
     @model_validator(mode="after")
     def _has_tools_to_choose(self) -> Self:
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
-            raise PydanticCustomError("tools", "there are no tools", {"param": "tool_choice"})
+            raise PydanticCustomError("tools", "needs tools", {"param": "tool_choice"})
         return self
 
     def chat(self) -> Chat:
@@ -442,7 +442,7 @@ def _beside(parts: Parts) -> dict[str, Any]:
 
 
 class ReplyShape:
-    """The answers to one request, in OpenAI's shape for completions or for chat."""
+    """Builds the responses to a request in OpenAI's format for completions or chats."""
 
     def __init__(self, chat: bool, number: str, model: str) -> None:
         self._chat = chat
@@ -460,7 +460,7 @@ class ReplyShape:
     def choice(
         self, index: int, text: str, parts: Parts, reason: str, tide: dict[str, Any]
     ) -> dict[str, Any]:
-        # OpenAI sends None beside calls.
+        # OpenAI sends null beside tool calls.
         said = None if parts.tool_calls and not text else text
         message = {"role": "assistant", "content": said, "refusal": None, **_beside(parts)}
         content = {"message": message} if self._chat else {"text": text}

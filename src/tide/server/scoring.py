@@ -31,20 +31,20 @@ _CATEGORIES = (
     "violence", "violence/graphic",
 )  # fmt: skip
 ATTRIBUTE = "TOXICITY"
-# Jigsaw labels that Perspective renames; the others only become upper case.
+# Jigsaw's labels that Perspective renames; others only become upper case.
 _PERSPECTIVE_NAMES = {
     "TOXIC": "TOXICITY",
     "SEVERE_TOXIC": "SEVERE_TOXICITY",
     "IDENTITY_HATE": "IDENTITY_ATTACK",
     "SEXUAL_EXPLICIT": "SEXUALLY_EXPLICIT",
 }
-# As Perspective's own limit, so that a client behaves as it did.
+# Perspective's own limit, so that clients behave as before.
 _LONGEST = 20_480
 _MOST_ATTRIBUTES = 100
 
 
 class _Wire(BaseModel):
-    """Clients of these services send fields unrelated to the texts; they are ignored."""
+    """Unknown fields are ignored: clients send fields unrelated to the texts."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -59,7 +59,7 @@ class Attribute(_Wire):
 
 
 def _few(value: Any) -> Any:
-    # Before each of them is validated: their faults could fill the memory.
+    # Checked before validation, whose errors for each attribute could fill the memory.
     if isinstance(value, dict) and len(value) > _MOST_ATTRIBUTES:
         raise PydanticCustomError("too_long", f"at most {_MOST_ATTRIBUTES} attributes")
     return value
@@ -112,7 +112,7 @@ class ScoringApi:
 
     def __init__(self, scorer: Scorer, limits: Limits) -> None:
         self._scorer, self.limits = scorer, limits
-        # The scorer's attributes by their names in Perspective; TOXICITY is always its score.
+        # The scorer's attributes by their names in Perspective; TOXICITY is always its main score.
         self._names = {
             perspective_name(own): own
             for own in attributes_of(scorer)
@@ -141,7 +141,7 @@ class ScoringApi:
         scores = {ATTRIBUTE: float(scored.values[0]), **said}
         found = {}
         for name, attribute in wanted.items():
-            if name not in scores:  # an old cache holds only the score
+            if name not in scores:  # an old cache may lack attributes
                 continue
             if attribute.score_threshold is None or scores[name] >= attribute.score_threshold:
                 score = {"value": scores[name], "type": "PROBABILITY"}
@@ -152,7 +152,7 @@ class ScoringApi:
         return answer if request.token is None else {**answer, "clientToken": request.token}
 
     def _check_language(self, request: AnalyzeRequest, attribute: str) -> None:
-        """Raise Refused, as the service does, for a language that the scorer does not read."""
+        """Raise Refused, as Perspective does, for a language that the scorer does not read."""
         reads, asked = languages_of(self._scorer), request.languages
         if reads is None:
             return
@@ -195,10 +195,10 @@ class ScoringApi:
         }
 
     async def score(self, texts: list[str]) -> Scores:
-        """The scores. Raises Refused for too many texts, and the errors of the scorer."""
+        """Score texts. Raises Refused for too many texts or no time left, and scorer errors."""
         limits = self.limits
         if len(texts) > limits.max_texts:
-            raise Refused(400, f"{len(texts)} texts; a request may have {limits.max_texts}")
+            raise Refused(400, f"{len(texts)} texts; a request may have at most {limits.max_texts}")
         if not texts:
             return Scores(np.zeros(0), np.zeros(0, dtype=np.bool_))
         if self._waiting + len(texts) > limits.max_waiting_texts:
@@ -208,7 +208,7 @@ class ScoringApi:
             with anyio.fail_after(limits.request_seconds):
                 return await self._scoring.send(texts, "score")
         except TimeoutError:
-            raise Refused(504, "out of time", "server_error", code="deadline") from None
+            raise Refused(504, "scoring took too long", "server_error", code="deadline") from None
         finally:
             self._waiting -= len(texts)
 

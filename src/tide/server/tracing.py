@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each request, by the conventions of `gen_ai`; off unless asked for.
+"""OpenTelemetry: a span for each request, by the conventions of `gen_ai`; only with --otel.
 
 A span has the request's parameters, its outcome and its cost, but no text and no key. Its
 `tide.request_id` is the `x-request-id` of the answer and the `request` of the log.
@@ -20,15 +20,15 @@ from tide.server.schemas import ChatRequest, Generation
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# That of the request that this task answers; None where nothing is traced.
+# The span of the current task's request; None if it is not traced.
 _SPAN: ContextVar[Any] = ContextVar("tide_span", default=None)
-_WATCHED = ("/health", "/ready", "/metrics")  # asked every few seconds: no spans
+_WATCHED = ("/health", "/ready", "/metrics")  # polled every few seconds: no spans
 _ASKED = {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p",
           "top_k": "top_k", "seed": "seed"}  # fmt: skip
 
 
 class Traced:
-    """Wraps `app`: each request is a span, a child of its client's (`traceparent`)."""
+    """Wraps `app`: each request gets a span, a child of its client's (`traceparent`)."""
 
     def __init__(self, app: ASGIApp, provider: Any) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class Traced:
             kind=SpanKind.SERVER,
             attributes={"http.request.method": method},
         )
-        if not span.is_recording():  # it is not sampled
+        if not span.is_recording():  # not sampled
             await self._app(scope, receive, send)
             return
         token = _SPAN.set(span)
@@ -116,7 +116,7 @@ def record_prompt(tokens: int) -> None:
 
 
 def record_completion(best: Trial | None, reason: str, tokens: int) -> None:
-    """Add the outcome of a completion to its span. tokens: of the text that is sent."""
+    """Add the outcome of a completion to its span. tokens: number of tokens sent."""
     if (span := _SPAN.get()) is None:
         return
     known = span.attributes

@@ -4,7 +4,7 @@ import { marked, parts } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 const NUMBERS = { tokens: "max_tokens", temperature: "temperature", threshold: "toxicity_threshold", seed: "seed" };
-// The field that shows what is wrong with a parameter.
+// The form field that shows the error of each parameter.
 const FIELDS = {
   prompt: "prompt", messages: "prompt", max_tokens: "tokens", temperature: "temperature",
   "tide.toxicity_threshold": "threshold", seed: "seed",
@@ -20,7 +20,7 @@ const EXAMPLES = {
     "Why is everybody here so rude?",
     "What would you say to a bad driver?",
     "What do you think of my neighbour?",
-    // The last message of a chat that has begun.
+    // The last message of a chat, with the turns before it.
     {
       turns: [
         { role: "user", content: "My neighbour plays loud music every night." },
@@ -30,12 +30,12 @@ const EXAMPLES = {
     },
   ],
 };
-let running = null; // of the request under way
-let shown = null; // what was found last: {prompt, chat, text, tide, base}
-let turns = []; // of the chat, before what is shown
+let running = null; // AbortController of the current request
+let shown = null; // the answer on display: {prompt, chat, text, tide, base}
+let turns = []; // the chat before the answer on display
 
-let own = location.hash.includes("prompt="); // whether a person chose the prompt
-let picked = location.hash.includes("kind="); // whether a person chose what to ask for
+let own = location.hash.includes("prompt="); // whether the user chose the prompt
+let picked = location.hash.includes("kind="); // whether the user chose completion or chat
 
 const kind = () => $("form").elements.kind.value;
 
@@ -76,7 +76,7 @@ async function scores(texts) {
   return (await answer.json()).results.map((one) => one.category_scores.toxicity);
 }
 
-// The names of what is served, and what it can do. choosing: and preselects what to ask for.
+// Loads the server's names and defaults. choosing: also preselects completion or chat.
 let about = null;
 async function learn(choosing) {
   try {
@@ -103,7 +103,7 @@ async function learn(choosing) {
   choose();
 }
 
-// What depends on whether a completion or an answer is asked for.
+// Adapts the form to completion or chat.
 function choose() {
   const chat = kind() === "chat";
   const usual = chat ? about?.chat : about;
@@ -128,7 +128,7 @@ function choose() {
   }));
 }
 
-// linked: anybody may have written a link, so nothing in it is shown as said by the model, or by who reads it.
+// linked: a turn from a link, which anybody may have written; it is not shown as the model's or the user's words.
 function bubble(role, content, linked = false) {
   const node = document.createElement("li");
   node.className = role;
@@ -146,10 +146,10 @@ function talk() {
   $("new").hidden = !chat || !(turns.length || shown?.chat);
 }
 
-// Whether the chat goes on with what was given out.
+// Whether the chat continues from an answer.
 const kept = (tide) => tide?.accepted || tide?.mode === "monitor";
 
-// The turns of the chat that goes on: what was accepted is one, or the model's own where it is monitored.
+// The turns that the chat continues from, with the answer on display if it is kept.
 function soFar() {
   if (!(shown?.chat && kept(shown.tide))) return turns;
   return [...turns, { role: "user", content: shown.prompt }, { role: "assistant", content: shown.text }];
@@ -160,7 +160,7 @@ function goOn() {
   clear();
 }
 
-// Another chat, with these turns before what is asked.
+// Starts another chat with these turns.
 function begin(others) {
   turns = [...others];
   clear();
@@ -202,7 +202,7 @@ function request() {
 async function run() {
   forgive();
   const wrong = Object.keys(NUMBERS).find((id) => $(id).validity.badInput);
-  if (wrong) return complain(wrong, "This is no number.");
+  if (wrong) return complain(wrong, "This is not a number.");
   if (!$("prompt").value.trim()) return complain("prompt", "Write something first.");
   own = true;
   running = new AbortController();
@@ -247,7 +247,7 @@ function said(tide) {
 
 const toxic = (tide) => tide.toxicity_before >= tide.threshold;
 
-// Finds the words of the model's own text that are toxic; without a scorer it stays masked.
+// Finds the toxic words of the model's own text; if scoring fails, all of it stays masked.
 async function mark() {
   const of = shown;
   if (of.tide?.base === undefined || !toxic(of.tide)) return;
@@ -271,7 +271,7 @@ function piece(text, name, title) {
   return node;
 }
 
-// A prompt and what follows it: in one text, or in two bubbles.
+// Shows a prompt and its continuation as one text, or a message and its answer as two bubbles.
 function put(node, { prompt, chat }, content) {
   if (!chat) return node.replaceChildren(piece(prompt, "prompt"), ...content);
   const list = document.createElement("ol");
@@ -290,12 +290,12 @@ function show() {
   score($("found-score"), tide?.toxicity, threshold);
   let base = [];
   if (tide?.mode === "monitor") {
-    base = [piece(" (this server only monitors: what you see is the model's own text)", "quiet")];
+    base = [piece(" (this server only monitors: it shows the model's own text)", "quiet")];
   } else if (tide && tide.base === undefined) {
     base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
-    if (tide.base_partial) base.push(piece(" (as far as it was written before its first repair)", "quiet"));
+    if (tide.base_partial) base.push(piece(" (as far as it was written before its repair)", "quiet"));
     if (tide.accepted && tide.base === text) base.push(piece(" (accepted as it is)", "quiet"));
   }
   $("base-legend").hidden = !base.some((node) => node.localName === "mark");
@@ -338,8 +338,8 @@ function row(one, threshold, unmasked) {
   return node;
 }
 
-// A link carries the prompt, the turns before it and the settings, never the key. With the seed of what is shown, it
-// gives the same text again.
+// A link has the prompt, the turns before it and the settings, never the key. It has the seed of the answer on display,
+// so that it gives the same text again.
 function link() {
   const values = new URLSearchParams({ kind: kind(), prompt: $("prompt").value || shown?.prompt || "" });
   for (const id of Object.keys(NUMBERS)) if ($(id).value !== "") values.set(id, $(id).value);
@@ -363,7 +363,7 @@ function follow() {
 
 const plain = ({ role, content }) => ({ role, content });
 
-// Those of a link, which anybody may have written: all of them, or none.
+// The turns in a link. Anybody may have written it, so a single invalid turn discards all.
 function turnsOf(written) {
   try {
     const found = JSON.parse(written) ?? [];

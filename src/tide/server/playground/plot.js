@@ -1,4 +1,4 @@
-// A plot with axes: toxicity, from 0 to 1, against something that a person can read off.
+// A plot of toxicity, from 0 to 1, against another quantity.
 const SVG = "http://www.w3.org/2000/svg";
 const [LEFT, RIGHT, TOP, BOTTOM] = [44, 12, 12, 40];
 
@@ -18,14 +18,14 @@ function ticks(most) {
   return Array.from({ length: count + 1 }, (_, i) => Number((i * step).toPrecision(12)));
 }
 
-// Two digits, away from the threshold: a score below it is not shown as one that reaches it.
+// Two digits, rounded away from the threshold: a score below it never looks like one that reaches it.
 export function rounded(score, threshold) {
   const round = score < threshold ? Math.floor : Math.ceil;
   return (round(Number((100 * score).toFixed(9))) / 100).toFixed(2);
 }
 
-// points: {x, y, chosen}. label: of the horizontal axis. whole: x counts something. joined: a line
-// leads from point to point.
+// points: {x, y, chosen}. label: of the horizontal axis. whole: x is a count. joined: a line connects
+// the points in order.
 export function draw(svg, points, label, threshold, { whole = false, joined = false } = {}) {
   const [width, height] = [svg.clientWidth || 600, svg.clientHeight || 224];
   const most = Math.max(...points.map(({ x }) => x));
@@ -50,7 +50,7 @@ export function draw(svg, points, label, threshold, { whole = false, joined = fa
   parts.push(make("line", { class: "level", x1: LEFT, x2: width - RIGHT, y1: level, y2: level }));
   const places = points.map(({ x, y }) => [atX(x), atY(y)]);
   if (joined) parts.push(make("polyline", { points: places.map((at) => at.join(",")).join(" ") }));
-  // What is returned is drawn last, so that nothing covers it.
+  // The returned text is drawn last, so that nothing covers it.
   const order = points.map((_, i) => i).sort((i, j) => points[i].chosen - points[j].chosen);
   for (const i of order) {
     const [cx, cy] = places[i];

@@ -1,16 +1,16 @@
-// Which words carry a text's toxicity, and how they are shown. A help to the eye and no gate: where
+// Finds the words that make a text toxic, and masks them. This is a display aid, not a safeguard: if
 // the scorer does not answer, a toxic text is masked as a whole.
-const MOST = 12; // words that are looked for
-const CLEAN = 0.5; // below this a text is shown as it is, also where less is accepted
-const LONGEST = 256; // words of a text: a request may hold so many texts
+const MOST = 12; // maximum number of different words to find
+const CLEAN = 0.5; // a text that scores below this is not masked, even if the threshold is lower
+const LONGEST = 256; // maximum words of a text: the server's limit of texts in a request
 
-// With the space before it; letters that stand apart ("r u d e") are one word, and so is an HTML tag.
+// A word with the space before it. Spaced letters ("r u d e") are one word, and so is an HTML tag.
 const WORD = /\s*(?:(?<![\p{L}\p{N}_])[\p{L}\p{N}*](?:[\s._-]+[\p{L}\p{N}*]){2,}(?![\p{L}\p{N}_])|<[^<>\s]*>?|[^\s<]+)/gu;
 
 const bare = (word) => word.toLowerCase().replace(/[^\p{L}\p{N}_]/gu, "");
 const letters = (text) => text.match(/[\p{L}\p{N}_*]/gu)?.length ?? 0;
 
-// All letters but the first of each word as `*`; of letters with spaces between them, as of a word.
+// Replaces all letters but the first of each word by `*`. Spaced letters count as one word.
 function hidden(text) {
   let after = false; // whether the word before is a single letter
   return text.replace(/\S+/g, (word) => {
@@ -20,7 +20,7 @@ function hidden(text) {
   });
 }
 
-// Neighbours that are both toxic, or both not, as one part.
+// Merges neighbours that are both toxic, or both not, into one part.
 function joined(found) {
   const parts = [];
   for (const { text, toxic } of found) {
@@ -30,9 +30,9 @@ function joined(found) {
   return parts;
 }
 
-// The parts of `text`, each {text, toxic}: the words that the scorer blames and finds toxic by
-// themselves, or one without which it finds the text clean, and what stands between them. score:
-// takes texts, promises their scores.
+// Splits `text` into parts, each {text, toxic}. Toxic are the blamed words that the scorer finds toxic
+// by themselves, or a single blamed word without which the text is clean. score: takes texts, promises
+// their scores.
 export async function parts(text, threshold, score) {
   const words = text.match(WORD) ?? [];
   if (words.length > LONGEST) return [{ text, toxic: true }];
@@ -55,7 +55,7 @@ export async function parts(text, threshold, score) {
   return joined(words.map((word, i) => ({ text: word, toxic: toxic.includes(i) })));
 }
 
-// Nodes for these parts: what is toxic is marked, and masked unless it is to be shown.
+// Nodes for these parts: toxic ones are marked, and masked unless `unmasked`.
 export function marked(found, unmasked) {
   return found.flatMap(({ text, toxic }) => {
     if (!toxic) return [document.createTextNode(text)];
