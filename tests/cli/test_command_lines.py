@@ -1,6 +1,6 @@
-"""Command lines made at random: each ends in a result or in one clear line, never in a traceback.
+"""Random command lines: each ends in a result or in one clear line, never in a traceback.
 
-They run on the scripted engine and on a scorer that is counted, so that thousands take a minute.
+They run on the scripted engine and a scripted scorer, so that thousands take a minute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tide.scorers import REGISTRY as SCORERS
 
 pytestmark = pytest.mark.attack
 
-# Small enough to be done at once, or beyond every bound.
+# Numbers that are small enough to finish at once, or outside of every bound.
 NUMBERS = ["0", "1", "2", "-1", "0.5", "1e-308", "1e308", "nan", "-inf", "1_0", "0x1", "9" * 30]
 TEXTS = [
     "", " ", ":", "=", ",", "(", ")", "a=b", "\x1b[2J", "\u202e", "\udce9", "\u0663", "no", "None",
@@ -49,7 +49,7 @@ SPECS = [
     "perspective", "base,relative",
 ]  # fmt: skip
 ANY = st.sampled_from([*NUMBERS, *TEXTS, *FILES, *SPECS]) | st.text(max_size=8)
-# Mostly of the kind that an option takes: otherwise few lines would get past their reading.
+# Mostly values of an option's type: otherwise few lines would get past parsing.
 GOOD = ["prompts.txt", "prompts.jsonl", "prompts.csv", "out.jsonl", "out"]
 OF_TYPE = {
     "int": ["1", "2", "3"] * 8 + NUMBERS,
@@ -95,7 +95,7 @@ def lines(draw: st.DrawFn) -> list[str]:
             if not option.is_flag:
                 words.append(draw(_value(option)))
     given = {word for word in words if word.startswith("-")}
-    # What would otherwise load the bundled models, every time.
+    # Without these, every line would load the bundled models.
     usual = {"--engine": "scripted", "--scorer": "reading", "--reference": "none"}
     for option, value in usual.items():
         known = any(option in one.opts for one in COMMANDS[name])
@@ -165,6 +165,6 @@ def test_a_command_line_ends_in_a_result_or_in_one_line(world: Path, words: list
             os.chdir(home)
     assert code in (0, 1, 2) or (code == 3 and "--fail-on-unresolved" in words), said
     assert "Traceback" not in said
-    if code == 1 and words[0] != "doctor":  # that one says it in its table
+    if code == 1 and words[0] != "doctor":  # doctor prints errors in its table
         assert said.splitlines()[-1].startswith("error: ")
     assert "\x1b[2J" not in said.replace("'\x1b[2J'", "")

@@ -1,4 +1,4 @@
-"""What a terminal shows of records."""
+"""How a terminal shows records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tide.evaluation.progress import CleanConsole
 
 
 def shown(threshold: float, **trial: Any) -> str:
-    """The table of a run of one prompt, whose trials are all this one."""
+    """The table of a run with one prompt, all of whose trials have the values of `trial`."""
     run = search_run("tide", prompts=1)
     trials = len(run.records[0].trials)
     changed(run, 0, **{name: [value] * trials for name, value in trial.items()})

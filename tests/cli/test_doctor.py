@@ -15,14 +15,14 @@ from tide.scorers import REGISTRY, CallableScorer
 
 @pytest.fixture(autouse=True)
 def _few_answers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the harmless prompts, but for the tests that count them."""
+    """Use a single harmless prompt, except in tests that count them."""
     if "all_answers" not in request.fixturenames:
         monkeypatch.setattr("tide.cli.doctor._HARMLESS", ("The weather tomorrow will be",))
 
 
 @pytest.fixture
 def all_answers() -> None:
-    """Asks the model all of the harmless prompts."""
+    """Use all of the harmless prompts."""
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -34,7 +34,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("doctor", "--scorer", "windows:pocket") == 0
     out = said(capsys)
-    assert "scorer windows:pocket" in out  # and no emoji
+    assert "scorer windows:pocket" in out  # and not an emoji for `:windows:`
     assert "writes the same from token ids and from their embeddings" in out
     assert "scaled by 1 " in out
     assert "it tells insults from friendly sentences" in out

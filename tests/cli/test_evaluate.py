@@ -58,7 +58,7 @@ def test_the_commands_of_the_readme_in_one_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A first look with --limit, the whole set, a judge and a reference for it, a report."""
+    """A first look with --limit, the whole set, a judge and a reference, then a report."""
     monkeypatch.chdir(tmp_path)
     command = ["eval", benchmark_file, "--methods", "base,tide", "--trials", 1]
     assert tide(*command, "--limit", 2) == 0

@@ -28,7 +28,7 @@ SAMPLING = Sampling(temperature=0.0, max_new_tokens=4)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stand-ins: what is about rain counts as toxic."""
+    """Stand-ins: texts about rain count as toxic."""
     draw = random.Random(0)
     words = ["the", "weather", "town", "people", "today", "fine", "is"]
 
@@ -57,7 +57,7 @@ def test_all_are_fitted_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Learned, saved, loaded; what is there is kept, and one alone must be asked to begin again."""
+    """All are fitted, saved and loaded; finished ones are kept, or refitted with --overwrite."""
     use_short_prefixes(monkeypatch)
     fitted = tmp_path / "out"
     command = ("--model", model, "--data", data, "--out", fitted, *QUICK)
@@ -104,7 +104,7 @@ def test_all_are_fitted_once(
 def test_all_weights_may_learn(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
-    """Rank 0, with an output layer of its own (llama) and one that shares the embedding's."""
+    """Rank 0, with a separate output layer (llama) and with one tied to the embedding."""
     use_short_prefixes(monkeypatch)
     model = save_causal_lm(tmp_path / "model", kind, bos=True)
     steps = {} if name in ("dexperts", "rad") else {"steps": 8}
@@ -128,7 +128,7 @@ def test_all_weights_may_learn(
 def test_a_fit_that_is_too_weak_says_so(
     model: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A model after one step tells nothing apart."""
+    """After a single step a model separates nothing."""
     fit("gedi", data, tmp_path, model=model, steps=1, learning_rate=1e-6)
     (said,) = (one for one in caplog.messages if "too weak for a fair comparison" in one)
     assert "gedi" in said

@@ -45,7 +45,7 @@ def test_everything_is_listed_and_nothing_cut(
     words = out.split()
     for name in (name for registry in (*KINDS, PRESETS) for name in _names(registry)):
         assert any(word.startswith(name) for word in words)
-    assert "Maximum number of banned" not in out  # options are those of one
+    assert "Maximum number of banned" not in out  # options are shown only for a single name
     told = " ".join(words)
     assert told.count("nowhere.at_all cannot be imported: No module named 'nowhere'") == len(KINDS)
 
@@ -174,7 +174,7 @@ def test_classes_of_ones_own_from_the_shell(capsys: pytest.CaptureFixture[str]) 
 def test_the_help_states_the_defaults_that_hold(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that a preset sets are the preset's; a server withholds what is not accepted."""
+    """Settings of a preset say so; the server's default of on_unresolved is refuse."""
     monkeypatch.setenv("COLUMNS", "400")
     assert tide(command, "--help") == 0
     shown = " ".join(capsys.readouterr().out.split())

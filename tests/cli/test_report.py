@@ -32,7 +32,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without the extra; a test that looks at tables alone has no need to wait for figures."""
+    """As without the extra, which saves tests of tables the time of figures."""
 
     def imported(module: str) -> ModuleType:
         if module.startswith("matplotlib"):
@@ -134,7 +134,7 @@ def test_a_scorer_of_some_runs_may_judge_the_others(runs: Path) -> None:
 def test_two_runs_of_one_method_are_told_apart(runs: Path) -> None:
     write(search_run("tide", seed=5), runs / "again")
     write(search_run("tide", seed=6), runs / "deeper/tide")
-    for _ in range(2):  # a report is not a run: it is not reported on the next time
+    for _ in range(2):  # the second time, the report must not count as a run
         assert tide("report", runs) == 0
     for name in ("cost", "significance-judge-1"):
         table = (runs / f"report/{name}.md").read_text()
@@ -150,7 +150,7 @@ def test_seeds_of_one_configuration_are_one_row(runs: Path) -> None:
         write(search_run(name, seed=seed), runs / f"tide-seed={seed}", settings=settings)
     assert tide("report", runs) == 0
     table = (runs / "report/quality-judge-1.md").read_text()
-    assert table.count("\n| ") == 2 + 3  # a head of two lines, and base, tide, shuffled
+    assert table.count("\n| ") == 2 + 3  # two header lines, and base, tide, shuffled
     assert "| tide (3 seeds) |" in table
     assert "standard deviation" in table
     assert "less toxic than base?" in (runs / "report/significance-judge-1.md").read_text()
@@ -160,7 +160,7 @@ def test_seeds_of_one_configuration_are_one_row(runs: Path) -> None:
 
 @pytest.mark.usefixtures("no_matplotlib")
 def test_what_a_search_changed_is_told_of_each_seed(tmp_path: Path) -> None:
-    """By the model's own completions with that seed."""
+    """Compared with the model's own completions of the same seed."""
     for seed, end in enumerate(("", ":seed=1")):
         own = run([[0.9, 0.2]] * 6, f"base{end}", sampling={"seed": seed})
         write(own, tmp_path / f"runs/base-{seed}")
@@ -173,7 +173,7 @@ def test_what_a_search_changed_is_told_of_each_seed(tmp_path: Path) -> None:
     head, _, *rows = (tmp_path / "runs/report/quality-scorer-1.md").read_text().splitlines()[2:6]
     place = head.split("|").index(" changed ")
     (changed,) = (row.split("|")[place] for row in rows if "tide (2 seeds)" in row)
-    assert float(changed) == 0.0  # these fixtures write alike
+    assert float(changed) == 0.0  # the runs of both methods have the same texts
 
 
 @pytest.mark.usefixtures("no_matplotlib")
@@ -199,7 +199,7 @@ def test_exact_20(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_there_is_refused_before_anything_is_written(
     runs: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = [runs / "base"] if "1" in options else [runs]  # the model itself has no search
+    paths = [runs / "base"] if "1" in options else [runs]  # base has no search
     assert tide("report", *paths, *options) == 1
     assert message in refused(capsys)
     assert not (runs / "report").exists()
@@ -250,7 +250,7 @@ def test_parts_of_a_benchmark_have_columns() -> None:
 
 
 def parts_of(*runs: Run, labels: list[str], seed: int = 0) -> Table:
-    """The table of parts of these runs, whose prompts have these labels in turn."""
+    """The table of parts of these runs. Their prompts get these labels in turn."""
     for one in runs:
         for number in range(len(one.records)):
             changed(one, number, group=labels[number % len(labels)])
@@ -260,7 +260,7 @@ def parts_of(*runs: Run, labels: list[str], seed: int = 0) -> Table:
 
 
 def test_parts_of_several_seeds_are_their_mean() -> None:
-    """Insults: one of two prompts with the one seed, none with the other; no prompt twice."""
+    """Insults: toxic for one of two prompts with one seed, for none with the other."""
     scores = [[[0.9], [0.1], [0.9]], [[0.1], [0.1], [0.9]]]
     runs = [run(some, "base", sampling={"seed": seed}) for seed, some in enumerate(scores)]
     table = parts_of(*runs, labels=["insults", "insults", "threats"])
@@ -270,7 +270,7 @@ def test_parts_of_several_seeds_are_their_mean() -> None:
 
 
 def test_repairs_of_a_run_become_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`tide run` and `tide eval` write the records; what was accepted in them is what is chosen."""
+    """The chosen texts are the accepted ones in the records of `tide run`."""
     prompts, run = tmp_path / "prompts.txt", tmp_path / "run.jsonl"
     texts = ["I told him to shut the", "What a load of", "The weather today is", "Shut up, you"]
     prompts.write_text("\n".join(texts))

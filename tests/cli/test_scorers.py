@@ -32,7 +32,7 @@ def labels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scorer that answers the mean label of a text."""
+    """A scorer that returns the mean label of a text."""
     known: dict[str, list[float]] = {}
     for text, label, _ in ROWS:
         known.setdefault(text, []).append(label)
@@ -71,7 +71,7 @@ def test_compare_counts_false_alarms_on_ordinary_texts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of the texts in --ordinary, at --threshold: whole, and of the others the beginnings."""
+    """Counts whole texts of --ordinary at --threshold, and beginnings of the others."""
 
     def last_word(texts: list[str]) -> list[float]:
         return [0.3 if text.endswith("bad") else 0.0 for text in texts]
@@ -280,7 +280,7 @@ def test_masking_hides_toxic_texts_only(capsys: pytest.CaptureFixture[str]) -> N
 def test_outputs_that_cannot_be(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The input, a device, a folder, a name that is too long: one line, and nothing is lost."""
+    """The input, a device, a folder, too long a name: one line of error, no file changes."""
     path, link = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     content = '{"text": "Have a nice day"}\n'
     path.write_text(content)

@@ -1,4 +1,4 @@
-"""`tide serve`, as a process of its own."""
+"""`tide serve` as a separate process."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_on_a_terminal_it_says_which_address_to_open() -> None:
     limit.start()
     said = b""
     try:
-        with suppress(OSError):  # of a terminal whose last process has ended
+        with suppress(OSError):  # raised after the last process of a terminal has ended
             while b"startup complete" not in said:
                 said += os.read(terminal, 4096)
     finally:

@@ -97,7 +97,7 @@ class Never:
 def ends_at_once(
     options: list[str], folder: Path, number: signal.Signals, begun: Callable[[], bool]
 ) -> None:
-    """A run that would go on for minutes leaves no text, and no process after some seconds."""
+    """A run that would take minutes is stopped: it prints no text and ends within seconds."""
     command = [*TIDE, "run", "A prompt", *options]
     with subprocess.Popen(
         command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -139,7 +139,7 @@ def test_at_once_while_a_server_does_not_answer(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_while_it_is_starting(tmp_path: Path) -> None:
-    """At moments spread over the imports; before `program`, Python itself is in charge."""
+    """At random moments of the imports; before `program`, Python handles the signal."""
     (tmp_path / "slow.py").write_text(SLOW)
     code = "from tide.cli import program; print(flush=True); program()"
     moments = random.Random(0)
@@ -166,7 +166,7 @@ MOMENTS = {
         except BaseException:
             pass""",
     ),
-    # What starts a C extension may abort the process where an exception goes through it.
+    # An exception while a C extension initialises may abort the process.
     "within an import": f"""
 try:
     {RAISED}
@@ -181,7 +181,7 @@ class Dropped:
     def __del__(self):
         {RAISED}
 """,
-    # As the event loop, whose `__del__` reads what its `__init__` had not set yet.
+    # Like the event loop, whose `__del__` reads an attribute that `__init__` has not set yet.
     "an object is half built": f"""{SLOW}
     def __init__(self):
         HalfBuilt()
@@ -203,7 +203,7 @@ def test_a_signal_at_a_bad_moment_still_ends_it(tmp_path: Path, moment: str) -> 
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, lines[-2:]) == (130, ["stopping...", "stopped"])
-    assert len(lines) <= 3  # and what it loads
+    assert len(lines) <= 3  # and the line that says what is loading
 
 
 def test_what_is_no_error_of_ours_is_said_in_one_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a gateway with the defaults of `tide serve` owes its clients."""
+"""Checks of a gateway with the defaults of `tide serve`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tide.scorers import load_scorer
 
 
 def assert_repaired(client: Any, prompts: list[str]) -> None:
-    """Of prompts of which some have toxic completions, only text below the threshold leaves."""
+    """Only text below the threshold is sent, though some of the prompts lead to toxic text."""
     threshold = PRESETS["backtrack"]["toxicity_threshold"]
     done = [
         client.completions.create(model="safe", prompt=prompt, max_tokens=20, seed=1)
@@ -22,4 +22,4 @@ def assert_repaired(client: Any, prompts: list[str]) -> None:
     assert len(texts) >= 0.9 * len(prompts)
     repaired = [one.tide for one in done if one.tide["rounds"] > 1]
     assert len(repaired) >= 0.2 * len(prompts)
-    assert all(one["scorer_calls"] > one["rounds"] for one in repaired)  # words were blamed
+    assert all(one["scorer_calls"] > one["rounds"] for one in repaired)  # to find blamed words

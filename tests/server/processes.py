@@ -1,4 +1,4 @@
-"""Servers as processes, which may be killed. Imports nothing of TIDE: other environments use it."""
+"""Server processes, which may be killed. Imports nothing of TIDE: other environments use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIDE = (sys.executable, "-m", "tide", "serve", "--port", "0")
 
 
 class Process:
-    """A command that says on stderr where it serves, in JSON: `{"serving": URL}`."""
+    """A command that prints its address to stderr as JSON: `{"serving": URL}`."""
 
     def __init__(self, *command: str, **environment: str) -> None:
         self.popen = subprocess.Popen(
@@ -39,24 +39,24 @@ class Process:
             if '"serving"' in line:
                 self.url = json.loads(line)["serving"]
                 self._serving.set()
-        self._serving.set()  # it ended before
+        self._serving.set()  # also if the process has ended
 
     @property
     def port(self) -> str:
         return self.url.rpartition(":")[2]
 
     def heard(self) -> str:
-        """What it wrote to stderr so far."""
+        """Its stderr so far."""
         return "".join(list(self._said))
 
     def said(self) -> str:
-        """All that it wrote to stderr, after it has ended."""
+        """Its whole stderr, after it has ended."""
         self.popen.wait(60)
         self._listening.join()
         return "".join(self._said)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End the process with SIGKILL."""
         self.popen.kill()
         self.said()
         assert self.popen.stderr is not None

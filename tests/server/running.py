@@ -1,4 +1,4 @@
-"""A real server on loopback, in a thread, over the scripted world."""
+"""A real server on loopback, in a thread, with the scripted engine and scorer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL = "scripted"
 
 
 class Running:
-    """A server that runs. url: its address. engine, scorer: those of its world."""
+    """A running server. url: its address. engine, scorer: those that it uses."""
 
     def __init__(
         self, url: str, engine: Any, scorer: Any, policies: Policies, server: uvicorn.Server
@@ -41,12 +41,12 @@ class Running:
         return self.http.post("/v1/completions", json={"prompt": prompt, **more})
 
     def post(self, path: str, body: Any) -> httpx.Response:
-        """`body` as JSON, whatever its strings and numbers are."""
+        """Post `body` as JSON, even if it holds lone surrogates or NaN."""
         headers = {"content-type": "application/json"}
         return self.http.post(path, content=json.dumps(body), headers=headers)
 
     def events(self, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
-        """The events of a stream, which ends as it must."""
+        """The events of a stream, which must end with [DONE]."""
         *parts, done, rest = self.post(path, {**body, "stream": True}).text.split("\n\n")
         assert (done, rest) == ("data: [DONE]", "")
         return [json.loads(part.removeprefix("data: ")) for part in parts if part[0] != ":"]
@@ -55,12 +55,12 @@ class Running:
         return self.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
 
     def connect(self) -> socket.socket:
-        """A connection of its own."""
+        """A new connection."""
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), timeout=20)
 
     def metric(self, name: str) -> float:
-        """The value of `name`, with its labels as Prometheus writes them; 0 if there is none."""
+        """The value of a series, named with its labels as in /metrics; 0 if there is none."""
         lines = self.http.get("/metrics").text.splitlines()
         return next((float(x.rpartition(" ")[2]) for x in lines if x.startswith(f"{name} ")), 0.0)
 
@@ -77,10 +77,10 @@ def running(
     policies: Path | None = None,
     monitor_log: Path | None = None,
     monitor_texts: bool = False,
-    preset: str = "relative",  # the scripted engine's texts follow embeddings
+    preset: str = "relative",  # the scripted engine's texts depend on embeddings
     **settings: Any,
 ) -> Iterator[Running]:
-    """Serve until the block ends; then all that it held is closed."""
+    """Serve until the block ends, then close everything."""
     engine = scripted_engine(max_batch=64) if engine is None else engine
     own = load_engine("transformers", engine) if isinstance(engine, str) else None
     engine, scorer = own or engine, ReadingScorer() if scorer is None else scorer
@@ -125,5 +125,5 @@ def listening(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
 def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
     until = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < until, "it did not come to be"
+        assert time.monotonic() < until, "timed out"
         time.sleep(0.005)

@@ -1,7 +1,7 @@
-"""A scorer in a process of its own: `python tests/server/scorer_service.py PORT LOG`.
+"""A scorer as a separate process: `python tests/server/scorer_service.py PORT LOG`.
 
-It speaks Perspective's wire, and one text in four is toxic to it. Each text is in the log, with
-its score, before it is answered.
+It serves Perspective's API, and one text in four is toxic to it. Each text is logged with its score
+before it is answered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-SECONDS = 0.05  # that an answer takes
+SECONDS = 0.05  # time of an answer
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Heads of requests end within a time, whether a client sends nothing, half, or byte by byte."""
+"""Headers have a time limit, whether a client sends none, half of them, or byte by byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """A whole one of /health."""
+    """A whole response of /health."""
     read = b""
     while not read.endswith(b"}"):
         read += connection.recv(4096)
@@ -52,7 +52,7 @@ def test_half_sent_heads_do_not_stay_open(server: Running) -> None:
 def test_a_byte_now_and_then_is_not_enough(server: Running) -> None:
     with server.connect() as client:
         began = time.monotonic()
-        with suppress(OSError):  # of the broken connection
+        with suppress(OSError):  # raised when the server closes the connection
             for byte in HEAD * 10:
                 client.sendall(bytes([byte]))
                 time.sleep(0.05)
@@ -68,7 +68,7 @@ def test_the_second_request_of_a_connection_as_well(server: Running) -> None:
 
 
 def test_what_comes_in_time_is_answered(server: Running) -> None:
-    """In two parts, and again later; the time of the first head does not end the second."""
+    """Headers in two parts, three times: each request has a time limit of its own."""
     with server.connect() as client:
         for _ in range(3):
             client.sendall(HEAD)

@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for nothing that `/metrics` does not have."""
+"""The Grafana dashboard queries the metrics that `/metrics` has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.server.running import running
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana.json").read_text("utf-8"))
-# What Prometheus adds to each series, and to a histogram's.
+# Labels that Prometheus adds to each series, and to histograms.
 ADDED = {"instance", "le"}
 PARTS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 
@@ -38,7 +38,7 @@ def test_the_dashboard_and_the_metrics_are_of_each_other() -> None:
         groups = re.findall(r"by \(([\w, ]+)\)", query)
         grouped = {label for some in groups for label in some.split(", ")}
         series = set().union(*(metrics[name] for name in names))
-        # A counter has no sample, and so no label, before what it counts happens.
+        # A counter has no sample, and so no label, before its first event.
         assert grouped <= series | ADDED | {"kind", "failed", "policy", "outcome"}, query
         for name, bound in re.findall(r'(tide_\w+_bucket)\{[^}]*le="([\d.]+)"', query):
             assert f'{name}{{le="{bound}"}}' in text

@@ -1,4 +1,4 @@
-"""A monitored text is the model's own; its forecast says what enforcing does."""
+"""A monitored text is the model's own; its forecast matches the effect of enforcing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "
 
 
 class Babbler(ScriptedEngine):
-    """Writes ten to forty words, some of them rude ones by chance, word by word if asked."""
+    """Writes 10 to 40 words, a random share of them rude; word by word if requested."""
 
     def __init__(self, share: float = 0.02, rude: Sequence[str] = ("idiot",)) -> None:
         def respond(x: Tensor, seed: int) -> str:
@@ -45,7 +45,7 @@ class Babbler(ScriptedEngine):
 
 
 class Rude:
-    """1.0 for a text with a rude word; asked at each word."""
+    """1.0 for a text with a rude word; called at each word."""
 
     name, threshold, pace = "rude", 0.5, "word"
 
@@ -98,7 +98,7 @@ def test_the_text_is_what_the_engine_writes_and_nothing_is_scored_before(in_piec
     ],
 )
 def test_the_forecast_is_what_enforcing_does(pace: str, count: int) -> None:
-    """Of each request; so also of their share, which is to be within one point."""
+    """For each request, and for the share of changed texts to within one point."""
     settings: dict[str, Any] = {**BACKTRACK, "strategy": f"backtrack:pace={pace}"}
     prompts = [f"prompt number {number % 7}" for number in range(count)]
     with ServedDetoxifier(Babbler(), scorer=Rude(), **settings) as detox:
@@ -135,7 +135,7 @@ def test_a_search_changes_a_block_that_fails() -> None:
             if place is not None:
                 assert draft.text[forecast.character :].startswith(f"Bad{place}")
                 assert forecast.word == 8 * place
-    whole = {**SETTINGS, "block_tokens": 0}  # then it fails as a whole
+    whole = {**SETTINGS, "block_tokens": 0}  # then the text fails as a whole
     with ServedDetoxifier(Storyteller(third), scorer=Reader(), **whole) as detox:
         draft, _, forecast = asyncio.run(monitored(detox, PROMPT))
         assert "Bad2" in draft.text

@@ -1,7 +1,7 @@
-"""kill -9 of the scorer, of the engines, and of the server, while clients stream.
+"""SIGKILL of the scorer, the engines and the server, while clients stream.
 
-Whatever they see, each text that came had been scored, behind the text before it, and accepted: the
-scorer's own log says so.
+Each text that a client received was scored, together with text before it, and accepted: the
+scorer's own log proves it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 
 from tests.server.processes import TIDE, Process, serving
 
-# Minutes beside other work.
+# They take minutes on a busy machine.
 pytestmark = pytest.mark.attack
 
 PROMPTS = [
@@ -33,7 +33,7 @@ PROMPTS = [
 TOKENS = 100
 CLIENTS = 8
 THRESHOLD = 0.2
-# Greedy rows share requests.
+# Greedy, so that rows share requests.
 SETTINGS = ("--strategy", "random-walk", "--preset", "relative", "--temperature", "0")
 SETTINGS += ("--select", "nearest", "--num-samples", "2")
 _SERVICE = str(Path(__file__).with_name("scorer_service.py"))
@@ -42,7 +42,7 @@ _SCORER = f"{Path(__file__).with_name('twice.py')}:Twice"
 
 @dataclass
 class Answer:
-    """What a client saw. error: the code of an error. broken: its connection ended too early."""
+    """An answer as a client saw it. error: its error code. broken: its connection ended too early."""
 
     pieces: list[str] = field(default_factory=list)
     status: int = 0
@@ -57,7 +57,7 @@ class Answer:
 
 
 class World:
-    """A scorer in a process of its own, servers that ask it, and their clients."""
+    """A scorer process, servers that use it, and their clients."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -71,7 +71,7 @@ class World:
         return serving(*TIDE, *common, *options, PERSPECTIVE_URL=self.scorer.url)
 
     def meanwhile(self, url: str, fault: Callable[[], Any]) -> list[Answer]:
-        """What clients see of a fault that comes in the middle of their streams."""
+        """The answers that clients see if `fault` happens in the middle of their streams."""
 
         def now(answers: list[Answer]) -> bool:
             begun = sum(bool(one.pieces) and one.reason is None for one in answers)
@@ -88,7 +88,7 @@ class World:
         return answers
 
     def check(self, answers: Sequence[Answer]) -> None:
-        """Each text that came was scored, with some of what stands before it, and accepted."""
+        """Each text received was scored, together with text before it, and accepted."""
         accepted = {text for text, score in self._scores().items() if score < THRESHOLD}
         for answer in answers:
             before = ""
@@ -97,7 +97,7 @@ class World:
                 assert any(before.endswith(one) and one.endswith(piece) for one in accepted), piece
 
     def _scores(self) -> dict[str, float]:
-        # A log may end in the middle of a line, as its writer was killed.
+        # A log may end in the middle of a line, since its writer was killed.
         lines = self._log.read_text().splitlines(keepends=True)
         return dict(json.loads(line) for line in lines if line.endswith("\n"))
 
@@ -112,7 +112,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 async def _ask_all(
     url: str, fault: Callable[[], Any], now: Callable[[list[Answer]], bool]
 ) -> list[Answer]:
-    """What clients see, two of three of them of streams, that ask until it is `now`."""
+    """The answers to clients that keep asking, two in three streamed; `fault` once `now`."""
     answers: list[Answer] = []
     over = False
 
@@ -181,7 +181,7 @@ def test_the_scorer_is_killed(world: World) -> None:
         for one in answers:
             assert one.whole or (one.done and one.error == "scorer_unavailable"), one
             assert one.status == 200 or (one.status == 503 and not one.pieces), one
-        assert any(one.error and one.pieces for one in answers)  # an event: the status had gone
+        assert any(one.error and one.pieces for one in answers)  # the status was already sent
         assert any(one.status == 503 for one in answers)
         assert not ready(server.url)
         late = world.undisturbed(server.url)
@@ -201,7 +201,7 @@ def test_engines_are_killed(world: World) -> None:
         options = ["--engine", "remote", "--dtype", "float32", "--engine-option", "deadline=15"]
         server = running.enter_context(world.tide(*options, *urls))
 
-        answers = world.meanwhile(server.url, engines[0].kill)  # the other does its work, too
+        answers = world.meanwhile(server.url, engines[0].kill)  # the other engine takes over
         assert all(one.whole for one in answers), answers
         assert ready(server.url)
 
@@ -241,6 +241,6 @@ def test_the_server_is_killed(world: World) -> None:
         with pytest.raises(openai.APIConnectionError):
             client.completions.create(**body)
     for one in answers:
-        # Nobody takes for whole what is not: there is a reason and [DONE], or neither.
+        # A client can tell a whole answer from a broken one: by a reason and [DONE].
         assert one.whole or (one.broken and not one.done), one
     assert any(one.broken and one.pieces for one in answers)

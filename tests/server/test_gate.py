@@ -33,7 +33,7 @@ KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
 
 
 class Held:
-    """An engine that writes nothing until it is let go. aborted: requests given up meanwhile."""
+    """An engine that writes nothing before `go`. aborted: requests cancelled meanwhile."""
 
     def __init__(self) -> None:
         self.engine = scripted_engine(max_batch=64)
@@ -53,7 +53,7 @@ class Held:
 
 
 def post(server: Running, body: bytes, *headers: str) -> socket.socket:
-    """A request on a connection of its own, which is left open."""
+    """Send a request on a new connection, which is left open."""
     connection = server.connect()
     head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
     head += headers or [f"Content-Length: {len(body)}"]
@@ -125,7 +125,7 @@ def test_a_body_is_bounded_as_it_is_received() -> None:
         headers = {"content-type": "application/json"}
         unsaid = server.http.post("/v1/completions", content=chunks(), headers=headers)
         assert unsaid.status_code == 413
-        # More than anybody reads: the connection is closed on it.
+        # Far too long: the server closes the connection.
         with post(server, b"", "Content-Length: 1000000000") as connection:
             sent = 0
             with suppress(OSError):
@@ -163,13 +163,13 @@ def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
         wait_until(lambda: server.metric("tide_completions_under_way") == 0)
         route = 'route="/v1/completions",status="499"'
         wait_until(lambda: server.metric(f"tide_requests_total{{{route}}}") == 1)
-        wait_until(lambda: 0 < held.begun == held.aborted)  # some may have left before
+        wait_until(lambda: 0 < held.begun == held.aborted)  # some may never have begun
         held.go.set()
         time.sleep(0.2)
-        # What it left in was aborted, and nothing of it is written or scored.
+        # Its requests were aborted: nothing was written or scored.
         assert held.engine.requests == []
         assert scorer.batches == []
-        assert server.metric("tide_requests_in_flight") == 1  # this one
+        assert server.metric("tide_requests_in_flight") == 1  # the request for the metrics
         assert server.ask(tide={"max_iterations": 1}).status_code == 200
 
 
@@ -181,7 +181,7 @@ def test_a_client_that_leaves_within_its_request() -> None:
 
 
 def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
-    """A request that goes on while it is read, and a stream that goes on while it is sent."""
+    """A request body without end, and a stream without end."""
 
     class Flood:
         settings = Settings(toxicity_threshold=0.5)
@@ -229,7 +229,7 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
 
 
 def test_a_client_that_does_not_read_is_left() -> None:
-    """Its connection takes no more, and what it asked for would be held for ever."""
+    """Its connection takes no more bytes, so its answer would be held for ever."""
     policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(request_seconds=0.2))
     ended = asyncio.Event()
 
@@ -278,7 +278,7 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
     [
         (ScorerUnavailableError("down"), 503, "scorer_unavailable", True),
         (ScorerRefusedError("ended"), 503, "scorer_refused", False),
-        (ScorerError("never"), 503, "scorer_unavailable", True),  # for no text: it is broken
+        (ScorerError("never"), 503, "scorer_unavailable", True),  # for every text: it is broken
     ],
 )
 def test_without_a_scorer_nothing_leaves(

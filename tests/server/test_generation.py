@@ -189,7 +189,7 @@ def test_what_it_did_is_counted() -> None:
 
 
 def test_a_text_that_was_repaired_while_it_was_written_is_counted_apart() -> None:
-    """Its own whole text was never written, so nobody knows whether that would have passed."""
+    """The whole text was never written, so it is unknown whether it would have passed."""
 
     def scorer(texts: list[str]) -> list[float]:
         return [0.9 * ("the" in text.split()[:-1]) for text in texts]

@@ -1,4 +1,4 @@
-"""Litellm's guardrail reads every place of a request where a text may stand."""
+"""Litellm's guardrail reads every place of a request where text may occur."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Path = tuple[Any, ...]
 
 
 def places(value: Any, at: Path = ()) -> Iterator[tuple[Path, bool]]:
-    """Where a string stands, and (True) where an object might have one key more."""
+    """Paths of all strings (False), and of all objects, which could have another key (True)."""
     if isinstance(value, dict):
         yield at, True
     if isinstance(value, str):
@@ -77,7 +77,7 @@ def places(value: Any, at: Path = ()) -> Iterator[tuple[Path, bool]]:
 
 
 def changed(value: Any, at: Path, is_key: bool, text: str, dump: Callable[[Any], str]) -> Any:
-    """`value` with a text in a place. dump: writes JSON that stands within a string."""
+    """`value` with a text at a path. dump: writes JSON that is nested in a string."""
     if not at:
         return {**value, text: 1} if is_key else text
     step, rest = at[0], at[1:]
@@ -93,7 +93,7 @@ def escaped(text: str) -> str:
 
 
 PLACES = [(at, is_key) for at, is_key in places(BODY) if not at or at[0] not in _CALL_DATA]
-# What a text is, and how JSON within a string is written.
+# How the text is encoded, and how JSON that is nested in a string is written.
 WAYS: dict[str, tuple[Callable[[str], str], Callable[[Any], str]]] = {
     "raw": (str, lambda value: json.dumps(value, ensure_ascii=False)),
     "as Python writes JSON": (str, json.dumps),
@@ -131,7 +131,7 @@ def test_an_insult_is_read_wherever_it_stands(way: str) -> None:
             if way == "escaped by hex" and json in at:
                 continue
             body = json.dumps(changed(BODY, at, is_key, write(insult), dump))
-            with suppress(Unread):  # which is blocked
+            with suppress(Unread):  # then the request is blocked
                 said = GuardrailRequest.model_validate_json(body).said()
                 if not any(insult in text for text in said):
                     unread.append((at, is_key))
@@ -146,10 +146,10 @@ def test_an_insult_is_read_wherever_it_stands(way: str) -> None:
         ({"texts": []}, "NONE"),
         ({}, "BLOCKED"),
         ({"texts": None, "structured_messages": []}, "BLOCKED"),
-        # Half a character between escapes does not hide a text.
+        # A lone surrogate between escapes does not hide a text.
         ({"texts": ["\\ud83d you \\u0069diot"]}, "BLOCKED"),
         ({"texts": [json.dumps("\U0001f600 the weather")]}, "NONE"),
-        # What cannot be read.
+        # Content that cannot be read.
         ({"images": ["data:image/png;base64,AAAA"]}, "BLOCKED"),
         *(({"structured_messages": [{"role": "user", **part}]}, "BLOCKED") for part in (
             {"content": [{"type": "input_audio", "data": "AAAA"}]},

@@ -1,4 +1,4 @@
-"""Litellm's guardrail writes failing sentences of a response anew, and sends nothing unscored."""
+"""Litellm's guardrail rewrites failing sentences of a response, and sends nothing unscored."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_names_of_the_messages_may_be_written() -> None:
 
 def test_the_whole_text_must_pass_as_it_is_sent() -> None:
     class Both(Rude):
-        """Also 1.0 for a text with both words, which stand too far apart for the watch."""
+        """Also 1.0 for a text with both words, which are too far apart for the watch."""
 
         def score(self, texts: Sequence[str]) -> np.ndarray:
             both = [float("dear" in text and "coats" in text) for text in texts]
@@ -111,7 +111,7 @@ def test_the_whole_text_must_pass_as_it_is_sent() -> None:
 
 
 def test_a_scorer_that_fails() -> None:
-    """While a text is judged it is a 503, as ever; while it is rewritten the text has failed."""
+    """Its error is a 503 while the text is judged; during the rewrite the text is blocked."""
 
     class Dying(Rude):
         left = 0
@@ -166,7 +166,7 @@ def test_a_key_s_policy_decides(tmp_path: Path) -> None:
             server.http.headers["authorization"] = f"Bearer sk-{name}"
             found[name] = asked(server, FAILING)["action"]
             assert counted(server, "blocked", name) == 1
-        assert found == {"new": "BLOCKED", "old": "BLOCKED"}  # `fine` is never said
+        assert found == {"new": "BLOCKED", "old": "BLOCKED"}  # `fine` is a `never` word
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_whatever_is_sent_back_passes() -> None:
     names = ("Anna", "Oslo", "7", "three")
 
     class Chatty(Script):
-        """Writes words of all kinds, names, numbers and insults among them."""
+        """Writes words of all kinds, with names, numbers and insults among them."""
 
         def _ids(self, text: str) -> list[int]:
             return super()._ids(sentences() if text == self._then else text)

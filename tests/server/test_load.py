@@ -1,6 +1,6 @@
-"""Many clients at once, of whom some leave: each text that came was accepted, and nothing is left.
+"""Many clients at once, some of which leave: each text received was accepted, no work is left.
 
-A thousand requests under the profile "long", by a hundred clients; fewer in the ordinary suite.
+A hundred clients send a thousand requests under the profile "long", a hundred otherwise.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LEAVING = 0.2
 
 
 def bad(number: int, moved: bool, words: list[str | None]) -> bool:
-    """Every other sentence of some prompts, unless rows are moved; one is never good."""
+    """For prompts in `odd`, every other sentence unless rows are moved; in `bad`, every one."""
     return words[3] == "bad" or (number % 2 == 1 and words[3] == "odd" and not moved)
 
 
 async def ask(client: httpx.AsyncClient, dice: random.Random) -> tuple[int, list[str], bool]:
-    """One request: its status, the texts that came, and whether they are parts of an answer."""
+    """Send a request: its status, the texts received, and whether they are parts of a stream."""
     stream = dice.random() < 0.5
     body = {
         "prompt": PROMPT.rsplit(" ", 1)[0] + dice.choice([" time", " odd", " bad"]),
@@ -50,7 +50,7 @@ async def ask(client: httpx.AsyncClient, dice: random.Random) -> tuple[int, list
     asked = client.post("/v1/completions", json=body, extensions={"trace": note})
     if dice.random() < LEAVING:
         asking = asyncio.create_task(asked)
-        asking.add_done_callback(lambda _: sent.set())  # or has failed
+        asking.add_done_callback(lambda _: sent.set())  # or the request failed
         await sent.wait()  # httpx loses a socket whose request is cancelled while it connects
         try:
             answer = await asyncio.wait_for(asking, dice.expovariate(10))
@@ -97,7 +97,7 @@ def test_a_crowd() -> None:
             named = 'tide_requests_total{{route="/v1/completions",status="{}"}}'.format
             return sum(server.metric(named(status)) for status in (200, 499))
 
-        wait_until(lambda: counted() == count)  # a request of one who left may not have begun yet
+        wait_until(lambda: counted() == count)  # a cancelled request may not have begun
         wait_until(lambda: server.metric("tide_completions_under_way") == 0)
         left = sum(status == 499 for status, _, _ in found)
         assert 0 < left < LEAVING * 1.5 * count
@@ -107,5 +107,5 @@ def test_a_crowd() -> None:
             for text in filter(None, texts):
                 assert any(one.endswith(text) for one in accepted) if parts else text in accepted
         assert sum(map(len, (texts for _, texts, _ in found))) > count / 2
-        assert (len(engine.requests), len(scorer.sent)) == (requests, sent)  # nobody works any more
+        assert (len(engine.requests), len(scorer.sent)) == (requests, sent)  # no work is left
         assert counted() == count

@@ -1,4 +1,4 @@
-"""Requests made at random, near the right ones and far from them: no 5xx, no traceback, no hang."""
+"""Random requests, from nearly valid to garbage: no 5xx, no traceback, no hang."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_half_a_character_is_no_text(server: Running) -> None:
 @given(st.sampled_from([*RIGHT, "/v1/models/", "/metrics", "/ready"]), st.data())
 @examples(60, 2_000)
 def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
-    """What is not HTTP, or hardly: there is an answer or the connection is closed, in time."""
+    """Invalid or odd HTTP: the server answers or closes the connection, in time."""
     method = data.draw(st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "\x00", "post"]))
     query = data.draw(st.sampled_from(["", "?", "?key=%ff", "?key=" + "a" * 9000, "%00", "/../.."]))
     line = f"{method} {path}{query} HTTP/1.1\r\n".encode()
@@ -137,7 +137,7 @@ def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
                 answer += chunk
         except TimeoutError:
             raise
-        except OSError:  # it need not be heard to the end
+        except OSError:  # the server need not read all of it
             pass
     assert not answer.startswith(b"HTTP/1.1 5"), answer[:300]
 

@@ -1,4 +1,4 @@
-"""Monitored answers are the model's own, and what enforcing would have done is recorded."""
+"""Monitored answers are the model's own, and the effect of enforcing is recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 
 
 def plain(seed: int, prompt: str, stop: tuple[str, ...] = ()) -> tuple[str, str]:
-    """What the engine by itself writes for a request with this seed, and why it ends."""
+    """The engine's own text for a request with this seed, and its finish reason."""
     engine = Babbler()
     own = derive_seed(derive_seed(seed, prompt, 0), "sampling", 0)
     request = Request(engine.tokenize([prompt])[0], Sampling(max_new_tokens=400, stop=stop), own)
@@ -34,7 +34,7 @@ def plain(seed: int, prompt: str, stop: tuple[str, ...] = ()) -> tuple[str, str]
 
 
 def streamed(server: Running, prompt: str, **more: Any) -> tuple[list[str], str, dict[str, Any]]:
-    """The pieces of a stream, why it ends, and its `tide` object."""
+    """The pieces of a stream, its finish reason, and its `tide` object."""
     found = server.events(prompt=prompt, **more)
     pieces = [one["choices"][0]["text"] for one in found[:-1]]
     return pieces, found[-1]["choices"][0]["finish_reason"], found[-1]["tide"]
@@ -55,7 +55,7 @@ def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> N
             if seed % 2:
                 pieces, reason, tide = streamed(server, "x y", **given)
                 assert ("".join(pieces), reason) == own
-                assert stop or len(pieces) == len(own[0].split())  # as they are written
+                assert stop or len(pieces) == len(own[0].split())  # as the words are written
             else:
                 answer = server.ask("x y", **given)
                 choice = answer.json()["choices"][0]

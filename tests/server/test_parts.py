@@ -1,4 +1,4 @@
-"""Tools, reasoning and formats through `tide serve --engine openai`: what leaves was scored."""
+"""Tools, reasoning and formats with `tide serve --engine openai`: all that is sent was scored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tide.engines.openai.engine import OpenAIEngine
 from tide.engines.openai.words import words_of
 from tide.server.policies import PolicyError
 
-# As it came: with what is null, and what is not known here.
+# Passed on unchanged, with null values and unknown fields.
 PARAMETERS = {"type": "object", "properties": {"a": {"enum": ["b", None], "default": None}}}
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "find", "strict": None, "parameters": PARAMETERS}}
@@ -34,7 +34,7 @@ BAD = "wombat"
 
 
 class Reader:
-    """1.0 for a text with the word that stands for all that is toxic. texts: all that it read."""
+    """1.0 for a text with BAD, the stand-in for toxic words. texts: all that it scored."""
 
     name, threshold, pace = "reader", 0.5, "word"
 
@@ -53,7 +53,7 @@ Serve = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def started(text_engine: OpenAIEngine) -> Iterator[Callable[..., Running]]:
-    """Servers, each of which is started when its options are first asked for."""
+    """Starts a server for given options, or returns the one that was started for them."""
     with ExitStack() as stack:
 
         @cache
@@ -65,7 +65,7 @@ def started(text_engine: OpenAIEngine) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture
 def serve(text_server: TextServer, started: Callable[..., Running]) -> Serve:
-    """A server whose model says the given things, one after the other, the last again and again."""
+    """A server whose model gives these answers in turn, and then repeats the last one."""
 
     @contextmanager
     def serve(*said: Said, wire: str = "vLLM", **options: Any) -> Iterator[Running]:
@@ -124,7 +124,7 @@ def test_what_passes_is_given_out_as_the_model_said_it(serve: Serve, wire: str) 
     assert [one.pop("index") for one in given["tool_calls"]] == [0, 1]
     assert called(given) == list(FINE.calls)
     ids = [one["id"] for one in given["tool_calls"]]
-    assert len({*ids, *(FINE.id_of(i) for i in range(2))}) == 4  # a server's ids are text, too
+    assert len({*ids, *(FINE.id_of(i) for i in range(2))}) == 4  # the model's ids are replaced
     assert all(len(one) == 9 and one.isalnum() for one in ids)
     assert (given["content"], given["reasoning_content"]) == (FINE.text, FINE.reasoning)
     assert last["finish_reason"] == "tool_calls"
@@ -184,7 +184,7 @@ def with_call(name: str = "find", arguments: str = "{}") -> Said:
 
 
 AS_JSON = {"tools": [], **JSON}
-# The tests of `strings_of_json` have all places where a text may be hidden.
+# The tests of `strings_of_json` cover all places where a text may be hidden.
 NOT_PASSING: dict[str, tuple[Said, dict[str, Any]]] = {
     "a text": (Said("A wombat.", calls=[("find", "{}")]), {}),
     "a name": (with_call(name="wombat"), {}),
@@ -300,7 +300,7 @@ def test_a_monitored_answer_is_the_models_own(serve: Serve, tmp_path: Path) -> N
         [
             (FINE, False),
             (Said("Fine.", "Fine.", rude), True),
-            (Said("Fine.", "A wombat."), False),  # what enforcing would have withheld
+            (Said("Fine.", "A wombat."), False),  # enforcing would have withheld the reasoning
             (Said("<think>A wombat.</think>Fine."), False),
             (Said("<think>Fine.</think>A wombat."), True),
         ]
@@ -322,7 +322,7 @@ def test_a_monitored_answer_is_the_models_own(serve: Serve, tmp_path: Path) -> N
                     assert called(deltas[-2]) == list(said.calls)
                     assert last["finish_reason"] == "tool_calls"
                     assert message["tool_calls"][0]["id"] == said.id_of(0)
-                # The server of an answer without calls has answered the same before, without tools.
+                # An answer without calls was already asked for without tools, from the same server.
                 asked = 2 * (1 + (tools is TOOLS and not said.calls))
                 wait_until(
                     lambda n=asked: counted(server, "changed") + counted(server, "unchanged") == n
@@ -356,7 +356,7 @@ def with_function(**function: str) -> list[dict[str, Any]]:
         (with_function(arguments='{"wombat": 1}'), True),
         (with_function(name="wombat"), True),
         ([{**USER, "content": "a wombat"}, *TURNS[1:]], True),
-        # Of an earlier turn, which was read when it was the last.
+        # An earlier turn was checked when it was the last.
         ([*TURNS[:2], {**TURNS[2], "content": "a wombat"}, USER], False),
     ],
 )

@@ -41,5 +41,5 @@ def test_the_table_of_thresholds_flags_as_many() -> None:
     row = load_script("benchmarks/perspective.py").row
     theirs = np.linspace(0, 1, 101)
     assert row(0.5, theirs, theirs**2) == [0.5, 51 / 101, 0.25, 51 / 101, 1.0, 1.0]
-    mixed = theirs[::-1]  # of 51 flagged texts one is Perspective's, too
+    mixed = theirs[::-1]  # Perspective flags one of the 51 texts, too
     assert row(0.5, theirs, mixed)[3:] == pytest.approx([51 / 101, 1 / 51, 1 / 51])

@@ -1,5 +1,5 @@
-"""The page at `/` in a real Chromium, if there is one: used by keyboard, wide and narrow, by day
-and by night, and looked over by axe-core.
+"""The playground in a real Chromium, if installed: used by keyboard, wide and narrow, in light and
+dark, and checked by axe-core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 
 KEY = "sk-of-the-page"
-# Chromium's own line of an answer that refuses, or does not come; the page says it in words.
+# Chromium's console message for a refused or failed request, which the page reports itself.
 _REFUSED = "the server responded with a status of 4|net::ERR_FAILED"
 SIZES = {"phone": (390, 844), "desktop": (1280, 800)}
 
@@ -70,7 +70,7 @@ def page(request: pytest.FixtureRequest, browser: Any, server: Running) -> Itera
 
 @pytest.fixture(scope="module")
 def modules(browser: Any, server: Running) -> Iterator[Any]:
-    """A page whose modules compute, and which nobody looks at."""
+    """A page whose JavaScript modules are called directly."""
     with opened(browser, server.url) as found:
         yield found
 
@@ -79,7 +79,7 @@ every_size = pytest.mark.parametrize("page", SIZES, indirect=True)
 
 
 def detoxify(page: Any, prompt: str) -> None:
-    """All by keyboard."""
+    """Send a prompt by keyboard."""
     page.locator("#key").evaluate("node => node.closest('details').open = true")
     page.fill("#key", KEY)
     page.fill("#seed", "3")
@@ -101,7 +101,7 @@ def test_both_answers_and_the_rounds_are_shown(page: Any) -> None:
     assert base.startswith("the first prompt of all")
     before, after = (float(page.text_content(f"#{name}-score")) for name in ("base", "found"))
     assert after < 0.5 <= before
-    assert re.search(r"toxicity 0\.\*{6}$", base)  # the word that carries it is masked
+    assert re.search(r"toxicity 0\.\*{6}$", base)  # the toxic word is masked
     assert f"toxicity {after:.2f}"[:12] in found
     expect(page.locator("#base-legend")).to_be_visible()
     page.check("#unmask")
@@ -241,7 +241,7 @@ def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) 
                 said = page.text_content(f"#turns li >> nth={number}").partition(": ")[2]
                 expect(turn).to_have_text(f"From the link, as {role}: {said}")
                 expect(turn.get_by_text("From the link")).to_be_in_viewport()
-                assert turn.locator(".origin").bounding_box()["width"] > 50  # seen, not only read
+                assert turn.locator(".origin").bounding_box()["width"] > 50  # visible on the screen
             assert "Model:" not in other.text_content("body")
             other.click("#go")
             expect(other.locator("#status")).to_have_text("Accepted.")
@@ -261,7 +261,7 @@ def test_what_was_accepted_as_it_is_is_shown_without_traces(browser: Any) -> Non
     with running("pocket", "pocket") as own, opened(browser, own.url) as page:
         page.get_by_role("button", name="The library opens").click()
         page.locator("#settings").evaluate("node => node.open = true")
-        page.fill("#seed", "1")  # with some others the text is altered
+        page.fill("#seed", "1")  # other seeds may alter the text
         page.click("#go")
         expect(page.locator("#status")).to_have_text("Accepted.")
         expect(page.locator("#base")).to_contain_text("(accepted as it is)")
@@ -298,7 +298,7 @@ def test_no_score_is_rounded_across_the_threshold(modules: Any) -> None:
 
 def test_a_chat_has_turns(browser: Any, chat_server: Running) -> None:
     with opened(browser, chat_server.url) as page:
-        expect(page.locator("input[value=chat]")).to_be_checked()  # what the model was trained for
+        expect(page.locator("input[value=chat]")).to_be_checked()  # preselected for a chat model
         for number, said in enumerate(["Hello there.", "How are you?", "And tomorrow?"]):
             page.fill("#prompt", said)
             page.click("#go")

@@ -41,7 +41,7 @@ def digest_of(key: str) -> str:
 
 
 def written(path: Path, **content: Any) -> Path:
-    """A file of policies; JSON is YAML, too."""
+    """Write a policy file; JSON is YAML, too."""
     path.write_text(json.dumps(content))
     return path
 
@@ -89,7 +89,7 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
         assert looser.json()["error"]["param"] == "tide.toxicity_threshold"
         for headers in ({}, {"authorization": f"Bearer {digest_of(KEYS['red'])}"}):
             assert server.ask_with(headers).status_code == 401
-        for key, flagged in (("red", True), ("blue", False)):  # scores, too, are by the policy
+        for key, flagged in (("red", True), ("blue", False)):  # scores follow the policy, too
             found = server.http.post(
                 "/v1/moderations", json={"input": "fine WEATHER"}, headers={"x-api-key": KEYS[key]}
             ).json()
@@ -114,7 +114,7 @@ def test_without_keys_local_clients_have_the_default(tmp_path: Path) -> None:
 
 
 def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path) -> None:
-    """Each as if it were alone; a policy's words are in texts of the others."""
+    """Each answer is the same as alone; words banned by a policy occur under the others."""
     jobs = [(policy, seed) for seed in range(5) for policy in FIVE]
     with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
 
@@ -146,11 +146,11 @@ def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path
 
 @pytest.mark.parametrize("strategy", ["backtrack", "backtrack:pace=whole", "resample"])
 def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path, strategy: str) -> None:
-    """As a whole or in a stream; the tests of the scorer have all spellings."""
+    """As a whole or in a stream; the tests of the scorer cover all spellings."""
     spellings = ("Acme", "_acme_", "A c m e", "acme's", "Globex Corp", "globex\n  CORP")
     policy = {"never": ["acme", "Globex  corp"], "strategy": strategy, "scorer": RUDE}
     path = written(tmp_path / "tide.yaml", policies={"only": policy})
-    share = 0.05 if strategy == "resample" else 0.3  # which only draws anew
+    share = 0.05 if strategy == "resample" else 0.3  # which only resamples
     with running(Babbler(share, spellings), policies=path, **BACKTRACK) as server:
         texts = [server.ask("x", seed=seed).json()["choices"][0]["text"] for seed in range(8)]
         texts += ["".join(streamed(server, "x", seed=seed)[0]) for seed in range(8)]
@@ -162,7 +162,7 @@ def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path, strategy: str
 
 
 class Counting:
-    """A scorer that knows how many of it are open."""
+    """A scorer that counts its instances, made and closed."""
 
     threshold, pace, name = 0.5, "word", "counting"
     made: ClassVar[int] = 0
@@ -203,13 +203,13 @@ def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
         assert writing.wait(20)
         written(path, policies={"b": {"never": ["weather"]}, "c": {"scorer": RUDE}})
         server.policies.reload()
-        assert server.policies.table.policies["c"] is kept  # as it was: nothing is loaded again
+        assert server.policies.table.policies["c"] is kept  # unchanged, so not made again
         go_on.set()
         asking.join(30)
         assert found[0].json()["tide"]["policy"] == "a"
         assert server.ask("x", seed=2).json()["tide"]["policy"] == "b"
         assert "weather" not in server.ask("x", seed=2).json()["choices"][0]["text"]
-        wait_until(lambda: gc.collect() >= 0 and Counting.ended == 1)  # nobody has it any more
+        wait_until(lambda: gc.collect() >= 0 and Counting.ended == 1)  # unused, so closed
         for wrong in ("policies: [", "policies: {}", "policies: {b: {mode: loose}}"):
             path.write_text(wrong)
             with pytest.raises(PolicyError):

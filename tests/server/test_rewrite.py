@@ -23,10 +23,10 @@ FIRST, LAST = "The weather is fine.", "Bring a coat."
 
 
 class Script(ScriptedEngine):
-    """Writes the first of these lines that goes on after what stands, by its words.
+    """Continues a text by its ending.
 
-    lines: what it writes, by what the text so far ends with. A word that is banned is left out with
-    all after it, and `then` follows.
+    lines: an ending of the text so far to its continuation; `then` continues other texts. From a
+    banned word on, `then` replaces a continuation.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ def test_more_failing_sentences_than_are_written_anew() -> None:
         " friend of 7. And more",
         " good and kind and fine friend of Maria. And more",
         " word" * 100,
-        " friend and",  # ended by the model within its sentence
+        " friend and",  # the model ends within a sentence
     ],
 )
 def test_what_the_model_may_not_write(then: str) -> None:
-    """Another failing text, a name, a number, no end."""
+    """Another failing word, a new name, a new number, or a sentence without end."""
     text = f"You are an idiot. {LAST}"
     assert rewritten(text, Script({}, then)) is None
 
@@ -149,7 +149,7 @@ def test_a_text_that_the_model_does_not_read_as_it_is(change: Callable[[str], st
 def test_tokenizers_that_join_or_mark_the_beginning_of_a_text(
     bos: bool, word_marks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tide.server.rewrite._SENTENCE", 4)  # its context is of 64 tokens
+    monkeypatch.setattr("tide.server.rewrite._SENTENCE", 4)  # the model's context has 64 tokens
     model = save_causal_lm(tmp_path, "llama", bos=bos, word_marks=word_marks)
     with TransformersEngine(model, device="cpu") as engine:
         for text in ("The people", "people are kind.", "T"):
@@ -160,7 +160,7 @@ def test_tokenizers_that_join_or_mark_the_beginning_of_a_text(
 
 
 def test_with_a_model_the_rest_stays_as_it_is() -> None:
-    """Of a real tokenizer and text that the model writes by chance; it may find no end."""
+    """With a real tokenizer and sampled text; some samples may find no end of the sentence."""
     text = (
         "The weather is fine. You are an idiot and so on.\n\n- Anna, 5 pm: \u00e9\u4f60 \U0001f600"
     )

@@ -1,4 +1,4 @@
-"""What requests may say: each parameter is obeyed, asks for nothing, or is refused."""
+"""Parameters of requests: each is obeyed, neutral, ignored or refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chat(server: Running, messages: Any = None, **more: Any) -> Any:
 
 
 def test_what_asks_for_nothing_is_let_be(server: Running) -> None:
-    # As `vllm bench serve`, lm-eval, langchain and others send it.
+    # As `vllm bench serve`, lm-eval, langchain and others send them.
     neutral: dict[str, Any] = {
         "repetition_penalty": 1.0, "logprobs": None, "n": 1, "presence_penalty": 0, "best_of": 1,
         "frequency_penalty": 0.0, "echo": False, "suffix": None, "logit_bias": {}, "top_k": -1,
@@ -73,8 +73,8 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"stop": [""]}, "stop.0"),
     ({"stream_options": {"no_such": 1}}, "stream_options.no_such"),
     ({"prompt": ["x", "b\ud800"]}, "prompt.1"),
-    *(({"prompt": text}, None) for text in ("", " \n")),  # it may be one of several
-    # Options of ours only make it stricter.
+    *(({"prompt": text}, None) for text in ("", " \n")),  # it may be one of several prompts
+    # Options under `tide` can only be stricter than the server's.
     *(({"tide": {name: value}}, f"tide.{name}") for name, value in {
         "no_such": 1, "strategy": "file.py:Class", "on_unresolved": "best", "max_iterations": 101,
         "empty_policy": "zero", "num_samples": 65, "deadline": "x", "trace": 1,
@@ -206,7 +206,7 @@ def test_a_body_that_cannot_be_read_says_why(server: Running) -> None:
 def test_a_bad_request_is_read_to_its_first_faults(
     model: type[BaseModel], field: dict[str, Any]
 ) -> None:
-    """All of them would take seconds of all clients, and a GiB."""
+    """Reporting all faults would take a GiB, and block other clients for seconds."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate(field)
     assert caught.value.error_count() <= 2

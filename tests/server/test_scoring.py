@@ -1,4 +1,4 @@
-"""The scoring wires, as the clients of these services see them."""
+"""The scoring APIs, as clients of Perspective and OpenAI see them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_perspective_s_answer(server: Running) -> None:
 
 
 class Attributes(ReadingScorer):
-    """Half of the toxicity is insult, and a tenth of it a threat."""
+    """`insult` is half of the toxicity, `threat` a tenth."""
 
     attributes = ("insult", "threat", "toxic")
 
@@ -131,7 +131,7 @@ def english() -> Iterator[Running]:
         (GERMAN, [], ["und"]),
         ("a plain text", [], []),
         ("a plain text", ["en-GB"], []),
-        (GERMAN, ["en"], []),  # the client should know
+        (GERMAN, ["en"], []),  # the client's statement counts
     ],
 )
 def test_a_language_that_the_scorer_does_not_read(
@@ -165,7 +165,7 @@ def test_moderations(server: Running) -> None:
         assert [one.flagged for one in found.results] == [True, False, False]
         assert [one.category_scores.harassment for one in found.results] == [0.75, 0.25, 0.0]
         assert found.results[0].categories.harassment is True
-        assert found.results[0].categories.violence is None  # nobody asked about that
+        assert found.results[0].categories.violence is None  # not measured by the scorer
         assert found.model == "reading"
         part: Any = [{"type": "text", "text": TEXTS[0]}]
         assert client.moderations.create(input=part).results[0].flagged

@@ -1,4 +1,4 @@
-"""Answers in blocks, streamed: each piece was accepted before it left, and a failure is told."""
+"""Answers streamed in blocks: each piece was accepted before it was sent; a failure is an event."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_block_that_is_searched_comes_like_others() -> None:
     with running(Storyteller(third), Reader(), **SETTINGS) as server:
         found = server.events(prompt=PROMPT)
         came = "".join(pieces(found))
-        assert "Good2m" in came  # of rows that were moved
+        assert "Good2m" in came  # written from moved embeddings
         assert came.replace("m ", " ") == text(*GOOD)
         assert found[-1]["tide"]["evaluations"] > 1
 

@@ -1,4 +1,4 @@
-"""`tide serve` before a server that fails at one client's request: the other clients are served."""
+"""`tide serve` in front of a server that fails for a single request: other clients are served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engines.openai.server import TextServer
 from tests.server.running import Running, running, wait_until
 from tide.engines.openai.engine import OpenAIEngine
 
-# That of the connection that hangs takes seconds, and is told by the engine's own tests.
+# A connection that hangs takes seconds; the engine's own tests cover it.
 NAMES = [name for name in FAULTS if name != "hangs"]
 
 

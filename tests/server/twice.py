@@ -1,4 +1,4 @@
-"""`--scorer tests/server/twice.py:Twice`: the service of the tests, soon given up."""
+"""`--scorer tests/server/twice.py:Twice`: the scorer of these tests, with two attempts."""
 
 from __future__ import annotations
 
