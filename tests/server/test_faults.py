@@ -42,7 +42,7 @@ _SCORER = f"{Path(__file__).with_name('twice.py')}:Twice"
 
 @dataclass
 class Answer:
-    """An answer as a client saw it. error: its error code. broken: its connection ended too early."""
+    """An answer as a client saw it. error: its error code. broken: its connection ended early."""
 
     pieces: list[str] = field(default_factory=list)
     status: int = 0

@@ -102,8 +102,8 @@ def get(
 ) -> None:
     """Download NAMES from the Hugging Face hub (needs the extra hub).
 
-    rtp, attaq and bold are benchmarks, which `tide eval` reads from the folder TIDE_DATA (default:
-    data). civil-comments and paradetox are labelled texts for `tide fit --data`.
+    rtp, attaq and bold are benchmarks, which `tide eval` reads from the folder in TIDE_DATA
+    (default: data). civil-comments and paradetox are labelled texts for `tide fit --data`.
     """
     for name in names:
         ERRORS.print(f"{name}: {get_one(name, out, overwrite=overwrite)}")

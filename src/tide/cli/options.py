@@ -275,7 +275,7 @@ def strict(spec: str, strict_language: bool) -> str:
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that all engines share; `command` gets those set as `engine_options`."""
+    """Add the options that all engines share; `command` gets the given ones in `engine_options`."""
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         own = {name: values.pop(name) for name in _OF_ENGINES}
@@ -292,7 +292,7 @@ def with_settings(
     stated: Mapping[str, str] = BY_PRESET,
     argument: str = "overrides",
 ) -> Callable[..., None]:
-    """Add an option for every field of `settings`; `command` gets those set as `argument`.
+    """Add an option for every field of `settings`; `command` gets the given ones in `argument`.
 
     panel: heading of the options in the help, except those of sampling and blocks.
     stated: defaults in the help that differ from those of `settings`.

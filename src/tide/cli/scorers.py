@@ -156,7 +156,7 @@ def compare(
 
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
     still run and the exit code is 1. The second table has the correlation of the scorers' errors:
-    the lower, the better one judges text optimised against the other.
+    the lower it is, the better one scorer judges text that was optimised against the other.
     """
     from tide.scorers.assessment import (  # noqa: PLC0415  (slow import)
         agreement,

@@ -36,7 +36,7 @@ PREFIX = "TIDE_SERVE"
 def _read_settings(path: Path | None) -> None:
     """Set environment variables from the file, except those already set.
 
-    Raises InputError for an invalid line, and for a variable with no effect.
+    Raises InputError for an invalid line, and for an unknown variable.
     """
     try:
         lines = [] if path is None else as_text(read_small(path), str(path)).splitlines()

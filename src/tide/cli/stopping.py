@@ -23,7 +23,7 @@ class Stopped(BaseException):
 
 
 def keeps(what: str) -> None:
-    """From now on, the message of a stop includes `what`, the fate of finished work."""
+    """From now on, add `what`, which says how finished work is kept, to the message of a stop."""
     global _kept  # noqa: PLW0603  (a process runs one command)
     _kept = what
 

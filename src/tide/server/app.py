@@ -129,7 +129,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
         return _state(engine.available and not engine.closed and await to_thread(answer))
 
     def answer() -> bool:
-        """False if a scorer is known not to answer."""
+        """False if a scorer is known to be down."""
         # A set, as policies may share a scorer, and the check calls a scorer that is down.
         scorers = {one.plan.measured for one in policies.table.policies.values()}
         return all(scorer.check() for scorer in scorers)

@@ -54,7 +54,7 @@ Afterwards = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Asker:
-    """A client. number: its request's, in the log. policies: its key's, the default first."""
+    """The number of a request, for the log, and the policies of its key, the default first."""
 
     number: str
     policies: tuple[ServedPolicy, ...]
@@ -94,8 +94,8 @@ class Sent:
 class Serving:
     """Generation for many clients at once.
 
-    policies: decide which texts are accepted; all others are refused, whatever their settings say
-    in `on_unresolved`. name: the model's name for clients.
+    policies: decide which texts are accepted; others are refused, whatever `on_unresolved` says.
+    name: the model's name for clients.
     """
 
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:

@@ -9,7 +9,7 @@ Answers are NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts. Only texts of
 repaired, and only if the policy allows it and the request asks for it: litellm drops new texts in
 streams by default, and a request does not show whether it belongs to one. In a text that fails, the
 failing sentences are rewritten from the blamed word on. The repaired request is scored again as a
-whole. It is blocked if a repair is not found, or if a text outside of `texts` fails.
+whole. A request is blocked if no repair is found, or if a text outside of `texts` fails.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Metrics:
 
 
 class MeasuredScorer(ScorerWrapper):
-    """Counts and times the calls of a scorer, by one thread at a time.
+    """Counts and times the calls of a scorer; one thread calls it at a time.
 
     up: whether the last call succeeded.
     """

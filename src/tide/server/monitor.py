@@ -69,8 +69,8 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
         task = replace(task, on_text=lambda _: None)
     thoughts = Thoughts()
     text = draft.text
-    if task.chat is not None and "parts" in engine.capabilities:  # as an enforced answer does
-        text = thoughts.add(text) + thoughts.end()
+    if task.chat is not None and "parts" in engine.capabilities:
+        text = thoughts.add(text) + thoughts.end()  # without thoughts, as an enforced answer
     pieces = draft.pieces
     if thoughts.said:
         (ids,) = engine.tokenize([text])

@@ -189,7 +189,7 @@ def _from_yaml(text: str) -> Any:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Options of `tide serve`, the defaults of policies. model: its name selects presets."""
+    """Options of `tide serve` that policies default to. model: its name selects presets."""
 
     model: str = ""
     scorer: Any = "pocket"
@@ -347,7 +347,7 @@ class Scorers:
 
 
 def files_of(scorer: Any) -> Any:
-    """The files that a spec names, with their states: a changed file makes another scorer."""
+    """The files that a spec names, with their states: if one changes, the scorer is reloaded."""
     parts = re.split(r"[:,=()#]", scorer) if isinstance(scorer, str) else []
     states = ((part, os.stat(part)) for part in parts if part and os.path.isfile(part))
     return tuple((part, state.st_mtime_ns, state.st_size) for part, state in states)

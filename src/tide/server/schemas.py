@@ -1,7 +1,7 @@
 """HTTP schemas: requests, responses and errors.
 
 A `null` or neutral value (`echo: false`) counts as absent. A parameter is refused if it would
-expose unscored text or bypass scoring, or cannot be honoured. An unknown parameter is ignored, and
+expose unscored text or bypass scoring, or if it cannot be honoured. Unknown ones are ignored, and
 listed in the response header `x-tide-ignored`.
 """
 
