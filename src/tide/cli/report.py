@@ -81,9 +81,7 @@ def report(
     print_tables(made.tables)
     if made.problem:
         ERRORS.print(made.problem, highlight=False, soft_wrap=True)
-    ERRORS.print(
-        f"written to {out}; report.html shows all of it", highlight=False, soft_wrap=True
-    )
+    ERRORS.print(f"written to {out}; report.html shows all of it", highlight=False, soft_wrap=True)
 
 
 def print_tables(some: Sequence[Reported]) -> None:

@@ -94,9 +94,7 @@ def serve(
     ] = False,
     otel: Annotated[
         bool,
-        options.option(
-            "Server", "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT."
-        ),
+        options.option("Server", "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT."),
     ] = False,
     mode: Annotated[
         Literal["enforce", "monitor"],

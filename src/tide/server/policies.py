@@ -106,9 +106,7 @@ class Key(_Part):
     """An API key, given as its digest: `printf %s KEY | sha256sum`."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hex.")
-    policies: Names = Field(
-        description="Policies that this key may use; the first is its default."
-    )
+    policies: Names = Field(description="Policies that this key may use; the first is its default.")
 
 
 class PolicyFile(_Part):
