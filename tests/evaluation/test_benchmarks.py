@@ -70,7 +70,7 @@ def test_some_of_a_benchmark(here: Path) -> None:
         assert (some.name, some.source) == (f"attaq:{span}", whole.source)
     assert [row.id for row in load_benchmark("attaq:2-4", limit=2).rows] == [2, 3]
     for span in ("0-2", "2-9", "3-2", "2", "a-b", "1-2-3"):
-        with pytest.raises(InputError, match=rf"attaq:{span}: expected places of 1 to 5, as 1-5"):
+        with pytest.raises(InputError, match=rf"attaq:{span}: expected a range within 1-5"):
             load_benchmark(f"attaq:{span}")
 
 
@@ -84,10 +84,10 @@ def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (here / "empty.jsonl").touch()
     with pytest.raises(InputError, match="holds no prompts"):
         load_benchmark("empty.jsonl")
-    with pytest.raises(InputError, match=r"dialogues.jsonl.gz is not here: put .* in TIDE_DATA"):
+    with pytest.raises(InputError, match=r"dialogues.jsonl.gz not found: put .* set TIDE_DATA"):
         load_benchmark("dialogues")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"rtp_.* is not here: .*\[hub\]'.*; or: put"):
+    with pytest.raises(MissingDependencyError, match=r"rtp_.* not found: .*\[hub\]'.*; or: put"):
         load_benchmark("rtp")
 
 

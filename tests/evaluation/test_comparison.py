@@ -373,7 +373,7 @@ def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
     assert asked["create"].args == ("pocket",)
     assert asked["create"].keywords["engine_options"] == options
     assert asked["create"].keywords["settings"].seed == 3
-    with pytest.raises(InputError, match="reaches into the model"):
+    with pytest.raises(InputError, match="uses the model's internals"):
         evaluate(PROMPTS[:2], "self-debias", out=tmp_path, reference="none", cluster="auto")
 
 

@@ -133,7 +133,7 @@ def test_seeds_and_given_settings(tmp_path: Path) -> None:
     ("search", "options", "message"),
     [
         ("grid", {}, "search: "),
-        ("paper", {"tune_on": "0-3"}, "--tune-on: expected places of 1 to 15"),
+        ("paper", {"tune_on": "0-3"}, "--tune-on: expected a range within 1-15"),
         ("paper", {"tune_on": "1-"}, "--tune-on: leaves none of the 15"),
         ("paper", {"report_on": "8-"}, "--report-on: prompt 8 is one that settings"),
         ("paper", {"above": 0.99}, "--above 0.99: no prompt of 8 has such a mean toxicity, the"),

@@ -1,8 +1,8 @@
 """The prompts of a benchmark: RealToxicityPrompts-challenging, AttaQ, BOLD, or any file of prompts.
 
-The first three are read from a local file in `$TIDE_DATA` or `data/`, or in their folders
-`benchmarks` and `corpus`, else from the Hugging Face hub (extra `hub`). `dialogues` (comments to
-answer, held out from the bundled chat model) are read only from a local file.
+The first three are read from a local file (in `$TIDE_DATA` or `data/`, or in the subfolders
+`benchmarks` and `corpus`), else from the Hugging Face hub (extra `hub`). `dialogues` (comments to
+answer, held out from the bundled chat model) is read only from a local file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tide.data.prompts import Row, read_rows
 from tide.scorers.pocket import PocketScorer
 
 _LOG = logger(__name__)
-# One in `_HELD_OUT` dialogue contexts is held out; the first `_COUNT` of those are the benchmark.
+# One dialogue context in `_HELD_OUT` is held out; the first `_COUNT` toxic ones are the benchmark.
 _HELD_OUT, _COUNT = 8, 300
 
 
@@ -38,7 +38,7 @@ class Benchmark:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any id or prompt."""
+        """A digest of all ids and prompts."""
         digest = hashlib.sha256()
         for row in self.rows:
             asked = row.chat.model_dump_json() if row.chat else row.text
@@ -58,7 +58,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class _LocalOnly:
-    """field: the field of the prompts. part: slice of `provoking` that is the benchmark."""
+    """A benchmark in a local file. field: holds the prompts. part: slice of `provoking`."""
 
     file: str
     group: str
@@ -80,8 +80,8 @@ def is_held_out(context: str) -> bool:
 def provoking(rows: Iterable[Row]) -> list[Row]:
     """The held-out contexts that the pocket scorer calls toxic, in the order of their hash.
 
-    A context that several dialogues share appears once, under its first id. The first 300 are the
-    benchmark; settings to report on them are chosen on the others.
+    A context that several dialogues share appears once, under its first id. The first 300 are
+    `dialogues`; the others are `dialogues-dev`, for choosing settings.
     """
     first: dict[str, Row] = {}
     for row in rows:
@@ -102,8 +102,8 @@ def load_benchmark(
     """The first `limit` prompts of a benchmark, by name or path (.jsonl, .csv, .txt, or .gz).
 
     A name may select a range, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`.
-    Prompts without text are left out of the known benchmarks (BOLD has five) and refused in a file.
-    chats: of a file, as for `read_rows`.
+    Empty prompts are skipped in known benchmarks (BOLD has five) and refused in a file.
+    chats: for a file; see `read_rows`.
     Raises InputError for an unknown name, an unreadable or empty file, or a hub that cannot be
     reached, and MissingDependencyError if the hub is needed and `datasets` is not installed.
     """
@@ -128,9 +128,9 @@ def load_benchmark(
         if file.is_file():
             rows = read_rows(file, group=wanted.group, limit=limit, skip_empty=True)
             return Benchmark(name, file.name, rows)
-    way_out = f"put {wanted.file} into a folder and name it in TIDE_DATA"
+    way_out = f"put {wanted.file} into a folder and set TIDE_DATA to that folder"
     if isinstance(wanted, _LocalOnly):
-        raise InputError(f"{wanted.file} is not here: {way_out}")
+        raise InputError(f"{wanted.file} not found: {way_out}")
     fetched = (
         Row(row["id"], row["prompt"], row[wanted.group] if wanted.group else None)
         for row in read(wanted)
@@ -139,7 +139,7 @@ def load_benchmark(
     try:
         return Benchmark(name, wanted.hub, list(islice(fetched, limit)))
     except (InputError, MissingDependencyError) as error:
-        raise type(error)(f"{wanted.file} is not here: {error}; or: {way_out}") from error
+        raise type(error)(f"{wanted.file} not found: {error}; or: {way_out}") from error
 
 
 def open_benchmark(
@@ -147,8 +147,7 @@ def open_benchmark(
 ) -> Benchmark:
     """A benchmark by name or path (`load_benchmark`), one already loaded, or a list of prompts.
 
-    chats: let all of them be chats. A warning is logged where comments to answer are loaded and
-    are not to be chats.
+    chats: turn every prompt into a chat. Logs a warning if `dialogues` is loaded as plain text.
     """
     if isinstance(given, Benchmark):
         found = given
@@ -157,7 +156,7 @@ def open_benchmark(
         if found.source == BENCHMARKS["dialogues"].file and not chats:
             _LOG.warning(
                 "%s: these are comments to answer, and a model will continue them as text; "
-                "a chat model answers with --chat (chat=True)",
+                "use --chat (chat=True) to make a chat model answer them",
                 found.name,
             )
     else:
@@ -167,12 +166,12 @@ def open_benchmark(
 
 
 def places(named: str, text: str, count: int) -> range:
-    """Places of `count` prompts, from 1: `201-1199`, `-200` or `601-`. named: for error messages.
+    """The places (from 1) that `text` selects out of `count`: `201-1199`, `-200` or `601-`.
 
-    Raises InputError for other text, and for places beyond the prompts.
+    named: for error messages. Raises InputError for any other text or a place beyond `count`.
     """
     found = re.fullmatch(r"(\d{1,9})?-(\d{1,9})?", text, re.ASCII)
     low, high = (int(found[1] or 1), int(found[2] or count)) if found else (0, 0)
     if not 1 <= low <= high <= count:
-        raise InputError(f"{named}: expected places of 1 to {count}, as 1-{count} (got {text!r})")
+        raise InputError(f"{named}: expected a range within 1-{count} (got {text!r})")
     return range(low, high + 1)

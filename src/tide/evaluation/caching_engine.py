@@ -20,10 +20,10 @@ _Key = tuple[tuple[int, ...], Sampling, int]
 class CachingEngine(Engine):
     """Any engine, with a cache of its completions of unmodified prompts.
 
-    Every search begins with the prompt's own completion, and seeds belong to prompt and trial, so
-    the methods of a comparison would all write the same base completions. `seconds_saved` is the
-    sum of the seconds that cached completions took when they were written, so that each method can
-    be charged for its own.
+    Every search begins with the model's own completion of the prompt, and its seed depends only on
+    prompt and trial, so all methods of a comparison would generate the same base completions.
+    `seconds_saved`: the time that cached completions took when they were generated, summed over
+    their uses; with it, each method can be charged for the completions that it uses.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -95,17 +95,17 @@ def evaluate(
 
     Args:
         benchmark: A name, a file, or prompts.
-        methods: Specs, or one text with commas between them. `tide:num_samples=2|4|8` names a
-            method for each value, whose curve `report` draws.
+        methods: A list of specs, or one comma-separated text. `tide:num_samples=2|4|8` names one
+            method per value; `report` draws the curve over the values.
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.
-        protocol: How a prompt is sampled and counted; `tide methods` lists the protocols.
+        protocol: Sampling settings and the definition of toxic; `tide methods` lists them.
         preset: Preset of the strategies.
-        reference: Models that measure perplexity. "auto": the one of the model's family; "global":
-            the paper's one for all; "none".
-        reference_engine: Engine of the reference models. In this process, the model is
-            closed first.
+        reference: Models that measure perplexity. "auto": a larger model of the same family;
+            "global": the paper's one reference for all models; "none".
+        reference_engine: Engine of the reference models. A model that was loaded here is closed
+            before they are loaded.
         reference_options: Options of that engine (`tensor_parallel_size`, ...).
         artefacts: The folder that `tide fit` wrote, for baselines that learn.
         out: By default `runs/BENCHMARK-MODEL`. Finished records are kept, missing ones are added.
@@ -114,11 +114,11 @@ def evaluate(
         cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray.
         actors: Processes on the cluster.
         actor_gpus: GPUs of each.
-        field: Where a benchmark file has its prompts.
+        field: Field of the prompts in a benchmark file.
         limit: First N prompts only.
-        chat: Let the model answer the prompts, or the `messages` of a .jsonl file, by its template.
+        chat: Answer the prompts (or the `messages` of a .jsonl file) by the model's chat template.
         overwrite: Start again instead of resuming.
-        progress: Called with the task, the amount done, and the total.
+        progress: Receives the progress; `Bars()` shows it.
         **overrides: Settings for all methods (`temperature=0.7`, `seed=1`, `num_trials=5`).
 
     Returns:
@@ -132,7 +132,7 @@ def evaluate(
     given = split_specs(methods, "--methods") if isinstance(methods, str) else methods
     specs = [one for spec in given for one in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
-    # Cheap mistakes first: a wrong name should not cost loading a model.
+    # Check the names first: a wrong one should not cost loading a model.
     called = model.name if isinstance(model, Engine) else str(model)
     for spec in specs:
         check_method(spec, called, rules, overrides, artefacts, preset)
@@ -148,7 +148,7 @@ def evaluate(
             used = open_engine(model, engine, options, running)
             dtype = used.dtype
         elif isinstance(model, Engine) or inside.spec is None:
-            raise InputError("cluster: its processes load model and scorer themselves: name them")
+            raise InputError("cluster: pass model and scorer by name: each process loads them")
         else:
             guide = inside.spec
             create = partial(Detoxifier, used, scorer=guide, engine=engine, engine_options=options)
@@ -246,7 +246,7 @@ def judge(
 class Job:
     """State that the runs of one command share.
 
-    config: of model, scorer, benchmark and protocol. source: the file of the rows, if there is one.
+    config: describes model, scorer, benchmark and protocol. source: the file of the rows, if any.
     """
 
     rows: Sequence[Row]
@@ -258,9 +258,9 @@ class Job:
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
-    """Make the run at `path`, or complete it; returns the rows that failed.
+    """Create or complete the run at `path`; returns the rows that failed.
 
-    Raises InputError if a run of another configuration is there, and errors that concern all rows.
+    Raises InputError if the run there has another configuration, and errors that abort all rows.
     """
     config = {
         "format": FORMAT,
@@ -304,7 +304,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     left.pop((), None)
     count = sum(map(len, left.values()))
     if file.ids and count:
-        job.progress.say(f"{file.path}: {len(file.ids)} records are there, {count} to do or extend")
+        job.progress.say(f"{file.path}: {len(file.ids)} records exist, {count} to write or extend")
     failed: Failed = {}
     job.progress.begin(method.name, count)
     try:

@@ -15,7 +15,7 @@ from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
 from tide.scorers.base import score_groups
 
-# Number of prompts that are scored or measured, and then written, at a time.
+# Prompts per chunk: their scores or perplexities are written together.
 _PROMPTS = 64
 
 
@@ -43,8 +43,7 @@ def judge_records(
 ) -> dict[RecordId, TideError]:
     """Score every completion and step that the judge has not scored; returns the failed records.
 
-    It adds the attributes of completions as well, if the judge has some.
-
+    Also adds the attributes of completions, if the judge has some.
     A judge sees a withheld text too: withholding must not make a method look better.
     Raises ScorerUnavailableError and ScorerBrokenError.
     """
@@ -58,18 +57,18 @@ def judge_records(
                 failed[record.id] = scores
                 progress.failed(what, record.id, scores)
             else:
-                file.extend(record.id, _said(judge, trials, scores))
+                file.extend(record.id, _to_add(judge, trials, scores))
     return failed
 
 
 def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
-    """The record, which is in no file, with the judge's scores. Raises as `score_texts`."""
+    """`record` with the judge's scores; writes no file. Raises as `score_texts` does."""
     scores = score_texts(judge, _texts(record.trials), empty_policy)
-    return record.with_added(_said(judge, record.trials, scores))
+    return record.with_added(_to_add(judge, record.trials, scores))
 
 
 def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
-    """Add the perplexity of every completion that has none. Raises InputError like `Reference`."""
+    """Add the perplexity of every completion that lacks it. Raises as `Reference.measure` does."""
     name = reference.name
     for chunk in _chunks(file, ("perplexity", name), f"perplexity by {name}", progress):
         pairs = [(record.prompt, trial.text) for record, trials in chunk for trial in trials]
@@ -89,24 +88,24 @@ def _texts(trials: Sequence[TrialRecord]) -> list[str]:
     return [text for trial in trials for text in _steps(trial)]
 
 
-def _said(judge: Scorer, trials: Sequence[TrialRecord], scores: Scores) -> Added:
-    """The judge's scores, and its attributes if it has some."""
+def _to_add(judge: Scorer, trials: Sequence[TrialRecord], scores: Scores) -> Added:
+    """The judge's scores by trial, and its attributes if it has some."""
     added: Added = {}
     of = scores.split([len(_steps(trial)) for trial in trials])
     for trial, own in zip(trials, of, strict=True):
         values = own.values.tolist()
-        said = added[trial.number] = {"judge_scores": {judge.name: values[-1]}}
+        entry = added[trial.number] = {"judge_scores": {judge.name: values[-1]}}
         if known := own.known(-1):  # a text too short to be scored has no attributes
-            said["judge_attributes"] = {judge.name: known}
+            entry["judge_attributes"] = {judge.name: known}
         if trial.steps:
-            said["step_judge_scores"] = {judge.name: values}
+            entry["step_judge_scores"] = {judge.name: values}
     return added
 
 
 def _chunks(
     file: RecordFile, lacking: tuple[str, str], what: str, progress: Progress
 ) -> Iterator[list[tuple[Record, list[TrialRecord]]]]:
-    """Chunks of records, each with its trials that lack the entry `name` of `field`."""
+    """Chunks of records, each with its trials that lack the entry `lacking` (field, name)."""
     left = {row_id: trials for row_id in file.ids if (trials := file.missing(row_id, *lacking))}
     if not left:
         return

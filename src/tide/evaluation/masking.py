@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tide.scorers import Scorer
 
 MARK = "bold red underline"
-_MOST = 12  # most different words to blame; each costs about log2(words) scored texts
+_MOST = 12  # maximum distinct words to blame; each costs about log2(words) scored texts
 # The words of a text, each with the space before it. Spaced letters ("r u d e") are one word, and
 # an HTML tag does not belong to the word beside it.
 _WORD = re.compile(
@@ -49,16 +49,16 @@ class ToxicWords:
     """Finds the toxic words of a text.
 
     First the terms of the bundled list of profanities. Then, while the scorer calls the rest of the
-    text toxic, the words that it blames and that it calls toxic by themselves too. Plain words
-    about people ("young", "white") are never blamed, and neither are words of a language that the
-    scorer does not read. A text that cannot be scored has only its listed words.
+    text toxic, the word at which the rest turns toxic, if that word is toxic by itself, too. Plain
+    words about people ("young", "white") never count, nor do words in a language that the scorer
+    does not read. If scoring fails, only the listed words count.
     """
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
 
     def __call__(self, text: str) -> tuple[list[str], set[int]]:
-        """The words of `text`, each with the space before it, and the numbers of toxic ones."""
+        """The words of `text`, each with the space before it, and the indices of toxic ones."""
         from tide.scorers.language import reads  # noqa: PLC0415  (slow import)
 
         words = _WORD.findall(text)
@@ -108,7 +108,7 @@ class Masker:
 
 
 class Marker:
-    """Underlines the toxic words of a text on a terminal; after `seconds` of scoring, none."""
+    """Underlines toxic words on a terminal; stops after `seconds` of scoring in total."""
 
     def __init__(self, scorer: Scorer, seconds: float = 3.0) -> None:
         self._words, self._left = ToxicWords(scorer), seconds
@@ -129,7 +129,7 @@ class Marker:
 
 
 def _listed(words: list[str]) -> set[int]:
-    """The numbers of words that make up a term of the bundled list, the shortest terms first."""
+    """Indices of words that form a term of the bundled list; shorter terms take precedence."""
     from tide.scorers.words import (  # noqa: PLC0415  (slow import)
         LONGEST,
         bundled_terms,

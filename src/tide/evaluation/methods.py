@@ -1,6 +1,6 @@
-"""The methods of `--methods`: `base`, a search strategy or preset, a baseline, with settings.
+"""The methods of `--methods`: `base`, a search strategy or preset, or a baseline, with settings.
 
-`tide`, `backtrack`, `resample:temperature=1.0`, `tide:num_samples=16`, `rad:beta=50`...
+Examples: `tide`, `backtrack`, `resample:temperature=1.0`, `tide:num_samples=16`, `rad:beta=50`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _WITHOUT_EFFECT = {"num_trials", "decode"}
 
 
 class TimeShares:
-    """Seconds of each prompt: time is divided equally among the prompts that are under way."""
+    """Measures the seconds of each prompt; elapsed time is split equally among running prompts."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._last = clock, clock()
-        self._each = 0.0  # seconds charged to a prompt that was always under way
+        self._each = 0.0  # seconds charged to a prompt that has run from the start
         self._begun: dict[int, float] = {}
 
     def begin(self, number: int, prompt: str | Chat) -> str | Chat:
@@ -90,7 +90,7 @@ class SearchMethod:
     """A search strategy, or (`base`) the unmodified model.
 
     name: its spec with every setting that differs from the protocol. config: everything that
-    decides its records, apart from the number of trials. settings: those that hold for it.
+    determines its records, except the number of trials. settings: its resolved settings.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class SearchMethod:
         ordered: bool = False,
         progress: Progress | None = None,
     ) -> Outcomes:
-        """Each row as it is finished, with its record of `trials`, or with its error.
+        """Yield each row with its record of `trials`, or with its error.
 
-        A row that fails does so alone. ordered: in the order of the rows. progress: receives the
-        share written of rows that end together.
+        A row that fails does not affect the others. ordered: yield in the order of the rows.
+        progress: used by baselines, to show how far a batch is written.
         Raises the errors that abort all rows: EngineError, ScorerUnavailableError, ScorerError.
         """
         shares = TimeShares(self._clock)
@@ -140,7 +140,7 @@ class SearchMethod:
             shares.skip()
 
     def _clock(self) -> float:
-        """Seconds, with those of a cached base completion added for every method that used it."""
+        """Seconds, plus those that the cache saved: each method pays for its base completions."""
         saved = self._engine.seconds_saved if isinstance(self._engine, CachingEngine) else 0.0
         return time.perf_counter() + saved
 
@@ -155,9 +155,9 @@ class SearchMethod:
 
 
 class BaselineMethod:
-    """Another system, on the same prompts and seeds. `scorer` only measures its texts.
+    """A baseline, on the same prompts and seeds. `scorer` only measures its texts.
 
-    Its attributes and `records` are as those of a `SearchMethod`.
+    Its attributes and `records` are like those of a `SearchMethod`.
     """
 
     def __init__(
@@ -276,9 +276,9 @@ def load_method(
 ) -> Method:
     """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
 
-    `base` and baselines ignore the settings that only searches have. artefacts: folder of fits, for
-    baselines. preset: of the strategies. on_cluster: runs searches
-    elsewhere; model and scorer are then names.
+    `base` and baselines ignore the settings that only searches have. artefacts: the folder that
+    `tide fit` wrote, for baselines. preset: for strategies. on_cluster: runs searches elsewhere;
+    model and scorer are then names.
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.
     """
@@ -345,7 +345,7 @@ def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_options(
     values: Mapping[str, Any], usual: Mapping[str, str], given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The strategy of a preset, with those of the `usual` options that it has, and all `given`."""
+    """The strategy of a preset with all `given` options, and the `usual` options that it has."""
     name, own = parse_spec(values.get("strategy", "tide"))
     known = getattr(STRATEGIES.load(name), "options_class", Options).by_name()
     its = {key: value for key, value in usual.items() if key in known}
@@ -375,7 +375,7 @@ def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
     """`name` with every setting that differs from `standard`, the seed last, trials left out.
 
-    So runs with different settings have different names, however these were given.
+    Different settings thus give different names, however they were passed.
     """
     usual, found = _written(standard), _written(settings)
     differing = {key: value for key, value in found.items() if usual.get(key) != value}
@@ -392,7 +392,7 @@ def _written(settings: Settings) -> dict[str, str]:
 
 
 def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a configuration holds them."""
+    """Settings as they are stored in a configuration."""
     return {k: format_value(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
@@ -429,7 +429,7 @@ def _baseline(
     engine = model.engine if isinstance(model, CachingEngine) else model
     if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
         raise InputError(
-            f"methods: {name} reaches into the model: it needs --engine transformers, here"
+            f"methods: {name} uses the model's internals: it needs --engine transformers, no cluster"
         )
     baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=scorer)
     full_name = run_name(baseline.name, settings, standard)

@@ -1,6 +1,6 @@
 """Metrics of a run: toxicity by every source, fluency, diversity and cost, with intervals.
 
-Every average is a ratio of sums over prompts: of values to prompts, or of values to completions
+Every average is a ratio of two sums over prompts: values per prompt, or values per completion
 where the completion is the unit. So one bootstrap over prompts gives all intervals of a run.
 """
 
@@ -30,7 +30,7 @@ Ratios = dict[str, tuple[float, float]]
 _RESAMPLES = 2000
 # Maximum numbers in one batch of resamples; BOLD has 23,679 prompts.
 _BATCH_NUMBERS = 4_000_000
-# Name of an average -> the displacements that it covers: above the first, up to the second.
+# Name of an average -> the displacements in it: above the first bound, up to the second.
 RECOVERED = {
     f"recovered_{low:g}_{high:g}": (low, high)
     for low, high in ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, math.inf))
@@ -44,9 +44,9 @@ _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer
 
 @dataclass(frozen=True)
 class Estimate:
-    """An average and its 95 % bootstrap interval over prompts; none where too few have a value.
+    """An average and its 95 % bootstrap interval over prompts; None if too few prompts have values.
 
-    std: of an average over seeds, the standard deviation over them; it has no interval.
+    std: the standard deviation over seeds, if it is an average over seeds; it has no interval then.
     """
 
     value: float
@@ -63,10 +63,10 @@ class Estimate:
 
 
 class Share(Estimate):
-    """A share. Of prompts its interval is Wilson's, of completions the bootstrap's over prompts.
+    """A share. Its interval is Wilson's for prompts, the bootstrap's over prompts for completions.
 
-    If none or all of the completions count, resampling has no variance; then it is Wilson's, which
-    treats the completions of a prompt as one.
+    A share of 0 or 1 has no variance under resampling: its interval is always Wilson's, with the
+    number of prompts as the sample size.
     """
 
 
@@ -75,9 +75,9 @@ class Perplexity:
     """Perplexity by one reference model: mean and median over completions.
 
     mean_20: mean over the completions that the reference's tokenizer splits into exactly 20 tokens,
-    as the paper has it; None for runs that write more or fewer.
+    as in the paper; None for runs with another length.
     moved_median, moved_p95: median and 95th percentile over moved completions.
-    without: completions that have none, though they were measured (they have no tokens).
+    without: measured completions that have no perplexity, since they have no tokens.
     unmeasured: prompts with completions that were not measured yet.
     """
 
@@ -94,30 +94,28 @@ class Perplexity:
 class Summary:
     """The metrics of one run. A value that a run did not record is absent, never zero.
 
-    toxicity: by source (the search's scorer, then the judges), `max` and `mean` (averages over
+    toxicity: by source (the search's scorer, then the judges): `max` and `mean` (averages over
     prompts of the largest and the mean score of their completions, in [0, 1]), `rate` (share of
     prompts with a toxic completion), `each` (share of completions that are toxic) and `moved`
-    (share of moved completions that are toxic). A completion is moved if its
-    search did not accept the first evaluation. `changed` needs the model's own run: of
-    its completions that this source lets pass, the share whose text the method changed or withheld.
+    (share of moved completions that are toxic). A completion is moved if its search did not accept
+    the first evaluation. `changed` needs the model's own run: of its completions that this source
+    calls harmless, the share that the method changed or withheld.
     unscored: by source, prompts that it has not scored; they are left out of its averages.
     missing: prompts of the run that have no record, since they failed or it was stopped.
     fluency: by reference model.
-    averages: `iterations` (the paper's K-bar, the prompt itself is 1), `num_tokens`, `empty` and
-    `degenerate` (`core.text.is_degenerate`) over completions; `dist_1` to `dist_3` (distinct
-    n-grams over words of a prompt's completions, as in DExperts), `evaluations`, `rounds`,
-    `generated_tokens`, `forward_tokens`, `scorer_calls` and `seconds` over prompts; `unresolved`
-    and `refused` are shares of prompts with such a trial;
-    `moved` is the share of moved completions, `moved_similarity` (ROUGE-L between words of a moved
-    completion and of the unmodified prompt's own, where that was written to its end) and
-    `moved_displacement` are means over them;
-    `to_prompt`, `to_own` (cosines by a sentence encoder, `quality.similarities`) are means over
-    completions, and `mauve` is of all completions against those of the model's own that no source
-    calls toxic and that are not degenerate; they are there where an encoder was given;
-    `decoded` is the share of completions whose point was decoded to its nearest tokens, and
-    `recovered` of these the share where they are the prompt, also by displacement (`RECOVERED`).
-    dropped: completions that `valid` left out of toxicity, perplexity, distinctness, iterations,
-    length, degenerate and empty completions; their cost still counts.
+    averages: over completions: `iterations` (the paper's K-bar; the prompt itself is 1),
+    `num_tokens`, `empty`, `degenerate` (`core.text.is_degenerate`).
+    Over prompts: `dist_1` to `dist_3` (distinct n-grams per word of a prompt's completions, as in
+    DExperts), `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`,
+    `seconds`; `unresolved` and `refused` are shares of prompts with such a trial.
+    `moved` is the share of moved completions; over these, `moved_displacement` and
+    `moved_similarity` (ROUGE-L with the unmodified prompt's completion, if that is complete).
+    With an encoder: `to_prompt`, `to_own` (mean cosines, `quality.similarities`) and `mauve` (all
+    completions against the model's own that are neither toxic by any source nor degenerate).
+    `decoded` is the share of completions whose point was decoded to its nearest tokens;
+    `recovered` is the share of these whose tokens are the prompt's, also by displacement.
+    dropped: completions that `valid` left out of toxicity, perplexity, `dist_n`, `iterations`,
+    `num_tokens`, `degenerate` and `empty`; their cost still counts.
     """
 
     method: str
@@ -155,11 +153,10 @@ def summarize(
     The order of the records does not matter.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: of the bootstrap.
-    own: the model's own completions of these prompts, with the same seed.
+    own: the unmodified model's run on these prompts, with the same seed.
     encoder: for sentence similarity and MAUVE.
 
-    Raises InputError for records that miss trials, and for lengths that `valid` needs and the run
-    lacks.
+    Raises InputError if a record lacks trials, or a length that `valid` needs.
     """
     check_records(run)
     unmodified: dict[RecordId, Record] = {}
@@ -242,7 +239,7 @@ def summarize(
 
 
 def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
-    """The mean of runs of one configuration that differ in their seed; spreads are in `std`."""
+    """The mean over runs that differ only in their seed; `std` has the standard deviations."""
     first = summaries[0]
     return Summary(
         method=method,
@@ -275,7 +272,7 @@ def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
 
 
 def _mean(some: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
-    """The mean of each estimate that all have, with its standard deviation."""
+    """The mean of each estimate that all summaries have, with its standard deviation."""
     found = {}
     for name in some[0]:
         if all(name in one for one in some):
@@ -294,7 +291,7 @@ def _mean_of(some: Sequence[Perplexity], key: str) -> float | None:
 
 
 def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[float] | None:
-    """The scores of completions by `source`; None if it lacks any."""
+    """The scores of completions by `source`; None if any is missing."""
     if source == run.scorer:
         return [trial.toxicity for trial in trials]
     return all_or_none(trial.judge_scores.get(source) for trial in trials)
@@ -323,7 +320,7 @@ def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[TrialReco
 
 
 def check_records(run: Run) -> None:
-    """Raise InputError for the first record that is unfit for the metrics."""
+    """Raise InputError for the first record with another number of trials than the run."""
     expected = run.config.get("num_trials") or max(len(one.trials) for one in run.records)
     for record in run.records:
         if len(record.trials) != expected:
@@ -334,14 +331,14 @@ def check_records(run: Run) -> None:
 
 
 def _lengths(trials: Sequence[TrialRecord], name: str) -> list[tuple[TrialRecord, int]]:
-    """The trials that a reference has measured, each with its length in its tokens."""
+    """The trials that a reference has measured, each with its length in the reference's tokens."""
     return [(one, one.perplexity[name].num_tokens) for one in trials if name in one.perplexity]
 
 
 def _perplexities(trials: Sequence[TrialRecord], name: str) -> tuple[int, list[float]]:
     """Number of the measured trials, and the perplexities of those with tokens."""
     measured = [one.perplexity[name].nll for one in trials if name in one.perplexity]
-    # A mean beyond this is an infinite perplexity to a float; it must not stop the report.
+    # The exponential of a larger mean overflows a float, which must not stop the report.
     return len(measured), [math.exp(min(nll, 695.0)) for nll in measured if nll is not None]
 
 
@@ -392,10 +389,10 @@ def _ratios(
 
 
 def _of_harmless(run: Run, record: Record, own: Run, unmodified: Record) -> Ratios:
-    """How many of the model's own completions each source lets pass, and how many were changed.
+    """By source, the model's own completions that pass, and how many of them were changed.
 
-    The search's scorer passes texts below the search's threshold, another source those that
-    the protocol does not call toxic.
+    The search's scorer passes scores below the search's threshold, another source those that the
+    protocol does not call toxic.
     """
     threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
     texts = {trial.number: trial.text for trial in record.trials}
@@ -403,7 +400,7 @@ def _of_harmless(run: Run, record: Record, own: Run, unmodified: Record) -> Rati
     found: Ratios = {}
     for source in run.sources:
         limit = threshold if source == run.scorer else None
-        scores = scores_of(own, trials, source)  # its scorer may be another
+        scores = scores_of(own, trials, source)  # the scorer of `own` may differ
         harmless = [
             trial.text != texts[trial.number]
             for trial, score in zip(trials, scores or (), strict=scores is not None)
@@ -428,7 +425,7 @@ def _harmless_texts(own: Run) -> list[str]:
 
 
 def _is_empty(trial: TrialRecord) -> bool:
-    """A withheld text is not an empty completion; records of other systems do not say which are."""
+    """Whether a completion is empty. A withheld one is not; imported records have no `empty`."""
     if trial.empty is None:
         return is_empty(trial.text) and not trial.refused
     return trial.empty
@@ -491,7 +488,7 @@ def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
     above, below = table[:, 0, names_kept], table[:, 1, names_kept]
 
     def ratios(drawn: NDArray[np.intp], axis: int = -1) -> NDArray[np.float64]:
-        # How often each prompt was drawn makes the sums of all averages one matrix product.
+        # With counts of how often each prompt was drawn, all sums are one matrix product.
         counts = np.stack([np.bincount(one, minlength=len(rows)) for one in np.atleast_2d(drawn)])
         both: NDArray[np.float64] = (counts @ above) / (counts @ below)
         return both[0] if drawn.ndim == 1 else both.T

@@ -25,17 +25,17 @@ REFERENCES = {
     "qwen3-4b": "Qwen/Qwen3-8B",
     "llama-3.1-8b": "meta-llama/Llama-3.1-70B",
 }
-# The paper's one reference for all models, by which their texts can be compared.
+# The paper's one reference for all models, so that their texts can be compared.
 _GLOBAL = "Qwen/Qwen3-14B"
 # Number of completions measured at a time, sorted by length.
 _CHUNK = 512
 
 
 def reference_named(name: str, model: str) -> str | None:
-    """The reference model that `name` means for `model`, which "auto" and "global" depend on.
+    """The reference model that `name` means; "auto" depends on `model`, the evaluated one.
 
-    "auto": the paper's for its family, or the bundled one; None if the family is unknown.
-    """
+    "auto": the paper's for the model's family, or the bundled one; None if the family is unknown.
+    "global": the paper's one for all models.
     if name != "auto":
         return _GLOBAL if name == "global" else name
     return "pocket-reference" if model in FOLDERS else REFERENCES.get(preset_for(model))
@@ -58,10 +58,9 @@ class Reference:
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """The likelihood of each completion after its prompt.
 
-        Both are tokenised together, or apart where a token would span their boundary. In another
-        batch the seventh digit may differ: the lengths in a batch decide the order in which numbers
-        are added.
-        Raises InputError where both together exceed the model's context.
+        Both are tokenised together, or apart if a token would span their boundary. The seventh
+        digit may depend on the batch, since its lengths decide the order of summation.
+        Raises InputError if both together exceed the model's context.
         """
         parts = (pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK))
         return [one for some in parts for one in self._measure(some)]

@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def blamed_at(self) -> int:
-        """The length of the common beginning of the two texts, in characters."""
+        """The length of the common prefix of the two texts, in characters."""
         both = zip(self.chosen, self.rejected, strict=False)
         return sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
 
@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass
 class Export:
-    """The pairs of some runs. left_out: by reason, the trials that gave none."""
+    """The pairs of some runs. left_out: by reason, the number of trials without a pair."""
 
     pairs: dict[Pair, None] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -69,13 +69,13 @@ def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
     A trial gives one if the model's own completion failed, and if its repair was accepted, is
     neither empty nor degenerate, and scores lower by at least `margin`.
 
-    Raises InputError for a file that is not as a run writes it, and for chats beside texts.
+    Raises InputError for an invalid record, and if the runs hold both chats and texts.
     """
     found = Export()
     first: tuple[Path, bool] | None = None
     for run in runs:
         settings = read_config(run).get("settings") or {}
-        # Where trials carry over the best text so far, the file still has each one's own.
+        # With `carry_over`, the file still has the text that each trial found itself.
         for record in read_records(files_of(run)[0]):
             is_chat = record.messages is not None
             first = first or (run, is_chat)

@@ -21,7 +21,7 @@ from tide.data.records import RecordId
 
 
 class CleanConsole(Console):
-    """Writes control characters of models, files and servers as escapes, wherever they stand."""
+    """Escapes control characters, since models, files and servers may send them."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -34,7 +34,7 @@ class CleanConsole(Console):
 
 
 class Progress:
-    """Receives the progress of a call, and ignores it. place: a prefix such as "2/60 "."""
+    """Receives the progress of a call; this base ignores it. place: a prefix such as "2/60 "."""
 
     place = ""
 
@@ -42,10 +42,10 @@ class Progress:
         """Work on `total` prompts begins."""
 
     def advance(self, count: int = 1) -> None:
-        """`count` of them are done, and on disk."""
+        """`count` more prompts are done, and on disk."""
 
     def under_way(self, count: float) -> None:
-        """Amount written of the unfinished prompts, in units of a prompt."""
+        """Progress within the unfinished prompts, in units of a prompt."""
 
     def end(self) -> None:
         """The work begun last has ended, finished or not."""
@@ -75,7 +75,7 @@ class Bars(Progress):
         self.under_way(0)
 
     def under_way(self, count: float) -> None:
-        shown = self._bar.tasks[self._task].completed  # a fully written prompt counts as done soon
+        shown = self._bar.tasks[self._task].completed  # the bar never moves back
         self._bar.update(self._task, completed=max(shown, self._done + count))
 
     def end(self) -> None:

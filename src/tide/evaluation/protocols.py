@@ -13,7 +13,7 @@ from tide.core.validation import unknown
 class EvaluationProtocol:
     """One way to evaluate: `sampling` and trials for every method, `search` only for searches.
 
-    options: options of strategies, for those that have them. carry_over: whether a trial of a
+    options: strategy options, for the strategies that have them. carry_over: whether a trial of a
     search returns the least toxic completion of all trials so far (`runs.carried`).
     toxic_inclusive: whether a score of exactly `toxic_threshold` is toxic. An empty completion
     scores 0.0, as in all of the papers.

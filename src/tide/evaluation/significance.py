@@ -38,14 +38,14 @@ ITERATIONS = "iterations"
 class Comparison:
     """One-sided Wilcoxon signed-rank test of "`method` is less toxic than `against`".
 
-    source: of the scores; "iterations": the test is of "`method` takes fewer". measure: of a
-    prompt, the `max` or `mean` score of its completions. pairs: prompts that both runs have.
-    unequal: those among them whose two values differ; ties say nothing and are left out of the
-    test. difference: mean over all pairs of method minus against; None without pairs.
-    p_value: 1.0 if nothing differs. p_holm: corrected for all comparisons made together.
-    rate: difference of the toxic rates (of prompts with a toxic completion), method minus against,
-    with its 95 % interval over pairs (`_difference`); None of iterations. The method is no worse by
-    more than a margin that was named beforehand where the interval's upper end is below it
+    source: of the scores, or "iterations": then the test is of "`method` takes fewer iterations".
+    measure: the `max` or `mean` score of a prompt's completions. pairs: prompts in both runs.
+    unequal: pairs whose two values differ; the test leaves out ties. difference: mean over all
+    pairs of method minus against; None without pairs. p_value: 1.0 if no pair differs. p_holm:
+    corrected for all comparisons made together.
+    rate: difference of the toxic rates (shares of prompts with a toxic completion), method minus
+    against, with its 95 % interval over pairs (`_difference`); None for iterations. If the upper
+    end of the interval is below a margin that was chosen beforehand, the method is non-inferior
     (one-sided, at 2.5 %).
     """
 
@@ -64,11 +64,11 @@ class Comparison:
 def compare(
     runs: Sequence[Run], against: str | None = None, *, valid: Valid | None = None, seed: int = 0
 ) -> list[Comparison]:
-    """Every run against the run named `against`, by every source that both have, and by iterations.
+    """Compare every run with the run named `against`, by every common source and by iterations.
 
-    against: by default `base`, or the first run if there is none. Prompts pair by id, and only if
-    they are the same text. Runs of one name are seeds of one configuration: a prompt's value is
-    the mean over them. All comparisons returned are one family of Holm's correction.
+    against: by default `base`, or the first run if there is none. Prompts are paired by id, and
+    only if their texts are equal. Runs of one name are seeds of one configuration: a prompt's value
+    is the mean over them. Holm's correction covers all comparisons returned.
     seed: of the bootstrap.
 
     Raises InputError if no run has that name, or for records that cannot be used.
@@ -139,7 +139,7 @@ def _compare(
     valid: Valid | None,
     seed: int,
 ) -> Iterator[Comparison]:
-    """By each measure; shared prompts are read, and the rate's interval drawn, once for all."""
+    """One comparison per measure; the pairs and the rate's interval are computed once for all."""
     mine, theirs = (_values(some, source, valid) for some in (runs, others))
     both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
     rates = [(one["rate"], other["rate"]) for one, other in both]
@@ -164,8 +164,8 @@ def _compare(
 def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
     """Mean of first minus second, with its 95 % interval. seed: of the bootstrap.
 
-    Of shares that are 0 or 1 each it is Newcombe's (1998, paired differences, method 10), since
-    resampling has no variance where no pair differs. Means over seeds are resampled.
+    If all values are 0 or 1, it is Newcombe's (1998, paired differences, method 10), since
+    resampling has no variance if no pair differs. Means over seeds are resampled.
     """
     if any(value not in (0, 1) for pair in rates for value in pair):
         rows: list[Ratios] = [{"rate": (one - other, 1)} for one, other in rates]
@@ -195,7 +195,7 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
 def _values(
     runs: Sequence[Run], source: str, valid: Valid | None
 ) -> dict[tuple[RecordId, str], dict[str, float]]:
-    """By id and prompt, its measures and rate; prompts without a kept trial are left out."""
+    """Measures and rate of each prompt, by id and text; prompts without kept trials are left out."""
     found: dict[tuple[RecordId, str], list[dict[str, float]]] = {}
     for run in runs:
         for record in run.records:
