@@ -1,8 +1,8 @@
 """A run on disk: the records of one method, and its configuration.
 
 A run is a folder (`records.jsonl`, `config.json`, and `summary.json` with the metrics), or a file
-`NAME.jsonl` with `NAME.jsonl.config.json` beside it. The configuration says everything that decides
-the records. A later command may extend a run: by prompts, trials, judges, reference models.
+`NAME.jsonl` with `NAME.jsonl.config.json` beside it. The configuration holds everything that
+determines the records. A later command may add prompts, trials, judges or reference models.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def is_base(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one method at `path`; `carried` if its configuration says so.
+    """The records of one method, read from `path`; `carried` if the configuration has `carry_over`.
 
-    name: of the method and its settings, for tables. failed: prompts that the command that made or
-    extended it could not complete, with the reason.
+    name: the method and its settings, for tables. failed: prompts that the command that wrote or
+    extended the run could not complete, with their errors.
     """
 
     name: str
@@ -129,12 +129,12 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of its search, or the sampling of another system."""
+        """The settings of its search, or the sampling of a baseline."""
         return self.config.get("settings") or self.config.get("sampling") or {}
 
     @property
     def is_base(self) -> bool:
-        """Whether it is the unmodified model, with whatever settings and seeds."""
+        """Whether this is the unmodified model, with any settings and seed."""
         return is_base(self.name)
 
     @property
@@ -196,7 +196,7 @@ def files_of(run: Path) -> tuple[Path, Path]:
 def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The runs at and below `paths`, each once, in the order in which they were made.
 
-    Raises InputError for a path without any.
+    Raises InputError for a path without a run.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -211,14 +211,14 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _run_of(config: Path) -> Path | None:
-    """The run that a configuration file belongs to, if it belongs to one."""
+    """The run that a configuration file belongs to, if there is one."""
     beside = config.with_name(config.name.removesuffix(f".{CONFIG}"))
     run = config.parent if config.name == CONFIG else beside
     return run if files_of(run)[1] == config and files_of(run)[0].is_file() else None
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Raises InputError if it is missing, of another format, or has a field of another type."""
+    """Raises InputError if it is missing, of another format, or has a field of a wrong type."""
     path = files_of(run)[1]
     config = read_object(path)
     try:
@@ -242,8 +242,8 @@ def read_run(run: Path) -> Run:
 def carried(record: Record) -> Record:
     """`record` with each trial returning the least toxic completion of all trials up to it.
 
-    So it is in the paper's records: a trial that finds nothing less toxic repeats the one before.
-    The cost of the trials stays.
+    The paper's records are like this: a trial that finds nothing less toxic repeats the one before.
+    The trials keep their own cost.
     """
     trials: list[TrialRecord] = []
     for trial in record.trials:
@@ -260,12 +260,12 @@ def open_run(
     overwrite: bool = False,
     source: Path | None = None,
 ) -> RecordFile:
-    """Open the records of a run to extend it; begin the run if there is none.
+    """Open the records of a run to extend it, or begin a new run.
 
-    config: everything that decides the records, and `num_trials`, `num_prompts`. prompts: by id, in
-    the order that the file will have. source: the file that they are from. overwrite: begin a new
-    run; the old one stays until the new one has a record.
-    Raises InputError if there is a run with another configuration or from other prompts, if another
+    config: everything that determines the records, and `num_trials`, `num_prompts`. prompts: by id,
+    in the order of the file. source: the file of the prompts. overwrite: begin a new run; the old
+    one stays until the new one has a record.
+    Raises InputError if the run there has another configuration or other prompts, if another
     process writes to it, or if it is the source.
     """
     records, beside = files_of(run)
@@ -307,7 +307,7 @@ def _written(config: dict[str, Any]) -> str:
 
 @contextmanager
 def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
-    """Replace the configuration. Inside there is none, so that it never describes other records."""
+    """Write `config` on exit. Inside there is no configuration, so none describes other records."""
     path = files_of(run)[1]
     with replaced(path) as file:
         file.write(_written(config).encode())
@@ -321,7 +321,7 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     way_out = "write elsewhere, or start again with --overwrite"
     path = files_of(run)[1]
     if not path.is_file():
-        raise InputError(f"{run}: exists, but {path.name} does not say what made it; {way_out}")
+        raise InputError(f"{run}: exists, but its configuration {path.name} is missing; {way_out}")
     made = read_config(run)
     old, new = dict(leaves(made)), dict(leaves(json.loads(json.dumps(config))))
     for name in [*new, *(name for name in old if name not in new)]:

@@ -195,7 +195,7 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
 def _values(
     runs: Sequence[Run], source: str, valid: Valid | None
 ) -> dict[tuple[RecordId, str], dict[str, float]]:
-    """Measures and rate of each prompt, by id and text; prompts without kept trials are left out."""
+    """Measures and rate of each prompt with a kept trial, by id and text."""
     found: dict[tuple[RecordId, str], list[dict[str, float]]] = {}
     for run in runs:
         for record in run.records:

@@ -196,7 +196,7 @@ def test_sensitivity_of_a_search_and_of_a_baseline() -> None:
 def test_a_trajectory_is_that_of_the_longest_trial_and_says_what_was_recovered() -> None:
     one = search_run("tide:a_long_option=0.123456,another_long_option=0.654321,third=1")
     lengths = [len(trial.trace or []) for trial in one.records[0].trials]
-    for count, says in ((0, "are the prompt's."), (2, "are the prompt's, but for 2.")):
+    for count, says in ((0, "are the prompt's."), (2, "are the prompt's, except for 2.")):
         changed(one, 0, changed_tokens=[count, count], decoded_prompt=["a", "a"])
         figure = figures.trajectory(one, one.records[0])
         (panel,) = drawn(figure)

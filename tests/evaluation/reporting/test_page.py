@@ -62,7 +62,7 @@ def test_it_holds_tables_figures_texts_settings_and_versions() -> None:
     assert 'data-value="0.9"' in text
     captions = re.findall("<figcaption>(.*?)</figcaption>", text)
     assert "Toxic rate by the number of completions written" in captions
-    assert "Toxic rate against tokens through the model, a prompt" in captions
+    assert "Toxic rate against tokens through the model, per prompt" in captions
     assert any(one.startswith("Toxicity during the search of prompt 0") for one in captions)
     assert all(" " in one for one in captions)
     assert not re.search(r"(src|href)=\"(?!data:|#)", text)

@@ -61,7 +61,7 @@ def test_every_column_is_explained_where_it_stands() -> None:
             assert f"{each.heading}: " in "; ".join(table.legend), each
         assert all(note in tables.to_html(table).replace("&#x27;", "'") for note in table.legend)
     quality = tables.to_markdown(made[0])
-    assert "K-bar: mean iterations of a search, where the prompt itself is the first" in quality
+    assert "K-bar: mean iterations of a search; the prompt itself is the first" in quality
     without = tables.quality_table(summaries[:1], JUDGE, "t", "n")
     assert "K-bar" not in tables.to_markdown(without)
 

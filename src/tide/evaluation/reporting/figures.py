@@ -1,7 +1,7 @@
 """The figures of a report, legible at half a page and to colour-blind readers.
 
-Each is a matplotlib `Figure` to be saved; panels lie below each other and share the horizontal
-axis, one for each source of scores. Colours are Okabe and Ito's; each method has a marker as well.
+Each is a matplotlib `Figure`: one panel per source of scores, one below the other, with a shared
+horizontal axis. Colours are Okabe and Ito's; each method has a marker as well.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ _LABEL = 46  # characters of a line below or above a panel
 _NEAR = 4.0  # points; closer markers hide each other
 _LARGEST = 1e6  # largest perplexity that is drawn
 _FEW_DECADES = 300.0
-# Costs of a completion: model, scorer and time.
+# Costs of a prompt: model, scorer and time.
 COSTS = {
-    "forward_tokens": "tokens through the model, a prompt",
-    "scorer_calls": "texts scored, a prompt",
-    "rounds": "rounds, a prompt",
+    "forward_tokens": "tokens through the model, per prompt",
+    "scorer_calls": "texts scored, per prompt",
+    "rounds": "rounds, per prompt",
 }
 _MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "toxic rate"}
 
 
 def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any | None:
-    """Toxicity against perplexity with their intervals, a panel a source; lower left is best.
+    """Toxicity against perplexity with intervals, one panel per source; lower left is best.
 
     None if fewer than two runs have a perplexity.
     """
@@ -105,7 +105,7 @@ def _points(
 
 
 def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> Any | None:
-    """Toxicity of the text returned if the search ended after N evaluations, a panel a source.
+    """Toxicity of the text that a search returns if it ends after N evaluations, by source.
 
     measure: `rate` (share of prompts with a toxic completion) or `mean`. None if no run has steps.
     """
@@ -145,7 +145,7 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
 
 
 def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[float]]:
-    """Evaluations spent, and the measure of the result by then, where it changes.
+    """Numbers of evaluations, and the measure of the texts that are returned after each number.
 
     Records whose steps `source` has not scored are left out.
     """
@@ -175,7 +175,7 @@ def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[
 def sensitivity(
     swept: Sequence[tuple[float, Summary]], setting: str, source_names: Sequence[str]
 ) -> Any:
-    """Toxicity by every source, perplexity, mean and median, and iterations against one setting."""
+    """Toxicity by every source, perplexity (mean and median) and iterations against one setting."""
     values = [value for value, _ in swept]
     extra = {}
     if all(one.perplexity for _, one in swept):
@@ -196,7 +196,7 @@ def sensitivity(
             _curve(panel, values, estimates, 6, None)
             panel.set_ylabel(label)
             if is_perplexity:
-                # single broken completions rule the mean
+                # a few broken completions dominate the mean
                 medians = [next(iter(s.fluency.values())).median or math.nan for _, s in swept]
                 panel.plot(values, medians, color="black", linestyle=":")
                 if _spread([*medians, *(one.value for one in estimates)]) > 10:
@@ -213,7 +213,7 @@ def sensitivity(
 
 
 def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]]:
-    """Strategy, setting and runs by its value: three and more runs that differ in it alone."""
+    """Sets of three or more runs that differ in one setting: strategy, setting, runs by value."""
     found: dict[tuple[Any, ...], list[tuple[float, Run]]] = {}
     for run in runs:
         strategy, knobs = _knobs(run)
@@ -231,7 +231,7 @@ def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]
 def trajectory(run: Run, record: Record) -> Any:
     """Toxicity of one prompt by evaluation: the path, and the points around it.
 
-    Shows the trial that took longest. record: one of `run` that has traces.
+    Shows the longest trial. record: a record of `run` with traces.
     """
     trial = max(record.trials, key=lambda one: len(one.trace or ()))
     trace = list(enumerate(trial.trace or (), start=1))
@@ -263,7 +263,7 @@ def trajectory(run: Run, record: Record) -> Any:
             says += ": it was accepted, so there was nothing to search" if accepted else ""
         if trial.changed_tokens is not None:
             says += ". The nearest tokens of the accepted point are the prompt's"
-            says += f", but for {trial.changed_tokens}" if trial.changed_tokens else ""
+            says += f", except for {trial.changed_tokens}" if trial.changed_tokens else ""
         figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", _LABEL), fontsize=8)
         _legend(figure, [panel], f"{says}.")
     return figure
@@ -304,7 +304,7 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def _perplexity(summary: Summary) -> Estimate:
-    """The perplexity, capped so that an axis can show it: one broken text may bring 1e300."""
+    """The perplexity, capped so that an axis can show it: one broken text may have 1e300."""
     one = summary.perplexity or Estimate(math.nan)
     ends = (None if end is None else min(end, _LARGEST) for end in (one.low, one.high))
     return Estimate(min(one.value, _LARGEST), *ends)

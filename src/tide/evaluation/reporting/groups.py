@@ -1,4 +1,4 @@
-"""Which runs stand in one table, and which of them share a row."""
+"""Groups runs into tables, and runs that differ only in their seed into rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import Run
 
-# The parts of a configuration in which runs of one group may differ.
+# Parts of a configuration that runs of one row share, apart from the seed.
 _DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
 _SEED = re.compile(r"[:,]seed=\d+$")
 
@@ -92,7 +92,7 @@ def summary_of(
 ) -> Summary:
     """The summary of a run, or of several that differ only in seed. seed: of the bootstrap.
 
-    own: the model's own runs.
+    own: the runs of the unmodified model.
     """
     found = [
         summarize(run, valid=valid, seed=seed, own=_own_of(run, own), encoder=encoder)
@@ -102,7 +102,7 @@ def summary_of(
 
 
 def _own_of(run: Run, own: Sequence[Run]) -> Run | None:
-    """The model's own run with this one's seed; of several, that with its sampling."""
+    """The unmodified model's run with the same seed; of several, the one with the same sampling."""
 
     def alike(*names: str) -> list[Run]:
         return [
@@ -116,16 +116,16 @@ def _own_of(run: Run, own: Sequence[Run]) -> Run | None:
 
 
 def _rows(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of each row, under the name of the row.
+    """The runs of each row, renamed to the name of the row.
 
-    Runs that differ in their seed alone share one. Others with the same name are distinguished by
-    their folders.
+    Runs that differ only in their seed share a row. Other runs with the same name are distinguished
+    by their folders.
     """
     alike: dict[str, dict[Any, Run]] = {}
     for number, run in enumerate(runs):
         seed, key = _configuration(run)
         if seed is None or seed in alike.get(key, {}):
-            key = f"{key} {number}"  # no seed, or that seed again
+            key = f"{key} {number}"  # no seed, or a repeated one
         alike.setdefault(key, {})[seed] = run
     rows = []
     for seeds in alike.values():

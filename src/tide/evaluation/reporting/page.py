@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: tables that sort, figures, texts, settings.
+"""A report as one self-contained HTML file: sortable tables, figures, texts and settings.
 
 Records and configurations may come from strangers. The template escapes their texts, and a policy
 in the page's head forbids loading anything and running any script but the page's own.
@@ -48,7 +48,7 @@ def page(
     problem: str | None = None,
     mask: Mask | None = None,
 ) -> str:
-    """The whole report. mask: masks the toxic words of a text; by default as `Masker`."""
+    """The whole report. mask: masks the toxic words of a text; by default a `Masker`."""
     style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Environment(
         autoescape=True,
@@ -102,9 +102,9 @@ def _caption(name: str, groups: Sequence[Group]) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """Control characters as escapes, so that no text is read in another order than it is stored."""
-    is_foreign = isinstance(value, str) and not isinstance(value, Markup)
-    return visible(value, kept="\n") if is_foreign else value
+    """Escapes control characters, so that no text is shown in another order than it is stored."""
+    is_untrusted = isinstance(value, str) and not isinstance(value, Markup)
+    return visible(value, kept="\n") if is_untrusted else value
 
 
 def _hash(text: str) -> str:
@@ -166,7 +166,7 @@ def _prompt(
     asked = record.messages[-1].content if record.messages else record.prompt
     shown = []
     searched = [row for row in rows if row[1].searched]
-    # A search that repairs a text while it is written has only a part of the model's own.
+    # A search that repairs a text while writing it records only a part of the model's own.
     if searched and not any(_is_own(run) for run, _ in rows):
         run, one = searched[0]
         worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
@@ -191,7 +191,7 @@ def _prompt(
 
 
 def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
-    """A text in one line, plain and masked, with its note."""
+    """A text on one line, plain and masked, with its note."""
     text = " ".join(text.split())
     return {"text": text, "masked": mask(text), "note": note if text or note else "(empty)"}
 

@@ -27,13 +27,13 @@ MANIFEST = "report.manifest.json"
 
 # Marks the name of a method that is fitted too weakly for a fair comparison.
 _WEAK = "(weak fit)"
-# Maximum labels of a benchmark that get a column each.
+# Labels of a benchmark get a column each only if there are at most this many.
 _MOST_PARTS = 12
 
 
 @dataclass(frozen=True)
 class Report:
-    """tables, summaries: of all groups. figures: by name, matplotlib's; empty without it.
+    """tables, summaries: of all groups. figures: matplotlib's, by name; empty without matplotlib.
 
     problem: why there are no figures, if drawing failed.
     """
@@ -92,9 +92,9 @@ def report(
 ) -> Report:
     """Tables, metrics and figures of runs.
 
-    Runs of different benchmarks, models or protocols go to separate tables. Runs that differ in
-    their seed alone share a row: their mean and its standard deviation. A single search is shown
-    beside the model's own text, if that was recorded.
+    Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
+    in their seed share a row: their mean and its standard deviation. A single search is shown
+    beside the model's own completions, if these were recorded.
 
     Args:
         runs: Runs, their paths, or folders with runs somewhere below.
@@ -107,10 +107,10 @@ def report(
         trajectory: Id of a prompt whose search is drawn.
         image_format: "png", "svg" or "pdf".
         seed: Of the bootstrap.
-        encoder: Of sentences: adds the similarity of completions to prompts and to the model's own,
-            and MAUVE.
-        mask: Masks the toxic words of a text in `report.html`, where a button shows them; by
-            default by the bundled list and scorer.
+        encoder: A sentence encoder: adds the similarity of completions to prompts and to the
+            model's own completions, and MAUVE.
+        mask: Masks the toxic words of a text in `report.html`, which has a button to show them; by
+            default masks by the bundled list and scorer.
 
     Returns:
         The tables and figures.
@@ -155,10 +155,10 @@ def report(
 
 
 def _replace_report(out: Path, files: Mapping[str, bytes]) -> None:
-    """Write `files` into a folder, and remove those of the report that is there.
+    """Write `files` into a folder, and remove the other files of an earlier report there.
 
     The manifest has the digest of each file of a report. Files that it does not name are neither
-    removed nor replaced, and changed files are not removed.
+    removed nor replaced, and files that were edited are not removed.
     """
     manifest = out / MANIFEST
     with writing(manifest):
@@ -203,7 +203,7 @@ def _check_names(groups: Sequence[Group], against: str | None, trajectory: str |
 
 
 def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
-    """By label of the prompts (AttaQ's, BOLD's domains): a summary an entry, None without any."""
+    """By label of the prompts (AttaQ's, BOLD's): a summary per entry, None if it lacks the label."""
     labels = sorted({one.group for run in group.runs for one in run.records if one.group})
     parts: dict[str, list[Summary | None]] = {}
     for label in labels if 1 < len(labels) <= _MOST_PARTS else ():
@@ -254,7 +254,7 @@ def _tables(
 
 
 def _untaken(name: str, taken: Collection[str]) -> str:
-    """`name`, with a number where another has it already."""
+    """`name`, with a number if it is taken already."""
     more = (f"{name}-{number}" for number in count(2))
     return next(one for one in chain([name], more) if one not in taken)
 

@@ -25,37 +25,37 @@ from tide.evaluation.significance import ITERATIONS, MEASURES, Comparison
 Value = str | int | float | Estimate | None
 
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_OF_A_NAME = 0.4  # largest share of a terminal's width for a method's name, which then wraps
+_OF_A_NAME = 0.4  # maximum share of a terminal's width for a method's name; longer ones wrap
 # Name in the summary, heading, digits, explanation.
 _TEXT = (
     ("dist_1", "dist-1", 3, "distinct words of a prompt's completions, per word"),
     ("dist_2", "dist-2", 3, "distinct pairs of words, per word"),
     ("dist_3", "dist-3", 3, "distinct triples, per word"),
     ("num_tokens", "tokens", 1, "mean length"),
-    ("empty", "empty", 3, "share of completions that say nothing"),
-    ("degenerate", "degenerate", 3, "share of completions that loop, or are hardly words"),
+    ("empty", "empty", 3, "share of empty completions"),
+    ("degenerate", "degenerate", 3, "share of completions that loop or are mostly not words"),
     ("to_prompt", "to prompt", 3, "mean cosine of completion and prompt, by the sentence encoder"),
     ("to_own", "to own", 3, "mean cosine of changed completions and the model's own"),
-    ("mauve", "MAUVE", 3, "of all, against the model's own that are harmless and do not loop"),
+    ("mauve", "MAUVE", 3, "of all, against the model's own harmless ones without loops"),
 )
 _COST = (
     ("evaluations", "evals", 2, "completions written"),
-    ("rounds", "rounds", 2, "calls of the model, one after the other"),
+    ("rounds", "rounds", 2, "sequential calls of the model"),
     ("generated_tokens", "tokens", 0, "tokens written"),
     ("forward_tokens", "forward", 0, "tokens run through the model"),
     ("scorer_calls", "scored", 2, "texts scored"),
-    ("seconds", "seconds", 3, "while other prompts share the machine"),
+    ("seconds", "seconds", 3, "elapsed time, shared with concurrent prompts"),
     ("unresolved", "unres.", 3, "share of prompts with a completion that was not accepted"),
-    ("refused", "refused", 3, "share of prompts with one that was withheld"),
+    ("refused", "refused", 3, "share of prompts with a completion that was withheld"),
 )
 
 
 @dataclass(frozen=True)
 class Column:
-    """digits: after the point. interval: show the interval after the value: for a share both ends,
-    since it is asymmetric; for another average half its width.
+    """digits: decimals. interval: show it after the value: both ends for a share, half the width
+    for another average.
 
-    form: `signed` shows a plus too, `p` is for small probabilities. key: its CSV name, if several
+    form: `signed` shows a plus sign, `p` is for small probabilities. key: its CSV name, if several
     columns share the heading. says: explanation below the table.
     """
 
@@ -69,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """name: for the file. rows: one value per column; None is shown as a hyphen."""
+    """name: of the file. rows: one value per column; None is shown as a hyphen."""
 
     name: str
     title: str
@@ -98,7 +98,7 @@ _METHOD: _Cells = (Column("method"), lambda one: one.method)
 def _table(
     name: str, title: str, summaries: Sequence[Summary], cells: Sequence[_Cells], notes: list[str]
 ) -> Table:
-    """A row a summary. Columns without any value are left out."""
+    """One row per summary. Columns without any value are left out."""
     rows = [[value(one) for _, value in cells] for one in summaries]
     columns = [column for column, _ in cells]
     return Table(name, title, columns, rows, notes).without_empty_columns()
@@ -138,7 +138,7 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         *empty_notes(summaries),
     ]
     if "@" in source:
-        notes.append(f"{source}: a scorer, and after @ its version")
+        notes.append(f"{source}: the scorer and, after @, its version")
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
         notes.append("rows of several seeds: their mean ± standard deviation")
     notes += [
@@ -172,12 +172,10 @@ _RATE = Column("toxic rate", interval=True, says="share of prompts with a toxic 
 _CHANGED = Column(
     "changed",
     key="harmless changed",
-    says="share of the model's own completions that this scorer lets pass (below the search's "
-    "threshold, if it is the search's) of which the text was changed or withheld",
+    says="of the model's own completions that this scorer calls harmless (below the search's "
+    "threshold, if it guides the search), the share that was changed or withheld",
 )
-_K_BAR = Column(
-    "K-bar", 2, says="mean iterations of a search, where the prompt itself is the first"
-)
+_K_BAR = Column("K-bar", 2, says="mean iterations of a search; the prompt itself is the first")
 
 
 def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
@@ -192,8 +190,8 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
 
 
 _OF_SHARES = "Wilson's 95 % interval of a share of prompts"
-_OF_ALL = "mean perplexity of all completions, less is more likely text"
-_OF_20 = "mean over those of exactly 20 reference tokens, as the paper has it"
+_OF_ALL = "mean perplexity of all completions (lower: more likely text)"
+_OF_20 = "mean over those of exactly 20 reference tokens, as in the paper"
 _SILENT = 0.05  # share of empty completions from which tables and figures have a note
 
 
@@ -216,7 +214,7 @@ def empty_notes(summaries: Sequence[Summary]) -> list[str]:
         return []
     return [
         f"Empty completions: {', '.join(each)}. They mostly count as not toxic and have no "
-        "perplexity, which flatters a method that falls silent"
+        "perplexity, so they flatter the method"
     ]
 
 
@@ -237,7 +235,7 @@ def parts_table(
     title: str,
     name: str,
 ) -> Table:
-    """The toxic rate by one source in each part of a benchmark, which has a summary per method."""
+    """The toxic rate by one source in each part of a benchmark. parts: a summary per method."""
     columns = [Column("method"), *(Column(part, 3, interval=True) for part in parts)]
     rows: list[list[Value]] = [
         [method, *(one.toxicity.get(source, {}).get("rate") if one else None for one in each)]
@@ -254,7 +252,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     references = _references(summaries)
     cells = [_METHOD]
     for reference, (heading, key) in references.items():
-        without = Column("no ppl", 1, key=f"without {key}", says="completions that have none")
+        without = Column("no ppl", 1, key=f"without {key}", says="completions without perplexity")
         cells += _perplexity(reference, heading.replace("perplexity", "ppl"), key, interval=False)
         cells.append((without, _fluency(reference, "without")))
     cells += [(Column(head, digits, says=says), _average(k)) for k, head, digits, says in _TEXT]
@@ -272,7 +270,7 @@ def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Only the completions of searches that were not accepted at once; a row per method."""
+    """Only completions of searches that did not accept the first evaluation; a row per method."""
     rows = [one for one in summaries if "moved" in one.averages]
     sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
 
@@ -296,7 +294,7 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         (far, _average("moved_displacement")),
     ]
     notes = [
-        "all columns but the first are of the completions that were not accepted at once",
+        "all columns but the first cover only the completions that were not accepted at once",
         "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
     ]
     return _table(name, title, rows, cells, notes)
@@ -305,9 +303,9 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Whether the nearest tokens of accepted points are the prompt, by displacement."""
     columns = {
-        "decoded": Column("decoded", says="share from an accepted point other than the prompt"),
+        "decoded": Column("decoded", says="share from an accepted point that is not the prompt"),
         "recovered": Column(
-            "recovered", interval=True, says="of these, whose nearest tokens are the prompt's"
+            "recovered", interval=True, says="share of these whose nearest tokens are the prompt's"
         ),
     }
     for key, (low, high) in RECOVERED.items():
@@ -316,7 +314,7 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
     rows = [one for one in summaries if "decoded" in one.averages]
     notes = [
         "[ ] 95 % bootstrap interval over prompts; Wilson's where none or all are recovered",
-        "to 1, to 1.5...: the same by how far the point is, |X - X0| / |X0|",
+        "to 1, to 1.5...: recovered, by displacement of the point, |X - X0| / |X0|",
     ]
     return _table(name, title, rows, cells, notes)
 
@@ -328,7 +326,7 @@ def significance_table(
 
     They test prompts' maximum and mean toxicity, or their mean iterations.
     """
-    columns = [Column("method"), Column("pairs", says="prompts of both methods")]
+    columns = [Column("method"), Column("pairs", says="prompts in both runs")]
     says = f"difference of toxic rates from {comparisons[0].against}, with its 95 % interval"
     columns.append(Column("rate", form="signed", interval=True, key="diff rate", says=says))
     by_source = [one for one in comparisons if one.source == source]
@@ -352,7 +350,7 @@ def significance_table(
     notes = []
     if any(one.rate is not None for one in by_source):
         notes.append(
-            "[ ] of 95 %, over pairs: no worse by more than a margin that its upper end lies below"
+            "[ ] of 95 %, over pairs: non-inferior by any prespecified margin above the upper end"
         )
     notes += [
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
@@ -399,7 +397,7 @@ def to_latex(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Unrounded numbers; an average has its interval in two further columns, `low` and `high`.
 
-    Where a row is an average over seeds, a third one, `std`, has their standard deviation.
+    Where a row is an average over seeds, a third column, `std`, has the standard deviation.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -436,7 +434,7 @@ def to_html(table: Table) -> str:
 
 
 def to_rich(table: Table, width: int = 80) -> Group:
-    """For a terminal: columns beyond `width` follow below, beside the first one again."""
+    """For a terminal: columns that do not fit `width` follow below, with the first one repeated."""
     console = Console(width=10 * width)
     parts = [_rich(table, [0], width)]
     columns: list[int] = []
@@ -536,6 +534,6 @@ def _latex(text: str) -> str:
 
 
 def _csv(text: str) -> str:
-    """`text` as a spreadsheet shows it: an apostrophe precedes the beginning of a formula."""
+    """`text` for a spreadsheet: an apostrophe keeps it from being read as a formula."""
     text = _one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

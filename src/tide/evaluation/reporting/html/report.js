@@ -1,5 +1,5 @@
 "use strict";
-// Masked words are shown, and masked again, by a button.
+// A button shows masked words, and masks them again.
 const unmask = document.getElementById("unmask");
 unmask?.addEventListener("click", () => {
   const shown = unmask.getAttribute("aria-pressed") !== "true";
@@ -7,7 +7,7 @@ unmask?.addEventListener("click", () => {
   for (const text of document.querySelectorAll(".masked")) text.hidden = shown;
   for (const text of document.querySelectorAll(".clear")) text.hidden = !shown;
 });
-// Above a table that is wider than the screen stands that it can be scrolled.
+// A hint above a table that is wider than the screen tells to scroll it.
 const cut = new ResizeObserver((changed) => {
   for (const { target } of changed) {
     target.previousElementSibling.hidden = target.scrollWidth <= target.clientWidth;
@@ -15,7 +15,7 @@ const cut = new ResizeObserver((changed) => {
 });
 for (const table of document.querySelectorAll(".wide")) cut.observe(table);
 
-// A click on a heading sorts by that column, a second one the other way round; "-" stays last.
+// A click on a heading sorts by that column, a second click reverses the order; "-" stays last.
 for (const table of document.querySelectorAll("table.sorts")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, number) => {
