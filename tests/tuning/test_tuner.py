@@ -135,8 +135,8 @@ def test_seeds_and_given_settings(tmp_path: Path) -> None:
         ("grid", {}, "search: "),
         ("paper", {"tune_on": "0-3"}, "--tune-on: expected a range within 1-15"),
         ("paper", {"tune_on": "1-"}, "--tune-on: leaves none of the 15"),
-        ("paper", {"report_on": "8-"}, "--report-on: prompt 8 is one that settings"),
-        ("paper", {"above": 0.99}, "--above 0.99: no prompt of 8 has such a mean toxicity, the"),
+        ("paper", {"report_on": "8-"}, "--report-on: prompt 8 is also one to tune on"),
+        ("paper", {"above": 0.99}, "--above 0.99: no prompt of 8 has a higher mean toxicity, the"),
         ("paper", {"grid_scale": "ratio"}, "--grid-scale: this engine does not know"),
         ("paper", {"grid_scale": "nan"}, "--grid-scale: expected ratio, literal, or a number"),
         ("paper", {"mu": 1.0, "num_samples": 2, "step_relative": 1.0}, "nothing is left to tune"),
@@ -163,7 +163,7 @@ def test_it_is_tuned_on_the_prompts_that_the_model_completes_worst(tmp_path: Pat
     for run in map(read_run, find_runs([tmp_path / "tries"])):
         assert {one.id for one in run.records} == {one.id for one in ranked[:3]}
     ends = f"{ranked[2].avg_toxicity:.2f} to {ranked[0].avg_toxicity:.2f}"
-    assert f"on the 3 of 8 prompts that the model completes worst: mean toxicity {ends}" in str(
+    assert f"on the 3 of 8 prompts with the most toxic completions: mean toxicity {ends}" in str(
         says.told
     )
 

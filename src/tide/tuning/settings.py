@@ -18,10 +18,10 @@ GRID: dict[str, tuple[float, ...]] = {
     "num_samples": (4, 8, 16),
     "step_size": (0.05, 0.1, 0.5, 1.0, 1.5, 2.0, 2.5),
 }
-# E_bar / sqrt(d) of GPT-2 Large, whose published scales stand in the grid as they are. Its E_bar is
-# the norm of its prompts' rows, as the published runs show it.
+# E_bar / sqrt(d) of GPT-2 Large: the grid holds its published scales unchanged. E_bar is the norm
+# of its prompts' embedding rows, as the published runs show it.
 GRID_SCALE = 1.46 / math.sqrt(1280)
-# What Optuna tries of each strategy: a range (low, high, step), or a list of choices.
+# Search space of each strategy for Optuna: a range (low, high, step) or a list of choices.
 _Space = dict[str, tuple[float, float, float] | list[Any]]
 _COMMON: _Space = {
     "toxicity_threshold": (0.1, 0.5, 0.02),
@@ -49,31 +49,31 @@ class TuningSettings(BaseModel):
 
     search: Literal["paper", "optuna"] = Field(
         default="paper",
-        description="paper: its grid of mu, N and eta. optuna: fewer evaluations, less toxicity by "
-        "judges and more likely text, all at once (extra tune).",
+        description="paper: the paper's grid of mu, N and eta. optuna: minimise evaluations, "
+        "toxicity by judges and perplexity together (extra tune).",
     )
     start: str | None = Field(
         default=None,
-        description="Strategy or preset to tune, beside which the result is reported; its given "
-        "options stay fixed.",
+        description="Strategy or preset to tune, and to compare the result with; options given "
+        "with it stay fixed.",
     )
     tune_on: str | None = Field(default=None, description="Prompts to tune on, e.g. 1-600.")
     report_on: str | None = Field(default=None, description="Prompts to report on, e.g. 601-.")
     worst: int = Field(
         default=100,
         ge=1,
-        description="paper: tune on the N prompts that the model completes worst.",
+        description="paper: tune on the N prompts with the most toxic completions.",
     )
     above: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="paper: instead, on those with a higher mean toxicity; the paper's is 0.9.",
+        description="paper: instead, on prompts with a higher mean toxicity; the paper has 0.9.",
     )
     grid_scale: str = Field(
         default="ratio",
-        description="paper: factor of the grids of mu and eta. ratio: E_bar / sqrt(d) "
-        "of this model to that of GPT-2 Large; literal: E_bar / sqrt(d); or a number.",
+        description="paper: factor of the grids of mu and eta. ratio: E_bar / sqrt(d) of this "
+        "model divided by that of GPT-2 Large; literal: E_bar / sqrt(d); or a number.",
     )
     tries: int = Field(
         default=60,
@@ -84,7 +84,7 @@ class TuningSettings(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> tuple[TuningSettings, dict[str, Any]]:
-        """Those of `given` that say how settings are chosen, and the others.
+        """Split `given` into the fields of this class and the others.
 
         Raises InputError naming the field.
         """
@@ -94,7 +94,7 @@ class TuningSettings(BaseModel):
 
 
 class TuningOverrides(Overrides, total=False):
-    """Keywords of a tuning: the fields of `TuningSettings`, too, for type checkers."""
+    """Keyword arguments of `tune` for type checkers, including the fields of `TuningSettings`."""
 
     search: Literal["paper", "optuna"]
     start: str | None

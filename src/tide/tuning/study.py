@@ -28,16 +28,16 @@ from tide.plugins.specs import format_spec, parse_spec
 from tide.search import load_strategy
 from tide.tuning.settings import GRID, GRID_SCALE, SPACES, TuningSettings
 
-# Fewer prompts decide nothing.
+# Fewer prompts are too few to choose settings by.
 _FEW = 20
-# Empty completions are never toxic: settings that leave a larger share of them are passed over.
+# Empty completions are never toxic: settings with a larger share of them are ranked last.
 _SILENT = 0.1
 # If one of these two settings is given, the scale is not tuned.
 _GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative"}}
 
 # Measures that TPE minimises; the winner must not be worse in `p95` and `empty` either.
 OBJECTIVES = ("evaluations", "judged", "perplexity")
-_RANDOM = 10  # tries before TPE has anything to learn from
+_RANDOM = 10  # random tries before TPE starts
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class TuningTrial:
 
 @dataclass(frozen=True)
 class Bench:
-    """A model, a scorer and all else that settings are tried with, loaded once.
+    """A model, a scorer and everything else that all tries share, loaded once.
 
-    usual: spec of the method before tuning. judges: scorers that the search does not see. out: the
-    folder of all runs. overrides: settings that are not tuned.
+    usual: spec of the method before tuning. judges: scorers that take no part in the search. out:
+    the folder of all runs. overrides: settings that are not tuned.
     """
 
     usual: str
@@ -81,11 +81,11 @@ class Bench:
         counted: tuple[int, int] | None = None,
         **settings: Any,
     ) -> list[Run]:
-        """Make the runs of `methods` in a folder of their own; existing records are kept.
+        """Run `methods` into the folder `folder`; existing records are kept.
 
-        judged: score the runs by the judges and the reference, too. counted: number of the try, and
-        of all tries. Raises TideError where a prompt failed: averages over other prompts do not
-        compare.
+        judged: also score the runs by the judges and the reference. counted: the number of this try
+        and of all tries. Raises TideError if a prompt failed: averages over different prompts
+        cannot be compared.
         """
         self.progress.place = "{}/{} ".format(*counted) if counted else ""
         made = evaluate(
@@ -125,13 +125,13 @@ class Bench:
 
 
 def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[TuningTrial]:
-    """Every combination of the grid, the winner first.
+    """Try every combination of the grid; the winner comes first.
 
     The prompts are the `worst` ones of `prompts` by the mean toxicity of the model's own
     completions under the protocol, or all of more than `above`. Decoding is greedy, with one
-    completion per prompt. The winner has the lowest mean toxicity, by the search's scorer, of those
-    settings that leave at most a tenth of the completions empty (where there are any such); of
-    equal ones, the fewest iterations, and then evaluations.
+    completion per prompt. The winner has the lowest mean toxicity by the search's scorer among the
+    settings with at most a tenth of the completions empty (among all settings, if none has that
+    few). Ties are broken by fewer iterations, and then by fewer evaluations.
     """
     grid = {
         name: values
@@ -166,12 +166,11 @@ def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """Try `tries` settings. Returns the winner first, then the Pareto front, then the others.
+    """Try `tries` settings. Returns them (the winner, the Pareto front, the others) and the study.
 
-    Also returns the study. The first try is `bench.usual`. The winner is no worse than that in any
-    measure and has the largest gain over all (the product of ratios). Earlier tries and the seed
-    determine a try, so a repeated call finds its runs, and resumes. Raises InputError for a
-    strategy without ranges.
+    The first try is `bench.usual`. The winner is no worse than it in any measure and has the
+    largest total gain (the product of ratios). A try depends only on the earlier ones and the seed,
+    so a repeated call finds its runs and resumes. Raises InputError for a strategy without ranges.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -193,7 +192,7 @@ def by_tpe(
         if asked is not None:
             study.tell(asked, objectives)
             continue
-        # The first setting may lie outside of the ranges; TPE then learns nothing from it.
+        # The first setting may lie outside the ranges; TPE then cannot learn from it.
         with _quiet(), suppress(ValueError, TypeError):
             first = optuna.trial.create_trial(params=begun, distributions=space, values=objectives)
             study.add_trial(first)
@@ -203,7 +202,7 @@ def by_tpe(
 def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
     """Each setting once, sorted as `by_tpe` describes.
 
-    `tried[0]` is the first setting. least: added to each measure, so that zeros have ratios.
+    `tried[0]` is the first setting. least: added to each measure, to avoid division by zero.
     """
     usual, once = tried[0].measures, list({one.method: one for one in tried}.values())
 
@@ -238,7 +237,7 @@ def figures(study: Any) -> dict[str, Any]:
             )
             drawn[f"frontier-{OBJECTIVES[place]}"] = axes.figure
         for place, name in enumerate(OBJECTIVES):
-            # If all tries are equal, Optuna finds no importances.
+            # If all tries are equal, Optuna cannot compute importances.
             with suppress(RuntimeError, ValueError):
                 axes = plots.plot_param_importances(
                     study, target=lambda trial, place=place: trial.values[place], target_name=name
@@ -251,7 +250,7 @@ def figures(study: Any) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, Optuna's warnings of experimental features are silenced."""
+    """Silences Optuna's warnings about experimental features."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -286,14 +285,14 @@ def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _measures(found: Summary, bench: Bench) -> dict[str, float]:
-    """judged: the stricter judge's share of toxic prompts, those without an accepted text added.
+    """judged: the larger of the judges' toxic rates, plus the share of unresolved prompts.
 
-    perplexity, p95: median and 95th percentile of the completions that were moved. empty: the share
-    of empty completions, which are not toxic and have no perplexity.
+    perplexity, p95: median and 95th percentile over the moved completions. empty: the share of
+    empty completions, which are not toxic and have no perplexity.
     """
     (fluency,) = found.fluency.values()
     if fluency.moved_median is None or fluency.moved_p95 is None:
-        raise InputError(f"{found.method}: moved no completion that has tokens: nothing to tune by")
+        raise InputError(f"{found.method}: moved no completion with tokens, so it cannot be tuned")
     guide = bench.scorer.scorer.name
     rates = [one["rate"].value for name, one in found.toxicity.items() if name != guide]
     return {
@@ -313,25 +312,25 @@ def _hard(bench: Bench, prompts: Benchmark, how: TuningSettings) -> Benchmark:
         ids = {row.id for row in chosen}
         least, most = means[chosen[-1].id], means[chosen[0].id]
         bench.progress.say(
-            f"tuning on the {len(ids)} of {len(means)} prompts that the model completes worst: "
+            f"tuning on the {len(ids)} of {len(means)} prompts with the most toxic completions: "
             f"mean toxicity {least:.2f} to {most:.2f} (--worst)"
         )
         return replace(prompts, rows=[row for row in prompts.rows if row.id in ids])
     rows = [row for row in prompts.rows if means[row.id] > above]
     if not rows:
         raise InputError(
-            f"--above {above:g}: no prompt of {len(means)} has such a mean toxicity, the largest "
+            f"--above {above:g}: no prompt of {len(means)} has a higher mean toxicity, the largest "
             f"is {format_score(max(means.values()), True)}; {_instead(list(means.values()))}"
         )
     bench.progress.say(f"{len(rows)} of {len(means)} prompts have a mean toxicity above {above:g}")
     if len(rows) < _FEW:
-        bench.progress.say(f"these are few to choose by; {_instead(list(means.values()))}")
+        bench.progress.say(f"these are few for choosing settings; {_instead(list(means.values()))}")
     return replace(prompts, rows=rows)
 
 
 def _instead(means: Sequence[float]) -> str:
     lower = next((t for t in (0.8, 0.7, 0.6) if sum(m > t for m in means) >= _FEW), 0.5)
-    return f"above {lower:g} there are {sum(mean > lower for mean in means)} (--above {lower:g})"
+    return f"--above {lower:g} leaves {sum(mean > lower for mean in means)} prompts"
 
 
 def _factor(bench: Bench, scale: str) -> float:
@@ -346,6 +345,6 @@ def _factor(bench: Bench, scale: str) -> float:
         return factor
     norm = getattr(bench.engine.engine, "mean_row_norm", None)
     if norm is None:
-        raise InputError("--grid-scale: this engine does not know its embeddings: give a number")
+        raise InputError("--grid-scale: this engine has no embedding table; give a number")
     own = float(norm) / math.sqrt(bench.engine.dim)
     return own / GRID_SCALE if scale == "ratio" else own

@@ -1,4 +1,4 @@
-"""Settings for a model, chosen on some prompts, written as a preset, and reported on others."""
+"""Tuning: settings chosen on some prompts, written as a preset, and reported on other prompts."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
 class Tuned:
     """preset: the file of the chosen settings. tried: every setting, the chosen one first.
 
-    report: of the chosen settings beside the usual ones, on prompts that they were not chosen on.
-    changed: whether they differ. problem: why there are no figures, if there are none.
+    report: compares the chosen settings with the usual ones, on prompts that they were not chosen
+    on. changed: whether the two differ. problem: why there are no figures, if there are none.
     """
 
     preset: Path
@@ -125,7 +125,7 @@ def tune(
     usual, progress = how.start or SEARCHES[search], progress or Progress()
     prompts = open_benchmark(benchmark, field, limit, chat)
     chosen_on, held_out = _parts(prompts, how.tune_on, how.report_on)
-    # Cheap mistakes first: a wrong name should not cost loading a model.
+    # Check the names first: a wrong one should not cost loading a model.
     called = model.name if isinstance(model, Engine) else str(model)
     check_method(usual, called, load_protocol(protocol), overrides)
     if search == "optuna" and not judges:
@@ -212,7 +212,7 @@ def _parts(
     if not second:
         raise InputError(f"--tune-on: leaves none of the {count} prompts to report on")
     if both := first & second:
-        raise InputError(f"--report-on: prompt {min(both)} is one that settings are chosen on")
+        raise InputError(f"--report-on: prompt {min(both)} is also one to tune on")
 
     def part(kept: set[int]) -> Benchmark:
         return replace(prompts, rows=[r for i, r in enumerate(prompts.rows, 1) if i in kept])

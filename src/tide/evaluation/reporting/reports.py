@@ -203,7 +203,7 @@ def _check_names(groups: Sequence[Group], against: str | None, trajectory: str |
 
 
 def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
-    """By label of the prompts (AttaQ's, BOLD's): a summary per entry, None if it lacks the label."""
+    """By label of the prompts (AttaQ's, BOLD's): a summary per entry, or None without prompts."""
     labels = sorted({one.group for run in group.runs for one in run.records if one.group})
     parts: dict[str, list[Summary | None]] = {}
     for label in labels if 1 < len(labels) <= _MOST_PARTS else ():
