@@ -1,4 +1,4 @@
-"""Lay out the authors' recorded completions as `paper.py` wants them.
+"""Arrange the authors' recorded completions in the layout that `paper.py` reads.
 
     git clone https://github.com/baturaysaglam/instant-detox
     python reproduction/collect.py instant-detox data/paper

@@ -1,4 +1,4 @@
-"""Write a run in the published record format: a JSON list of one object a prompt.
+"""Write a run in the published record format: a JSON list with one object per prompt.
 
 python reproduction/export.py runs/rtp-pocket/tide tide.json.gz
 """

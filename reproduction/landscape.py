@@ -3,7 +3,7 @@
     python reproduction/landscape.py runs/rtp-pocket/tide 7 --image landscape-7.png
 
 Loads the model and scorer of the run again. The plane is spanned by the first step of a `tide`
-search and a random direction orthogonal to it; of the trials, the one that took longest is shown.
+search and a random direction orthogonal to it; the trial with the most evaluations is shown.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tide.scorers import score_texts
 from tide.search import resolve_settings
 
 _LOG = logger(__name__)
-# The map reaches this much further than the path.
+# The map extends this many times as far as the path.
 _MARGIN = 1.3
 STYLE = {
     "font.size": 8,
     "legend.fontsize": 7,
     "legend.frameon": False,
     "lines.linewidth": 1.2,
-    "text.parse_math": False,  # a dollar in the name of a model begins no formula
+    "text.parse_math": False,  # a dollar in a model's name must not begin a formula
 }
 
 
@@ -52,11 +52,11 @@ STYLE = {
 class Landscape:
     """along, across: coordinates of the grid, in |X - X0| / |X0|, shape (grid,). toxicity: of the
     completion at each point, shape (grid across, grid along). path: the prompt and the iterates,
-    projected on the plane, shape (points, 2). measured: their toxicity, as the search had it, shape
-    (points,). in_plane: how much of the last one's distance from the prompt lies in the plane.
-    accepted: whether the search accepted the last one. threshold: what it accepts below.
-    descent: where the steepest descent of the map leads, in one step of the length of the first,
-    shape (2,); None for a map that is flat there.
+    projected on the plane, shape (points, 2). measured: their toxicity as measured by the search,
+    shape (points,). in_plane: share of the last point's distance from the prompt that lies in the
+    plane. accepted: whether the search accepted the last point. threshold: of acceptance.
+    descent: the steepest descent on the map, as long as the first step, shape (2,); None if the
+    map is flat there.
     """
 
     along: NDArray[np.float64]
@@ -91,7 +91,7 @@ def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
         raise InputError("landscape: needs a run of a search (its model, scorer and settings)")
     scorer = config["scorer"]
     if scorer["spec"] is None:
-        raise InputError(f"landscape: the scorer {scorer['name']} was no name that loads it again")
+        raise InputError(f"landscape: scorer {scorer['name']} was a function; it cannot be loaded")
     detoxifier = Detoxifier(
         config["model"],
         scorer=scorer["spec"],
@@ -101,7 +101,7 @@ def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
     )
     if detoxifier.scorer.name != scorer["name"]:
         _LOG.warning(
-            "landscape: scored by %s, the run was by %s", detoxifier.scorer.name, scorer["name"]
+            "landscape: scored by %s, but the run used %s", detoxifier.scorer.name, scorer["name"]
         )
     return detoxifier
 
@@ -109,11 +109,11 @@ def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
 def explore(
     detoxifier: Detoxifier, asked: str | Chat, *, trial: int = 0, grid: int = 21, seed: int = 0
 ) -> Landscape:
-    """Score a `grid` x `grid` map around what is `asked`, all its points in one engine call.
+    """Score a `grid` x `grid` map around a prompt, with all points in one engine call.
 
-    The search is `tide` with the other settings of `detoxifier`; `trial` is which of its trials.
-    All points of the map are drawn with the sampling noise of the search's first evaluation: so
-    differences come from the embeddings, and the middle is what the search measured there.
+    Runs `tide` with the other settings of `detoxifier`. trial: the number of its trial. All points
+    have the sampling seeds of the search's first evaluation, so only their embeddings differ, and
+    the centre of the map is what the search measured there.
     seed: of the random direction. Raises InputError if the search makes no step.
     """
     settings, engine = detoxifier.settings, _Recording(detoxifier.engine)
@@ -170,7 +170,7 @@ def explore(
 
 
 class _Recording(CachingEngine):
-    """Any engine, keeping the embeddings and seeds that completions were written from, in order."""
+    """Records the embeddings and the seed of every completion, in order."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -194,7 +194,7 @@ def _plane(step: Tensor, seed: int) -> Tensor:
 
 
 def draw(world: Landscape, title: str, trial: str) -> Figure:
-    """Toxicity around one prompt as a map, with the search's path on it. trial: which it was."""
+    """Toxicity around one prompt as a map, with the search's path on it. trial: its description."""
     shades = {"cmap": "cividis", "vmin": 0, "vmax": 1}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.5, 4.1), layout="constrained")
@@ -222,11 +222,11 @@ def draw(world: Landscape, title: str, trial: str) -> Figure:
         figure.colorbar(drawn, ax=panel, label="toxicity", shrink=0.85)
         says = (
             f"{trial}. The map is the plane through the prompt's embeddings along the search's "
-            "first step and a random direction orthogonal to it; every cell is drawn with the "
-            "sampling noise of the prompt's own completion. The path is projected on the plane, "
-            f"where {world.in_plane:.0%} of its last point's distance lies; its points have the "
-            "colour of the toxicity that the search measured. Steepest descent: of a plane fitted "
-            "to the map within one step."
+            "first step and a random direction orthogonal to it; every cell has the sampling noise "
+            "of the prompt's own completion. The path is projected on the plane, which holds "
+            f"{world.in_plane:.0%} of its last point's distance; the colour of its points is the "
+            "toxicity that the search measured. Steepest descent: of a plane fitted to the map "
+            "within one step."
         )
         figure.suptitle(title, fontsize=8)
         place = {"loc": "outside lower center", "ncols": 3}
@@ -237,7 +237,7 @@ def draw(world: Landscape, title: str, trial: str) -> Figure:
 def main(
     run: Annotated[Path, typer.Argument(help="A run of a search.")],
     prompt: Annotated[str, typer.Argument(help="Id of a prompt in it.")],
-    grid: Annotated[int, typer.Option(help="Points on a side.", min=2)] = 21,
+    grid: Annotated[int, typer.Option(help="Grid points per side.", min=2)] = 21,
     image: Annotated[Path, typer.Option()] = Path("landscape.png"),
 ) -> None:
     read = read_run(run)

@@ -1,16 +1,16 @@
-"""The authors' published runs beside the numbers that the paper prints, and beside each other.
+"""Compare the authors' published runs with the numbers printed in the paper, and with each other.
 
     python reproduction/paper.py data/paper/recorded --out runs/paper
 
-Every file MODEL/METHOD.json.gz (docs/data.md says how to get them) becomes a run OUT/MODEL/METHOD;
-what is there stays. Then prints, as Markdown: our metrics beside the printed numbers; what single
-completions are worth; the rows that are about as likely as TIDE; and the printed numbers that need
-no records. `tide judge OUT` adds judges and reference models, which are then in these tables, too;
-`tide report OUT/MODEL --against METHOD` makes the paired tests.
+Every file MODEL/METHOD.json.gz (docs/data.md says how to get them) becomes a run OUT/MODEL/METHOD,
+unless it exists. Then four kinds of tables are printed, as Markdown: our metrics beside the printed
+numbers; scores of single completions; tests among the rows with a perplexity close to TIDE's; and
+printed numbers that need no records. `tide judge OUT` adds judges and reference models, which the
+tables then include; `tide report OUT/MODEL --against METHOD` makes the paired tests.
 
-In the records each trial of TIDE begins with the best completion of those before, so the largest of
-its three scores is that of the first; the other rows are independent draws. So the run `tide-first`
-holds the first trials of TIDE alone, to be compared with a single draw of the others.
+In the records, each trial of TIDE starts from the best completion of the trials before, so the
+largest of its three scores is the first trial's. The trials of other methods are independent draws.
+The run `tide-first` therefore holds only TIDE's first trials, for comparison with single draws.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from tide.evaluation.runs import FORMAT
 NUMBERS = Path(__file__).with_name("numbers")
 SEARCH, FIRST = "tide", "tide-first"
 METRICS = ("max", "mean", "rate")
-# Printed perplexities that count as alike.
+# Largest ratio of printed perplexities that count as alike.
 ALIKE = 1.25
-# Betas of RAD beside one draw of TIDE where nothing is searched.
+# Low betas of RAD, compared with one draw of TIDE in `one_draw`.
 WEAK = (10, 50)
-# Reference models that the paper prints perplexities by: of each model's family, and of all.
+# The paper's reference models for perplexity: one per model family, and one for all models.
 FAMILY = {
     "gpt2-large": "openai-community/gpt2-xl",
     "qwen3-4b": "Qwen/Qwen3-8B",
@@ -53,7 +53,7 @@ Row = Sequence[str | float | None]
 
 
 def numbers(name: str) -> list[dict[str, str]]:
-    """The rows of `numbers/NAME.csv`: what the paper prints, typed off."""
+    """The rows of `numbers/NAME.csv`, copied from the paper."""
     return list(csv.DictReader((NUMBERS / f"{name}.csv").read_text("utf-8").splitlines()))
 
 
@@ -70,7 +70,7 @@ def printed_row(method: str, rows: Iterable[str]) -> str | None:
     """The row of a main table that a recorded file belongs to; None if there is none.
 
     `base` is "Base model", and the number at the end is beta: `rad-aisteer-75` is "RAD (beta=75)".
-    `rad-75` is a run with the original code of RAD, which no table has.
+    `rad-75` is a run with the original code of RAD, which is in no table.
     """
     if re.fullmatch(r"rad-\d+", method):
         return None
@@ -83,10 +83,10 @@ def printed_row(method: str, rows: Iterable[str]) -> str | None:
 def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
     """The published files as runs, by model.
 
-    Where ids repeat (two of the published files number five prompts twice and all later ones five
-    too low), no id of the file can be trusted, and each record gets its number in the file instead:
-    the published runs went through the benchmark in its order. The recorded `max_toxicity` is not
-    used. Raises InputError for a folder without files, and for what is not a published record.
+    If ids repeat, no id of that file can be trusted (two of the published files number five prompts
+    twice and all later ones five too low): each record gets its position in the file instead, since
+    the published runs follow the order of the benchmark. The recorded `max_toxicity` is not used.
+    Raises InputError for a folder without files, and for an invalid record.
     """
     found: dict[str, list[Run]] = {}
     for file in sorted(recorded.glob("*/*.json*")):
@@ -134,7 +134,7 @@ def import_run(rows: Sequence[Record], model: str, method: str, out: Path) -> No
 
 
 def scores(run: Run, source: str) -> NDArray[np.float64]:
-    """(prompts, trials), in the order of the ids."""
+    """Shape (prompts, trials), in the order of the ids."""
     records = sorted(run.records, key=lambda one: str(one.id))
     own = source == run.scorer
     return np.array([
@@ -144,9 +144,9 @@ def scores(run: Run, source: str) -> NDArray[np.float64]:
 
 
 def paired(first: Run, other: Run, source: str) -> tuple[list[float], list[float]]:
-    """P of "`first` is less toxic than a draw of the other", and of the reverse (Wilcoxon).
+    """Wilcoxon's p of "`first` is less toxic than a draw of `other`", and of the reverse.
 
-    One for each draw: the mean of several, which varies less than a draw, is no fair opponent.
+    One p per draw: a mean of several draws varies less than a draw, so the test would be unfair.
     """
     differences = (scores(first, source)[:, :1] - scores(other, source)).T
     less, more = (
@@ -156,11 +156,11 @@ def paired(first: Run, other: Run, source: str) -> tuple[list[float], list[float
     return less, more
 
 
-def behind(first: Run, other: Run, source: str) -> str:
-    """How much more often the first trial is toxic than a draw of the other, and at most.
+def excess(first: Run, other: Run, source: str) -> str:
+    """The toxic rate of the first trial minus that of a draw of `other`, and its upper bound.
 
-    At most: the one-sided 95 % bound over prompts. Below a margin that was named beforehand, the
-    first is not inferior; p above 0.05 alone shows no equality.
+    The bound is one-sided, at 95 %, over prompts. Below a margin that was chosen beforehand, it
+    shows non-inferiority; p above 0.05 alone does not show equality.
     """
     toxic, draws = scores(first, source)[:, :1] > 0.5, scores(other, source) > 0.5
     differences = toxic.mean(axis=1) - draws.mean(axis=1)
@@ -170,7 +170,7 @@ def behind(first: Run, other: Run, source: str) -> str:
 
 
 def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:
-    """Ours, the printed number and their difference; of each reference model the perplexity."""
+    """Our metrics, the printed numbers and the differences; perplexity by each reference model."""
     rows, table = printed("rtp", model), []
     summaries = report(runs, tests=False, draw=False).summaries
     further = {
@@ -210,7 +210,7 @@ def beside(ours: Any, theirs: float | None) -> list[float | None]:
 
 
 def single_draws(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:
-    """By every source: prompts with any toxic completion, single toxic ones, and mean scores."""
+    """By source: toxic rate of the prompts, share of toxic completions, and mean score."""
     rows, table = printed("rtp", model), []
     for run in runs:
         cells = [run.name, rows.get(printed_row(run.name, rows) or "", {}).get("perplexity")]
@@ -223,11 +223,11 @@ def single_draws(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]
 
 
 def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
-    """TIDE's first trial, and the rows at like perplexity with their tests, by every source.
+    """TIDE's first trial and the rows at like perplexity, with tests, by every source.
 
-    one: share of single completions that are toxic. p: the first trial of TIDE is less toxic than a
-    single draw, the least and the largest p of the draws. reverse: it is more toxic. more: by how
-    much its share is larger (`behind`).
+    one: share of completions that are toxic. p: smallest and largest p-value, over the draws, of
+    TIDE's first trial being less toxic than a single draw. reverse: of it being more toxic.
+    more: by how much its share of toxic completions is larger (`excess`).
     """
     table: list[Row] = []
     sources = list(next(iter(models.values()))[0].sources)
@@ -250,7 +250,7 @@ def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
                 cells += [(found > 0.5).mean(), found.mean()]
                 tests = [[], []] if run is first else paired(first, run, source)
                 cells += [f"{min(p):.2g} to {max(p):.2g}" if p else None for p in tests]
-                cells.append(None if run is first else behind(first, run, source))
+                cells.append(None if run is first else excess(first, run, source))
             table.append(cells)
     each = (
         f"{what}, {source}"
@@ -261,10 +261,10 @@ def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
 
 
 def one_draw() -> tuple[list[str], list[Row]]:
-    """What the printed gain on benchmarks that are clean at once consists of.
+    """Explains the printed gain on benchmarks whose first completions are clean already.
 
-    Where K-bar is near 1 nothing was searched, and TIDE's maximum is one draw of the model: it is
-    to be compared with the mean of the model's draws, and of RAD's at its weaker strengths, and not
+    Where K-bar is near 1, nothing was searched, and TIDE's maximum is one draw of the model. So it
+    is comparable with the mean of the model's draws and of RAD's at its weaker strengths, but not
     with the largest of three.
     """
     table: list[Row] = []
@@ -292,8 +292,8 @@ def markdown(title: str, head: Sequence[str], rows: Iterable[Row]) -> str:
 
 
 def main(
-    recorded: Annotated[Path, typer.Argument(help="Holds MODEL/METHOD.json.gz.")],
-    out: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs/paper"),
+    recorded: Annotated[Path, typer.Argument(help="Folder with MODEL/METHOD.json.gz.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/paper"),
 ) -> None:
     models = imported(recorded, out)
     for model, runs in models.items():

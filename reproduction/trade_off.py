@@ -2,9 +2,9 @@
 
     python reproduction/trade_off.py data/paper/recorded --image paper-trade-off.png
 
-Hollow marks, at the same perplexity, are what a single draw scores: of RTP-challenging that of the
-records (of TIDE its first trial); elsewhere the printed mean, and of TIDE nothing, whose printed
-maximum is one draw.
+Hollow marks show the mean score of a single completion, at the same perplexity. On RTP-challenging
+it is computed from the records (for TIDE, from its first trials). Elsewhere it is the printed mean,
+and TIDE has no hollow mark, since its printed maximum already is a single draw.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODELS = {
     "gemma-2-2b": "Gemma 2 2B",
     "llama-3.1-8b": "Llama 3.1 8B",
 }
-# Colour (Okabe and Ito's) and marker of each system; the strengths of one are joined by a line.
+# Colour (Okabe and Ito's) and marker of each system; a line joins the strengths of one system.
 SYSTEMS = {
     "Base model": ("#000000", "X"),
     "tide": ("#D55E00", "*"),
@@ -42,8 +42,8 @@ SYSTEMS = {
 }
 SAYS = (
     "Filled: the printed average maximum of three completions, against the printed perplexity "
-    "(lower left is best); betas of one system are joined.\nHollow: the mean score of one "
-    "completion, from the records by Perspective (of TIDE its first trial) or printed."
+    "(lower left is best); betas of one system are joined.\nHollow: the mean score of single "
+    "completions, by Perspective from the records (of TIDE: first trials) or as printed."
 )
 
 
@@ -65,8 +65,8 @@ def draw(panel: Axes, rows: dict[str, dict[str, float]], draws: dict[str, float]
 
 
 def main(
-    recorded: Annotated[Path, typer.Argument(help="Holds MODEL/METHOD.json.gz.")],
-    out: Annotated[Path, typer.Option(help="Where the runs are.")] = Path("runs/paper"),
+    recorded: Annotated[Path, typer.Argument(help="Folder with MODEL/METHOD.json.gz.")],
+    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/paper"),
     image: Annotated[Path, typer.Option()] = Path("paper-trade-off.png"),
 ) -> None:
     runs = imported(recorded, out)

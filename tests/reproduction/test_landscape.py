@@ -76,8 +76,8 @@ def test_reloaded_from_the_config_of_a_run(caplog: pytest.LogCaptureFixture) -> 
     with detoxifier_of(config) as detoxifier:
         assert detoxifier.settings == settings
         assert detoxifier.scorer.name.startswith("windows:50:pocket@")
-    assert "the run was by pocket@0123abcd" in caplog.text
-    with pytest.raises(InputError, match="callable:f was no name that loads it again"):
+    assert "the run used pocket@0123abcd" in caplog.text
+    with pytest.raises(InputError, match="callable:f was a function; it cannot be loaded"):
         detoxifier_of({**config, "scorer": {"spec": None, "name": "callable:f"}})
     with pytest.raises(InputError, match="needs a run of a search"):
         detoxifier_of({"model": "pocket", "scorer": scorer, "baseline": {}})

@@ -14,8 +14,8 @@ import pytest
 from reproduction.export import export
 from reproduction.paper import (
     FIRST,
-    behind,
     beside_printed,
+    excess,
     imported,
     like_for_like,
     main,
@@ -169,8 +169,8 @@ def test_the_first_trial_of_tide_stands_beside_single_draws(some: Models) -> Non
     assert max(less[0], more[1]) < 0.01
     assert min(less[1], more[0]) > 0.99
     # Toxic: 3 of 12 and each first of three draws, so 1/4 - 1/3; 1.645 standard errors of 0.131.
-    assert alike["rad-aisteer-50"][7] == behind(first, rad, "perspective")
-    assert behind(first, rad, "perspective") == "-0.083, at most +0.131"
+    assert alike["rad-aisteer-50"][7] == excess(first, rad, "perspective")
+    assert excess(first, rad, "perspective") == "-0.083, at most +0.131"
     assert alike["rad-aisteer-50"][5] == f"{min(less):.2g} to {max(less):.2g}"
 
 

@@ -36,6 +36,7 @@ def reference_named(name: str, model: str) -> str | None:
 
     "auto": the paper's for the model's family, or the bundled one; None if the family is unknown.
     "global": the paper's one for all models.
+    """
     if name != "auto":
         return _GLOBAL if name == "global" else name
     return "pocket-reference" if model in FOLDERS else REFERENCES.get(preset_for(model))
