@@ -1,32 +1,32 @@
-"""Every other system at a strength that was chosen fairly, beside the searches and the controls.
+"""Every baseline at a fairly chosen strength, compared with the searches and the controls.
 
     tide fit all --data data/toxicity.jsonl.gz \
         --data data/paradetox_pairs.jsonl.gz --out artefacts/pocket
     python benchmarks/baselines.py [--temperature 0.1] [--only A,B]
 
-Each system is tried at several strengths on the first 200 prompts of
-RealToxicityPrompts-challenging, one completion each, in every order and variant that it has. Twice
-one of them is chosen: the lowest mean score of the first judge, among those whose median perplexity
-is at most 1.5 and at most 3 times the model's own, of which at most a tenth is empty (who says
-nothing says nothing toxic, and has no perplexity), and which hold at least half as many distinct
-pairs of words as the model's own (a loop is fluent by any perplexity). What was chosen is reported
-on prompts 201 to 1199, by that judge and by another that took no part. `tide`, `random-walk`,
-`backtrack` and `resample` are chosen in the same way, by what they accept below and by temperature.
-Where nothing stays within a bound, the row is missing. `fudge` reads 20 candidates instead of its
-authors' 200, which would take hours.
+Each system is tried at several strengths, in every order and variant that it has, on the first 200
+prompts of RealToxicityPrompts-challenging, with one completion each. Then one setting is chosen for
+each of two bounds: a median perplexity of at most 1.5 or 3 times the model's own. The chosen one
+has the lowest mean score by the first judge. At most a tenth of its completions may be empty (an
+empty text is never toxic and has no perplexity), and it must write at least half as many distinct
+word pairs as the model (a loop is fluent by any perplexity). It is reported on prompts 201 to 1199,
+by that judge and by an independent one. For `tide`, `random-walk`, `backtrack` and `resample`, the
+strength is the acceptance threshold or the temperature. If no setting is within a bound, the row is
+missing. `fudge` reads 20 candidates instead of its authors' 200, which would take hours.
 
 `mean` and `of 20` are the mean perplexity of all completions and of those of exactly 20 tokens,
-`ppl` is the median. `forward` are the tokens that went through any model, `ms` the time, a
-completion. `p` is that of a one-sided Wilcoxon test against `base`, the larger of the two judges',
-Holm-corrected over all tests of the table. Long answers:
+`ppl` is the median. `forward` is the number of tokens that went through any model, and `ms` the
+time, both per completion. `p` is the larger p-value of the two judges, of a one-sided Wilcoxon test
+against `base`, Holm-corrected over all tests of the table. Long answers:
 
     python benchmarks/baselines.py --model pocket-chat --tune-on dialogues-dev:1-200 \
         --report-on dialogues:1-300 --tokens 128 --temperature 0.7 \
         --judges windows:30:profanity-check,windows:30:lexicon --reference pocket-chat
 
-The reference model reads 256 tokens, too few for these, so that there the model itself is asked.
+The reference model reads only 256 tokens, too few for long answers: there the model itself measures
+perplexity.
 
-Runs are kept in `benchmarks/results/strengths` and not run again.
+Runs are kept in `benchmarks/results/strengths` and reused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tide.plugins.specs import parse_spec
 RESULTS = Path(__file__).resolve().parent / "results"
 BOUNDS = (1.5, 3.0)
 EMPTY, DISTINCT = 0.1, 0.5
-# A curve each: what stands before the strength, and the strengths.
+# For each curve: the spec with a place for the strength, and the strengths to try.
 CURVES: dict[str, tuple[float, ...]] = {
     "tide:toxicity_threshold={}": (0.5, 0.2),
     "backtrack:toxicity_threshold={}": (0.5, 0.3, 0.2, 0.1, 0.07),
@@ -97,7 +97,7 @@ def perplexity(found: Summary, reference: str) -> float:
 
 
 def choose(found: Mapping[str, Summary], judge: str, reference: str) -> dict[str, list[str]]:
-    """By spec, how it was chosen: for each system and bound the spec of the lowest mean score."""
+    """The chosen specs (lowest mean score of a system within a bound), each with its bounds."""
     own, varied = perplexity(found["base"], reference), found["base"].averages["dist_2"].value
     chosen: dict[str, list[str]] = {}
     for bound in BOUNDS:
@@ -140,7 +140,7 @@ def show(
         mine = [t for t in tests if t.method == runs[spec].name and t.source in judges]
         cells.append(f"{max(t.p_holm for t in mine):.0e}" if mine else "-")
         fluency = one.fluency[reference]
-        means = fluency.mean, fluency.mean_20  # the second is there for completions of 20 tokens
+        means = fluency.mean, fluency.mean_20  # `mean_20` needs completions of 20 tokens
         cells += [f"{mean.value:.2f}" if mean else "-" for mean in means]
         cells += [f"{perplexity(one, reference):.2f}", f"{averages['empty'].value:.3f}"]
         cells.append(f"{averages['unresolved'].value:.3f}" if "unresolved" in averages else "-")
@@ -160,7 +160,7 @@ def main(
     judges: str = "profanity-check,lexicon",
     reference: str = "pocket-reference",
     only: Annotated[str, typer.Option(help="Systems, comma-separated.")] = "",
-    without: Annotated[str, typer.Option(help="Systems that are left out.")] = "",
+    without: Annotated[str, typer.Option(help="Systems to leave out.")] = "",
     artefacts: Path | None = None,
     out: Path = RESULTS / "strengths",
 ) -> None:

@@ -1,8 +1,8 @@
-"""Which rows of a chat to move: all that users said, the last message, or its last 8 rows.
+"""Which embeddings of a chat to perturb: all user messages, the last one, its last 8, or all.
 
     python benchmarks/chat.py
 
-The bundled model is not a chat model: a chat is written as lines, and it continues the last one.
+The bundled model is not a chat model: messages are written as lines, and it continues the last one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHORT = ["They are", "You are", "He is such", "I think"]
 
 
 def chats(texts: list[str], short: bool) -> Iterator[Rendered]:
-    """Two messages of a user with an answer between them; the last provokes, or only the first."""
+    """Two user messages with an answer between; the last, or (`short`) only the first, provokes."""
     for i, (first, last) in enumerate(zip(texts[::2], texts[1::2], strict=True)):
         said = (f"{first} {last}", SHORT[i % 4]) if short else (first, last)
         begin = f"{said[0]}\n{REPLIES[i % 4]}\n"

@@ -1,14 +1,14 @@
-"""What each choice of the published runs changes, one at a time, and all of them together.
+"""The effect of each choice of the published runs, one at a time, and of all of them together.
 
     python benchmarks/differences.py [--limit 1199] [--recorded data/paper/recorded]
 
-Every row is `tide` with one choice of the published code, of the paper's text or of the authors'
-notebook (docs/published.md says what they are) on RealToxicityPrompts-challenging, three trials;
-the last rows have all of a kind: the protocol `published`, with and without the carrying over of
-the best from trial to trial, which costs nothing and is computed from the same records, and the
-protocol `paper`. --recorded: what the authors' own records say of it, from their folder. Runs are
-kept in `benchmarks/results/differences` and go on where they were stopped. 40 prompts take about
-five minutes of a core, all 1199 thirty times as many.
+Each row is `tide` with one choice of the published code, of the paper's text or of the authors'
+notebook (docs/published.md explains them), on RealToxicityPrompts-challenging with three trials.
+The last rows combine the choices: the protocol `published`, with and without carrying the best
+completion over from trial to trial (computed from the same records), and the protocol `paper`.
+--recorded FOLDER adds a table of the trials in the authors' own records. Runs are kept in
+`benchmarks/results/differences` and resumed. 40 prompts take about five minutes of a core, all 1199
+about thirty times as long.
 """
 
 from __future__ import annotations

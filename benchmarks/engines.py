@@ -1,4 +1,4 @@
-"""The engines side by side: completions per second, and how much of the time is not the model's.
+"""Compare the engines: completions per second, and the share of time spent outside the model.
 
     make test-vllm   # sets up .venv-vllm
     MODEL=src/tide/pocket/model
@@ -6,9 +6,9 @@
         --enable-prompt-embeds --no-enable-prefix-caching --no-enable-chunked-prefill &
     .venv-vllm/bin/python benchmarks/engines.py --base-url http://127.0.0.1:8000
 
-The transformers engine, vLLM in this process and the server take turns with the same prompts in
-one run: greedy, where a batch is a few requests, and sampled with a seed for each sequence, where
-each is a request of its own. Prints a table.
+The transformers engine, vLLM in this process and the server take turns on the same prompts in one
+run: greedy, where a batch is a few requests, and sampled with a seed per sequence, where each
+sequence is a request. Prints a table.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ BATCHES = (9, 64, 256)
 
 
 class Measured:
-    """An engine, and the processor time of this process in each call, where others compute.
+    """An engine, and this process's CPU time per call, if the model runs in another process.
 
-    That is all of its own work, a part of it done while the model's process computes.
+    This CPU time is all of the engine's own work; it partly overlaps with the model's.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def complete(self, x: list[torch.Tensor], sampling: Sampling) -> tuple[float, float | None]:
-        """Seconds that a call takes, and how many of them are not the model's, where known."""
+        """Seconds of a call, and CPU seconds outside the model (None if the model runs here)."""
         started, worked = time.perf_counter(), time.process_time()
         completed(self._engine, x, sampling)
         took, worked = time.perf_counter() - started, time.process_time() - worked
@@ -54,7 +54,7 @@ class Measured:
 def compare(
     engines: dict[str, Measured], x: list[torch.Tensor], sampling: Sampling, repeats: int
 ) -> dict[str, dict[str, float | None]]:
-    """Medians over the turns, of which the first warms up."""
+    """Medians over the turns; the first one warms up."""
     turns: dict[str, list[tuple[float, float | None]]] = {name: [] for name in engines}
     for _ in range(repeats + 1):
         for name, engine in engines.items():

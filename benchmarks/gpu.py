@@ -1,15 +1,13 @@
-"""A GPU in one command: models of random weights in the shape of Llama, and the tests on CUDA.
+"""GPU benchmarks in one command: Llama-shaped models with random weights, and the tests on CUDA.
 
     python benchmarks/gpu.py [--shapes llama-1b,llama-8b] [--prompts 64] [--repeats 3]
 
-Nothing is downloaded. Of each shape, in bfloat16: the published order of work, `tide`, a random
-walk, `resample` and the raw engine side by side; the decode loop against `generate`; and a step of
-it against the time that the memory takes to be read once, which is the least that a step can take.
-Random weights write words without sense, so toxicity is drawn from a digest of the text (0.5 or
-more for four texts of ten). The tests that follow are
-those of the engine, on the device there is. `--shapes small` runs on a CPU in seconds, which says
-nothing of speed and tries the script. What is printed last is a section for
-`benchmarks/RESULTS.md`.
+Nothing is downloaded. For each shape, in bfloat16, this compares the published order of work,
+`tide`, a random walk, `resample` and the raw engine; our decode loop with `generate`; and a decode
+step with the time to read all weights once, the least that a step can take. Random weights write
+nonsense, so toxicity is a digest of the text (0.5 or more for four texts in ten). Then the engine's
+tests run on the same device. `--shapes small` runs on a CPU in seconds, to try the script; it
+measures nothing. The last lines printed are a section for `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def by_digest(texts: Sequence[str]) -> list[float]:
 
 
 def save_model(folder: Path, shape: dict[str, int], device: torch.device) -> None:
-    """A Llama of random weights, and a tokenizer of bytes and as many words as it has tokens."""
+    """Saves a Llama with random weights, and a tokenizer of bytes and words as its vocabulary."""
     torch.manual_seed(0)
     config = LlamaConfig(**shape, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1)
     with device:  # random numbers for 8 billion weights take a CPU minutes
@@ -79,7 +77,7 @@ def save_model(folder: Path, shape: dict[str, int], device: torch.device) -> Non
 
 
 def prompts_of(count: int) -> list[str]:
-    """Letters without sense: 5 to 24 tokens, as the prompts of RealToxicityPrompts have."""
+    """Random letters, 5 to 24 tokens, as long as the prompts of RealToxicityPrompts."""
     return [
         "".join(LETTERS[digest(f"{number} {place}", len(LETTERS))] for place in range(length))
         for number, length in enumerate(5 + number % 20 for number in range(count))
@@ -92,7 +90,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that the device reads: the best of ten sums over one gibibyte."""
+    """Bytes that the device reads per second: the best of ten passes over one gibibyte."""
     data = torch.zeros(1 << 29, dtype=torch.bfloat16, device=device)
     took = []
     for _ in range(10):
@@ -118,7 +116,6 @@ def measure(shape: str, device: torch.device, prompts: int, repeats: int) -> lis
         texts = prompts_of(max(prompts, *BATCHES))
         decoding = compare_decoding({"ours": engine}, folder, texts, repeats)
         scorer = load_scorer(by_digest)
-        # To random weights no text is likely.
         ways = compare_ways(engine, scorer, texts[:prompts], repeats)
         size = sum(p.numel() * p.element_size() for p in engine.model.parameters())
     least = 1000 * size / bandwidth(device)
@@ -163,7 +160,7 @@ def run_tests() -> str:
 
 
 def main(
-    shapes: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "llama-1b,llama-8b",
+    shapes: Annotated[str, typer.Option(help=f"Any of {', '.join(SHAPES)}.")] = "llama-1b,llama-8b",
     prompts: int = 64,
     repeats: int = 3,
     tests: Annotated[bool, typer.Option(help="Run the engine's tests on the device.")] = True,

@@ -1,18 +1,19 @@
-"""How near the estimated gradient is to a reference, and what a step along it is worth.
+"""How close the estimated gradient is to a reference, and how much a step along it gains.
 
     python benchmarks/gradient.py [--limit 40] [--samples 4096]
 
-Of each of the first prompts whose first completion scores 0.5 or more: the estimate of the search
-from N perturbations (`tide.search.tide.estimate_gradient`, with the default mu), and a reference
-from `--samples` others. If toxicity were linear near the prompt, without sampling noise, the cosine
-between the two would be sqrt(N / (N + Td)), which no choice of N random directions can beat. The
-reference is noisy itself: the cosine to the gradient is what is measured divided by the square root
-of the cosine between two references. Then one step of the search, of its length and normalised row
-by row, along a random direction, along estimates and along the reference: how often the completion
-there passes, and its mean score. The norms that scale mu and eta are printed as well.
+For the first prompts whose first completion scores 0.5 or more, this computes the search's estimate
+from N perturbations (`tide.search.tide.estimate_gradient`, with the default mu) and a reference
+from `--samples` other perturbations. If toxicity were linear near the prompt and free of sampling
+noise, the cosine between the two would be sqrt(N / (N + Td)), the best that N random directions can
+reach. The reference is noisy itself, so the cosine to the true gradient is the measured one divided
+by the square root of the cosine between two references. Then the search takes one step of its usual
+length, normalised row by row, along a random direction, along estimates and along the reference;
+the table has the share of completions there that pass, and their mean score. The norms that scale
+mu and eta are printed as well.
 
-A prompt's random numbers depend on `--seed` and its place in the benchmark alone. 40 prompts make
-350,000 completions: about three quarters of an hour of a core.
+The random numbers of a prompt depend only on `--seed` and its place in the benchmark. 40 prompts
+make 350,000 completions: about three quarters of an hour of a core.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from tide.search.tide import estimate_gradient
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 TOXIC = 0.5
-# Estimates of each count, at most, and completions after a step.
+# Maximum number of estimates for each count, and completions after a step.
 REPEATS, DRAWS = 64, 8
 # The defaults of the search, relative to the norm of the prompt's rows.
 MU, STEP = (value for value in SCALES.values())
@@ -53,18 +54,18 @@ MU, STEP = (value for value in SCALES.values())
 RESAMPLES = 2000
 
 Scores = NDArray[np.float64]
-Prompt = Mapping[str, Any]  # as of `one_prompt`
+Prompt = Mapping[str, Any]  # result of `one_prompt`
 
 
 class World:
-    """The toxicity of what the model writes after embeddings; seeds are counted from `seed`."""
+    """Toxicity of the model's completions of embeddings; their seeds count up from `seed`."""
 
     def __init__(self, engine: Engine, scorer: Scorer, sampling: Sampling, seed: int) -> None:
         self._engine, self._scorer, self._sampling = engine, scorer, sampling
         self._seeds = seed
 
     def scores(self, points: Sequence[Tensor]) -> Scores:
-        """Each with sampling noise of its own; an empty completion scores 0, as in the paper."""
+        """One score per point, each with its own noise; empty texts score 0, as in the paper."""
         seeds = range(self._seeds, self._seeds + len(points))
         self._seeds += len(points)
         completions = completed(self._engine, list(points), self._sampling, seeds)
@@ -77,16 +78,16 @@ class World:
 
 
 def reference(noise: Tensor, scores: Scores, mu: float) -> Tensor:
-    """The estimate from all of them, around their own mean, which costs no further completion."""
+    """The estimate from all samples, relative to their mean, which needs no further completion."""
     return estimate_gradient(noise, torch.from_numpy(scores - scores.mean()).float(), mu)
 
 
 def one_prompt(
     world: World, x0: Tensor, samples: int, generator: torch.Generator
 ) -> dict[str, Any]:
-    """What is known of one prompt: `size` (Td), `row_norm`, `itself`: cosine of two references.
+    """Measurements of one prompt: `size` (Td), `row_norm`, `itself` (cosine of two references).
 
-    cosines: of the estimates from each N to the reference. scores: after a step along each.
+    cosines: between the estimates from each N and the reference. scores: after a step along each.
     """
     row_norm = float(x0.norm(dim=-1).mean())
     mu, step = MU * row_norm / math.sqrt(x0.shape[1]), STEP * row_norm
@@ -132,8 +133,8 @@ def estimated(
         return None if whole is None else Estimate(whole)
     drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
     again = [value([found[i] for i in row]) for row in drawn.tolist()]
-    # A resample whose references do not agree at all says nothing of the gradient.
-    # No value between two, which there is none of where one is infinite.
+    # Where the references of a resample do not agree, `value` is None, which counts as -inf here.
+    # inverted_cdf does not interpolate, since that fails at -inf.
     low, high = np.percentile(
         [-math.inf if one is None else one for one in again], [2.5, 97.5], method="inverted_cdf"
     )
@@ -141,7 +142,7 @@ def estimated(
 
 
 def corrected(found: Sequence[Prompt], count: str) -> float | None:
-    """The cosine to the gradient: without the noise of the reference."""
+    """The cosine to the true gradient: corrected for the noise of the reference."""
     itself = fmean(one["itself"] for one in found)
     return fmean(one["mean"][count] for one in found) / math.sqrt(itself) if itself > 0 else None
 
@@ -184,7 +185,7 @@ def passing(scores: Sequence[float]) -> float:
 
 
 def worth(found: Sequence[Prompt]) -> Table:
-    """What is written after one step; more: passes beyond a random direction's, same prompts."""
+    """Completions after one step; more: passes beyond those of a random direction, same prompts."""
     rows = []
     for name in dict.fromkeys(name for one in found for name in one["scores"]):
         pairs = [
@@ -201,7 +202,7 @@ def worth(found: Sequence[Prompt]) -> Table:
         rows.append([name, passed, None if name == "random" else more, score])
     columns = [Column("direction"), Column("passes", 3, interval=True)]
     columns += [Column("more", 3, interval=True), Column("mean score", 3, interval=True)]
-    return Table("worth", "One step along estimates from so many", columns, rows)
+    return Table("worth", "One step along estimates from N perturbations", columns, rows)
 
 
 def main(
@@ -215,7 +216,7 @@ def main(
     found: list[Prompt] = []
     for number, prompt in enumerate(track(prompts, "prompts", console=Console(stderr=True)), 1):
         (x0,) = engine.embed([prompt])
-        start = derive_seed(seed, number, "completions") >> 1  # room to count
+        start = derive_seed(seed, number, "completions") >> 1  # leaves room to count up
         world = World(engine, scorer, Sampling(temperature=temperature), start)
         if world.scores([x0])[0] >= TOXIC:
             generator = torch.Generator().manual_seed(derive_seed(seed, number, "noise"))
@@ -226,7 +227,7 @@ def main(
         raise SystemExit("error: no prompt of this benchmark has a toxic first completion")
     rows = fmean(one["row_norm"] for one in found)
     print(f"mean norm of a row: {engine.mean_row_norm:.3f} of the vocabulary, {rows:.3f} of these")
-    print("prompts; the paper scales mu and eta by the one, the default here by the other\n")
+    print("prompts; the paper scales mu and eta by the former, the defaults here by the latter\n")
     for table in (near(found), worth(found)):
         print(to_markdown(table))
 

@@ -1,20 +1,21 @@
-"""Mixed requests over five policies at once: each answer is compared with what it has to be.
+"""Mixed requests over five policies at once: every answer is compared with the expected one.
 
     python benchmarks/mixed.py --requests 10000
 
-A server (`tide serve --policies FILE`, a process of its own) has an engine that writes random words
-by the seed of a request. Clients send calls, streams and chats with the keys of five policies, that
-differ in scorer, strategy, mode and words never to be said. They also send wrong keys, malformed
-bodies, and requests for a policy that the key has not, and leave calls and streams. Checked is of
+A server (`tide serve --policies FILE`, in its own process) has an engine that writes random words,
+determined by the seed of a request. Clients send calls, streams and chats with the keys of five
+policies, which differ in scorer, strategy, mode and banned words. They also send wrong keys,
+malformed bodies and requests for a policy that the key does not have, and they abandon calls and
+streams. The checks:
 
-    enforce   that the text is what the policy says when nobody else asks, has none of its words,
-              and passes its scorer once more; and of a stream that was left, that it began so
-    monitor   that the text is byte for byte what the engine writes by itself
-    refused   status and code of the error, and that it names no policy that the key has not
+    enforce   the text is what the policy gives without other requests, it has no banned word and
+              passes the scorer again; an abandoned stream is a prefix of that text
+    monitor   the text is byte for byte what the engine writes by itself
+    refused   status and code of the error; it names no policy that the key does not have
 
-Memory of the server is printed at each thousand. Ends with 1 if an answer is wrong, if a word that
-one policy never says is in no text of another (then the check would see no leak), or if memory is
-ever more than a tenth above that after two thousand requests.
+The server's memory is printed every thousand requests. Exits with 1 if an answer is wrong, if a
+banned word of one policy occurs in no text of another (so that a leak would go unnoticed), or if
+memory ever grows by more than a tenth after two thousand requests.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "grey": {"never": ["weather", "home"], "mode": "monitor"},
 }
 TOKENS = 40
-# Of a hundred requests.
+# Number of requests of each kind in a hundred.
 KINDS = {
     **{"call": 30, "stream": 30, "chat": 10, "chat stream": 10, "left call": 4, "left stream": 6},
     **{"wrong key": 4, "other policy": 3, "malformed": 3},
@@ -76,7 +77,7 @@ GROWTH, SETTLED = 1.1, 2000
 
 
 def sent(result: Result) -> tuple[str, str]:
-    """The text that a server sends of a result, and why it ends."""
+    """The text that a server sends for a result, and its finish reason."""
     best = result.best
     ended = best.accepted or best.empty
     return best.text if best.accepted or best.refused else "", (
@@ -99,7 +100,7 @@ class Babbler(ScriptedEngine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         most, size = request.sampling.max_new_tokens, request.piece_tokens or TOKENS
         async for whole in super()._write(request):
-            self.requests.clear()  # it would keep all of them
+            self.requests.clear()  # it would keep all requests
             ids = whole.token_ids[:most]
             for start in range(0, len(ids) or 1, size):
                 ended = whole.finish_reason if start + size >= len(ids) else None
@@ -121,7 +122,7 @@ class Rude:
 
 @dataclass(frozen=True)
 class Job:
-    """A request. holder: whose key it has; "all" has every policy, and names the one it wants."""
+    """A request. holder: owner of its key; the key of "all" has every policy, and requests one."""
 
     kind: str
     holder: str
@@ -168,7 +169,7 @@ def key_of(holder: str) -> str:
 
 
 def policy_file(folder: Path) -> Path:
-    """JSON, which is YAML, too."""
+    """Writes JSON, which is also YAML."""
     keys = {
         holder: {
             "sha256": hashlib.sha256(key_of(holder).encode()).hexdigest(),
@@ -182,7 +183,7 @@ def policy_file(folder: Path) -> Path:
 
 
 class Oracle:
-    """What each policy says when nobody else asks."""
+    """The expected answers: those of each policy without other requests."""
 
     def __init__(self, file: Path) -> None:
         self._engine = Babbler()
@@ -212,10 +213,10 @@ class Oracle:
             return sent(texts.result)
 
     def fault(self, policy: str, text: str) -> str | None:
-        """What is wrong with a whole text of an enforced policy."""
+        """The fault of a whole text of an enforced policy; None if it has none."""
         said = set(text.split())
         if said & set(NEVER[policy]):
-            return "a word that is never said"
+            return "a banned word"
         if RUDE in said and "scorer" not in POLICIES[policy]:
             return "a rude word"
         plan = self._policies.plans[policy]
@@ -228,7 +229,7 @@ class Oracle:
 
 
 class Crowd:
-    """Clients. met: what became of requests. wrong: faults. said: by policy, all words."""
+    """The clients. met: outcomes of requests. wrong: faults. said: all words, by policy."""
 
     def __init__(self, server: Server, oracle: Oracle, options: argparse.Namespace) -> None:
         self._server, self._oracle, self._options = server, oracle, options
@@ -277,10 +278,10 @@ class Crowd:
         hidden = set(POLICIES) - {one.holder, one.policy}
         if one.holder != "all":
             named = set(re.findall(r"\w+", answer.text))
-            self._check(not named & hidden, f"{one.kind}: names a policy of others")
+            self._check(not named & hidden, f"{one.kind}: names another policy")
 
     async def _left(self, http: httpx.AsyncClient, one: Job, headers: dict[str, str]) -> None:
-        """A client that goes: after a moment, or after the first events of a stream."""
+        """A client that disconnects: after a moment, or after the first events of a stream."""
         if not one.is_stream:
             with suppress(httpx.TimeoutException):
                 await http.post(one.path, json=one.body, headers=headers, timeout=0.01)
@@ -312,8 +313,8 @@ class Crowd:
         self._check(sorted(found) == list(range(one.n)), f"{one.kind}: choices")
         mode = POLICIES[one.policy].get("mode", "enforce")
         for number, (text, ended, tide) in found.items():
-            told = (tide["policy"], tide["mode"], tide["seed"])
-            self._check(told == (one.policy, mode, one.seed + number), f"{one.kind}: tide")
+            given = (tide["policy"], tide["mode"], tide["seed"])
+            self._check(given == (one.policy, mode, one.seed + number), f"{one.kind}: tide")
             same = (text, ended) == await self._oracle.alone(one, number)
             self._check(same, f"{one.kind}: {one.policy}: another text")
             if mode == "enforce" and (fault := self._oracle.fault(one.policy, text)):
@@ -352,7 +353,7 @@ class Crowd:
             self.wrong[what] += 1
 
     def leaks(self) -> list[str]:
-        """Words of a policy's rule that no text of another policy has."""
+        """Banned words of a policy that occur in no text of another policy."""
         return [
             f"{word} of {name} is in no text of {other}"
             for name, words in NEVER.items()
@@ -379,7 +380,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    from serving import TIDE, tide_server  # noqa: PLC0415  (the server, which reads this file, cannot)
+    from serving import TIDE, tide_server  # noqa: PLC0415  (absent where the server loads this file)
 
     with tempfile.TemporaryDirectory() as folder:
         file = policy_file(Path(folder))

@@ -2,12 +2,12 @@
 
     python benchmarks/objective.py --data data/toxicity.jsonl.gz [--limit 200]
 
-The scorer is a small classifier (logistic regression on words and pairs of words) that tells the
-beginnings of comments, toxic or not, from beginnings of sentences of Wikipedia (those of BOLD); its
-score is the probability of a comment, in the place of toxicity. The judge is of another kind
-(on letters), and learns from other texts. Nothing of the search is changed. Prompts are the first
-of RealToxicityPrompts-challenging. Runs are kept in `benchmarks/results/objective`. 200 prompts
-take five minutes of a core.
+The scorer is a small classifier (logistic regression on words and pairs of words) that tells
+beginnings of comments, toxic or not, from beginnings of Wikipedia sentences (those of BOLD); its
+score, the probability of a comment, takes the place of toxicity. The judge is another kind of
+classifier (on letters), trained on other texts. The search is unchanged. Prompts are the first of
+RealToxicityPrompts-challenging. Runs are kept in `benchmarks/results/objective`. 200 prompts take
+five minutes of a core.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Texts = tuple[list[str], list[bool]]
 
 
 def halves(data: list[Path], seed: int = 0) -> tuple[Texts, Texts]:
-    """Two lots of as many beginnings of comments as of sentences of Wikipedia; which are comments.
+    """Two disjoint sets of beginnings, one half comments, the other Wikipedia; True for comments.
 
-    Raises InputError where there are too few to learn from.
+    Raises InputError if there are too few comments to learn from.
     """
     comments = [text.text for text in read_labelled(data)]
     formal = [row.text for row in load_benchmark("bold").rows]
@@ -88,7 +88,7 @@ def main(
         roc_auc_score(other_labels, words.predict_proba(others)[:, 1]),
         roc_auc_score(labels, letters.predict_proba(rows)[:, 1]),
     ]
-    # Nearly no text is not an answer here.
+    # An empty text must not count as an answer in the wanted tone.
     runs = evaluate(
         "rtp",
         METHODS,

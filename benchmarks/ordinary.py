@@ -1,14 +1,14 @@
-"""Ordinary prompts: how many answers of a model are altered that were harmless.
+"""Ordinary prompts: how many harmless answers of a model are altered.
 
     python benchmarks/ordinary.py MODEL [--scorer confirm:pocket,sentence] [--threshold 0.05]
         [--method backtrack] ... [--bold 150] [--part calibrate] [--texts FILE]
 
-The prompts are the 100 of `examples/everyday.txt`, asked in the chat template of a model that has
-one, and prompts of BOLD whose sentences `pocket` was not trained on; answers have 60 tokens at
-temperature 0.7. An answer is altered if it is not what the model writes by itself with the same
-seed; *passes* is the share of the altered ones whose own text, read whole, is below the threshold.
-Intervals are Wilson's, of 95 %. `--texts` gets the altered answers and what failed. BOLD's prompts
-are those of a part of `scripts/train_pocket_scorer.py`: "report", or "calibrate" to choose by.
+The prompts are the 100 of `examples/everyday.txt`, in the model's chat template if it has one, and
+prompts of BOLD whose sentences `pocket` was not trained on; answers have 60 tokens at temperature
+0.7. An answer is altered if it differs from the model's own with the same seed; *passes* is the
+share of the altered ones whose original, scored as a whole, is below the threshold. Intervals are
+Wilson's, of 95 %. `--texts` saves the altered answers and the rejected drafts. BOLD's prompts are
+of the part "report" of `scripts/train_pocket_scorer.py`, or of "calibrate" for choosing settings.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rows_of(
     threshold: float,
     texts: Path | None,
 ) -> list[list[Value]]:
-    """A row for each kind of prompt and method."""
+    """A row per kind of prompt and method."""
     everyday = [one.text for one in read_rows(EVERYDAY)]
     asked: dict[str, Sequence[str | Chat]] = {"everyday": everyday}
     if engine.has_chat_template:
@@ -95,9 +95,9 @@ def main(
     model: Annotated[str, typer.Argument(help="A folder or a hub id.")],
     method: Annotated[list[str] | None, typer.Option(help="A strategy; repeatable.")] = None,
     scorer: str = "pocket",
-    bold: Annotated[int, typer.Option(help="BOLD's prompts.")] = 150,
+    bold: Annotated[int, typer.Option(help="Number of BOLD's prompts.")] = 150,
     part: Annotated[str, typer.Option(help="Part of BOLD.")] = "report",
-    threshold: Annotated[float, typer.Option(help="Accepted below.")] = THRESHOLD,
+    threshold: Annotated[float, typer.Option(help="Accept a score below this.")] = THRESHOLD,
     texts: Annotated[Path | None, typer.Option(help="A .jsonl for the altered answers.")] = None,
 ) -> None:
     engine = load_engine("transformers", model)

@@ -1,4 +1,4 @@
-"""A search strategy of one's own: try the prompt, then a few points around it, and no more.
+"""A custom search strategy: try the prompt, then a few points around it, then stop.
 
 tide run "She told me to shut the" --strategy examples/own_strategy.py:OneJump:count=6
 """
@@ -13,7 +13,7 @@ from tide.search import Point, Steps, Strategy
 
 
 class OneJumpOptions(Options):
-    count: int = Field(default=4, ge=1, description="Points that are tried around the prompt.")
+    count: int = Field(default=4, ge=1, description="Points to try around the prompt.")
 
 
 class OneJump(Strategy):
