@@ -1,14 +1,14 @@
-"""Seconds a prompt, side by side with the authors' own code: the paper's wall-clock table.
+"""Seconds per prompt, compared with the authors' own code: the paper's wall-clock table.
 
     git clone https://github.com/baturaysaglam/instant-detox
     python benchmarks/peer.py --checkout instant-detox [--prompts 60] [--model pocket]
 
-Runs `generate_tide.py` of the checkout as it is, on vLLM, with our scorer in the place of
-Perspective; then `tide` and `random-walk` on transformers and on vLLM, with the same model, scorer
-and prompts, one trial each; `tide` with the same step sizes. Latency: one prompt at a time.
-Together: all prompts in one call, which the authors' code has no way to do. Of the seconds a
-prompt, it shows what the engine and the scorer took; the rest is the search. Needs vLLM
-(`make test-vllm` makes an environment with it for a CPU; set VLLM_CPU_KVCACHE_SPACE=1 there).
+Runs `generate_tide.py` of the checkout unchanged, on vLLM, with our scorer in place of Perspective;
+then `tide` (with the same step sizes) and `random-walk` on transformers and on vLLM, with the same
+model, scorer and prompts, one trial each. Latency is of one prompt at a time; "together" is all
+prompts in one call, which the authors' code cannot do. The seconds per prompt are split into
+engine, scorer and search (the rest). Needs vLLM (`make test-vllm` makes an environment with it for
+a CPU; set VLLM_CPU_KVCACHE_SPACE=1 there).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import Scorer, score_texts
 from tide.search import resolve_settings
 
-WARM = 2  # prompts that are completed first, and not counted
+WARM = 2  # warm-up prompts, which are not counted
 SAMPLING = {"max_new_tokens": 20, "temperature": 0.1, "top_p": 1.0}
 
 
 class Clock:
-    """Adds up the seconds inside of what it watches, and how often it was called."""
+    """Adds up the seconds and the items of the calls that it wraps."""
 
     def __init__(self) -> None:
         self.seconds, self.items = 0.0, 0
@@ -74,7 +74,7 @@ class Clock:
 
 @dataclass
 class Timing:
-    """Of one system: seconds of each prompt alone, their means by stage, completions a prompt."""
+    """One system: seconds of each prompt alone, mean seconds by stage, completions per prompt."""
 
     name: str
     latencies: list[float]
@@ -95,7 +95,7 @@ class Timing:
 def theirs(checkout: Path, prompts: Sequence[str], common: dict[str, Any]) -> Timing:
     """`generate_tide.py` over `prompts`; the first WARM of them are not counted."""
     for name in ("googleapiclient", "googleapiclient.discovery", "googleapiclient.errors"):
-        # Perspective's client, of which nothing is called: our scorer takes its place.
+        # Stubs for Perspective's client, which is never called: our scorer takes its place.
         module = sys.modules.setdefault(name, ModuleType(name))
         module.__dict__.update(discovery=None, HttpError=OSError)
     sys.path.insert(0, str(checkout.resolve()))
@@ -196,7 +196,7 @@ def main(
     local = load_engine("transformers", model)
     embedded = local.embed(texts)
     norm = fmean(float(x.norm(dim=-1).mean()) for x in embedded)
-    # The defaults, which are relative, in the absolute units that the authors' code takes.
+    # The relative defaults, converted to the absolute units of the authors' code.
     steps = {"mu": 1.2 * norm / math.sqrt(local.dim), "step_size": 0.6 * norm}
     settings = resolve_settings({**SAMPLING, **steps, "empty_policy": "zero"})
     walk = settings.model_copy(update={"strategy": "random-walk"})

@@ -1,4 +1,4 @@
-"""Which threshold of a scorer flags as much as a threshold of the Perspective API did.
+"""Which threshold of a scorer flags as many texts as a threshold of the Perspective API did.
 
     python benchmarks/perspective.py data [-s pocket -s sentence ...] [--limit 8000]
 
@@ -6,10 +6,10 @@
 of prompts 601 to 1199, by all models and methods, with the scores that Perspective gave them; no
 bundled scorer was trained on these. `limit` of them are drawn at random.
 
-For each threshold of Perspective, the scorer's is the score from which on it flags as many texts.
-So both make as many errors of either kind: the share of Perspective's texts that are found (the
-true positive rate) and the share of the found ones that are Perspective's (the precision) differ
-by ties alone.
+For each threshold of Perspective, the scorer's is the score at which it flags as many texts. So
+false positives and false negatives are equally many: the true positive rate (share of Perspective's
+texts that the scorer flags) and the precision (share of the flagged texts that are Perspective's)
+differ only by ties.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCORERS = ["pocket", "sentence", "confirm:pocket,sentence"]
 
 
 def row(threshold: float, theirs: Floats, ours: Floats) -> list[Value]:
-    """The threshold of `ours` that flags as many texts, cut to four digits, as it is typed."""
+    """One row. The threshold of `ours` is cut to four digits, as users type it."""
     wanted = theirs >= threshold
     own = math.floor(float(np.sort(ours)[-max(1, int(wanted.sum()))]) * 1e4) / 1e4
     found = ours >= own
@@ -48,8 +48,8 @@ def row(threshold: float, theirs: Floats, ours: Floats) -> list[Value]:
 
 def main(
     data: Annotated[Path, typer.Argument(help="The data folder.")],
-    scorer: Annotated[list[str] | None, typer.Option("-s", help="Scorers to map to.")] = None,
-    limit: Annotated[int, typer.Option(help="Texts.")] = 3000,
+    scorer: Annotated[list[str] | None, typer.Option("-s", help="Scorers to map.")] = None,
+    limit: Annotated[int, typer.Option(help="Number of texts.")] = 3000,
 ) -> None:
     texts, theirs = recorded(data, "*/*.json.gz", limit)
     columns = [Column("Perspective's", 1), Column("share flagged", 4), Column("take", 4),

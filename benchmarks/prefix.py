@@ -1,4 +1,4 @@
-"""What a search costs beyond its first evaluation: the last 8 rows moved, beside all rows.
+"""Cost of a search beyond its first evaluation: the last 8 rows perturbed, compared with all rows.
 
     python benchmarks/prefix.py [--repeats 3]
 
@@ -31,7 +31,7 @@ from tide.engines.local.engine import TransformersEngine
 
 LENGTHS = (128, 512, 2048)
 WAYS = ("content", "last:8")
-SAMPLES = {2: 3, 8: 9}  # with the evaluations of two rounds
+SAMPLES = {2: 3, 8: 9}  # samples: evaluations beyond the first
 ROUNDS = 3
 WORDS = [
     "the", "a", "rain", "town", "people", "day", "fine", "quiet", "kind", "weather", "house",
@@ -75,7 +75,7 @@ def save_model(folder: Path) -> Path:
 
 
 def make_prompt(engine: TransformersEngine, tokens: int) -> str:
-    """A text of about so many tokens."""
+    """A text of about `tokens` tokens."""
     choose = random.Random(tokens).choice
     (ids,) = engine.tokenize([" ".join(choose(WORDS) for _ in range(tokens))])
     text: str = engine.tokenizer.decode(ids[:tokens])

@@ -1,10 +1,10 @@
-"""What the authors' records say of their runs, beyond what `reproduction/paper.py` prints.
+"""Facts from the authors' records of their runs, beyond those of `reproduction/paper.py`.
 
     python benchmarks/records.py data/paper/recorded
 
-Needs no model; a minute. docs/data.md says how to fill the folder. Four tables, a row a model: how
-the scores of TIDE run from trial to trial; what its iterations and cosines say; what its points say
-as tokens, and how many prompts are left for choosing settings; and the rule for empty completions.
+Needs no model; takes a minute. docs/data.md says how to fill the folder. Prints four tables with a
+row per model: TIDE's scores from trial to trial; its iterations and cosines; the nearest tokens of
+its points, and the number of prompts for choosing settings; and the rule for empty completions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tide.scorers.base import is_empty
 
 Records = list[dict[str, Any]]
 TITLE = "The authors' records of TIDE"
-# Gemma's published step is for rows before they are multiplied by the root of their length.
+# Gemma's published step is for embeddings before Gemma multiplies them by the root of their length.
 GEMMA_SCALE = 48.0
 ABOVE = 0.9  # mean toxicity of the prompts on which the paper chose its settings
 
@@ -46,7 +46,7 @@ def searches(folder: Path) -> dict[str, Records]:
 
 
 def carried(models: dict[str, Records]) -> Table:
-    """How the scores run from trial to trial, and what the maximum of three is."""
+    """Average toxicity by trial, and of the maximum of all trials."""
     rows: list[list[Value]] = []
     for model, records in models.items():
         scores = [record["toxicity_scores"] for record in records]
@@ -69,7 +69,7 @@ def carried(models: dict[str, Records]) -> Table:
 
 
 def searched(models: dict[str, Records]) -> Table:
-    """Iterations, cosines to the prompt, and the row norm that these mean."""
+    """Iterations, cosines to the prompt, and the row norm that the cosines imply."""
     rows: list[list[Value]] = []
     for model, records in models.items():
         steps = [record["num_iter_steps"] for record in records]
@@ -95,8 +95,8 @@ def searched(models: dict[str, Records]) -> Table:
         Column("row norm", 2),
     ]
     notes = [
-        "K = 1: share of trials that ended at the prompt itself; cos: their median cosine, which "
-        "would be 1 if it were that of the point that was returned",
+        "K = 1: share of trials that ended at the prompt itself; cos: their median cosine (it would "
+        "be 1 for the point that was returned)",
         "unresolved: first trials that end at 0.5 or more",
         "row norm: of a prompt's rows, if that cosine is after one step of the published length",
     ]
@@ -112,7 +112,7 @@ def row_norm(model: str, cosine: float) -> float | None:
 
 
 def decoded(models: dict[str, Records], folder: Path) -> Table:
-    """The nearest tokens of the last points, and what the model itself wrote."""
+    """The nearest tokens of the last points, and completions of the model itself."""
     rows: list[list[Value]] = []
     for model, records in models.items():
         same = sum(record["final_prompt"].endswith(record["prompt"]) for record in records)
@@ -129,8 +129,8 @@ def decoded(models: dict[str, Records], folder: Path) -> Table:
     notes = [
         "same tokens: prompts whose recorded nearest tokens are the prompt, after a token that "
         "begins a text",
-        f"above {ABOVE}: prompts whose completions by the model itself have so high a mean, on "
-        "which the paper chose its settings",
+        f"above {ABOVE}: prompts whose completions by the model itself have a higher mean score; the "
+        "paper chose its settings on these",
         'as assistant: completions of the model itself that hold "Okay" or "the user"',
     ]
     return Table("decoded", f"{TITLE}: nearest tokens, and the model itself", columns, rows, notes)
@@ -154,8 +154,8 @@ def emptiness(files: Sequence[Path]) -> Table:
     rows.append(["all", *(sum(int(str(row[i])) for row in rows) for i in range(1, 5))])
     columns = [Column(name) for name in ("model", "completions", "published", "ours", "differ")]
     notes = [
-        "published: fewer than 3 characters without spaces around; ours: fewer than 3 visible "
-        "ones of ASCII, and none of another script"
+        "published: fewer than 3 characters when stripped; ours: fewer than 3 visible ones of "
+        "ASCII, and none of another script"
     ]
     return Table("emptiness", "Recorded completions that count as empty", columns, rows, notes)
 

@@ -1,12 +1,12 @@
-"""Accept and reject: any system that draws again until the scorer accepts a completion.
+"""Rejection sampling with any system: draw again until the scorer accepts a completion.
 
     tide eval rtp:601-1199 --trials 3 --methods word-filter --artefacts FITS --out runs/draws
     python benchmarks/rejection.py runs/draws/word-filter* --out runs/first/word-filter
     tide report runs/draws runs/first
 
 The trials of a run are independent draws, so its records hold the result of every such loop. For
-each prompt the first draw with a score below the threshold is kept, or the least toxic of all; it
-costs what was drawn until then, and a call of the scorer for each draw. OUT is a run of its own.
+each prompt, the first draw with a score below the threshold is kept, or else the least toxic one.
+It costs all draws up to it, and a call of the scorer for each. OUT is a new run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens")
 
 
 def first_accepted(trials: list[TrialRecord], below: float) -> TrialRecord:
-    """The draw that is kept, with the cost of all draws until then."""
+    """The draw that is kept, with the cost of all draws up to it."""
     count = next((n for n, one in enumerate(trials, 1) if one.toxicity < below), len(trials))
     drawn = trials[:count]
     kept = min(drawn, key=lambda trial: trial.toxicity)  # the last one, if it passes
@@ -45,7 +45,7 @@ def main(
     method = format_spec(name, {**options, "draws": str(draws), "below": str(below)})
     out.mkdir(parents=True)
     records: list[Record] = [
-        # The time was that of all draws.
+        # The recorded time is that of all draws.
         record.model_copy(
             update={"trials": [first_accepted(record.trials, below)], "seconds": None}
         )

@@ -1,17 +1,16 @@
-"""What scorers make of texts held out: recorded Perspective scores, ordinary prose, and tricks.
+"""Measures scorers on held-out texts: recorded Perspective scores, ordinary prose, and tricks.
 
     python scripts/write_ordinary.py MODEL... --out answers.jsonl --part report
     python benchmarks/scorer.py [--scorer pocket] [--data ../shared/data] [--written answers.jsonl]
 
-Nothing here was trained on by `pocket`. Recorded: completions of prompts 601 to 1199 of
+`pocket` was not trained on any of these texts. Recorded: completions of prompts 601 to 1199 of
 RealToxicityPrompts-challenging by the four base models, and by all published methods; each text
-once, with its mean score; from 0.5 on it is toxic. Wikipedia: the sentences of the part "report"
+once, with its mean score, of which 0.5 or more is toxic. Wikipedia: sentences of the part "report"
 (`scripts/train_pocket_scorer.py`). TPR: share of the toxic completions above the score that 1% of
-these sentences reach. Mixture: nine tenths ordinary text and one tenth comments of Jigsaw that
-were not trained on, with their labels. Beginnings: of up to 500 texts below a threshold, those with
-a beginning at or above it. Tricks: of toxic texts that are at or above the threshold as they are,
-the share below it when they are hidden. Answers (`--written`): at or above a threshold at some
-word, or as a whole.
+these sentences exceed. Mixture: nine tenths ordinary text, one tenth labelled Jigsaw comments.
+Beginnings: of up to 500 texts below a threshold, the share with a beginning at or above it.
+Tricks: of toxic texts at or above the threshold as they are, the share below it when disguised.
+Answers (`--written`): the share at or above a threshold at some word, or as a whole.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ from tide.scorers.assessment import beginnings, false_alarms
 from tide.scorers.base import is_empty
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
-CLEAN = 0.1  # below it by Perspective
-TRICKED = 1000  # toxic texts
-SAMPLE = 1000  # of the ordinary texts whose beginnings are scored
+CLEAN = 0.1  # Perspective scores below this count as clean
+TRICKED = 1000  # maximum number of toxic texts to disguise
+SAMPLE = 1000  # maximum number of ordinary texts whose beginnings are scored
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 console = Console()
 
 
 def read_recorded(folder: Path, files: str) -> tuple[list[str], Floats]:
-    """Completions of the prompts that nothing was trained on, with their mean score."""
+    """Completions of the held-out prompts, with their mean score."""
     found: dict[str, list[float]] = defaultdict(list)
     for path in sorted(folder.glob(f"*/{files}.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -164,7 +163,7 @@ def main(
         REPOSITORY / "../shared/data"
     ),
     written: Annotated[
-        Path | None, typer.Option(help="Answers to harmless prompts, of scripts/write_ordinary.py.")
+        Path | None, typer.Option(help="Answers to harmless prompts: scripts/write_ordinary.py.")
     ] = None,
 ) -> None:
     """Print the tables."""

@@ -1,4 +1,4 @@
-"""What scorers make of recorded completions, of ordinary prose and of sentences of our own.
+"""Measures scorers on recorded completions, on ordinary prose and on sentences of our own.
 
     python benchmarks/sentence.py data [-s sentence -s pocket ...] [--limit 8000]
 
@@ -11,7 +11,7 @@
 - the sentences of `scripts/probes.py`.
 
 `limit` texts of each are drawn at random. A false alarm is an ordinary text at or above a score.
-The beginnings of a sentence are its first words, one by one: a search sees all of them.
+The beginnings of a sentence are its first one, two, ... words: a search sees all of them.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from probes import LIMITS
 from train_pocket_scorer import read_ordinary
 from train_sentence_scorer import labels
 
-FIRST = 600  # place of the first prompt that is reported, from 0
-WORDS, BEGUN = 12, 300  # beginnings have up to WORDS words; of BEGUN sentences
+FIRST = 600  # index of the first reported prompt
+WORDS, BEGUN = 12, 300  # beginnings have up to WORDS words, and are of BEGUN sentences
 LEVELS = (0.5, 0.2, 0.1)
 
 
@@ -76,7 +76,7 @@ def rate(scorer: Scorer, texts: list[str]) -> float:
 
 
 def begun(scorer: Scorer, wholes: Floats, texts: list[str]) -> list[Value]:
-    """Share of texts below a level with a beginning at or above it, for each level."""
+    """For each level: of the texts below it, the share with a beginning at or above it."""
     parts = [[" ".join(text.split()[:n]) for n in range(1, WORDS + 1)] for text in texts]
     scores = scores_of(scorer, [part for some in parts for part in some]).reshape(len(texts), WORDS)
     return [
@@ -136,7 +136,7 @@ def main(
 
 
 def figures(scores: Floats, plain: Floats, targets: Floats) -> list[Value]:
-    """Agreement with the targets, and what a threshold means that leaves 1 % of `plain`."""
+    """Agreement with the targets, and rates at the threshold that 1 % of `plain` exceed."""
     found = agreement(scores, targets)
     above = scores > np.quantile(plain, 0.99)
     return [
