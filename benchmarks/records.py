@@ -95,8 +95,8 @@ def searched(models: dict[str, Records]) -> Table:
         Column("row norm", 2),
     ]
     notes = [
-        "K = 1: share of trials that ended at the prompt itself; cos: their median cosine (it would "
-        "be 1 for the point that was returned)",
+        "K = 1: share of trials that ended at the prompt itself; cos: their median cosine, which "
+        "would be 1 for the point that was returned",
         "unresolved: first trials that end at 0.5 or more",
         "row norm: of a prompt's rows, if that cosine is after one step of the published length",
     ]
@@ -129,8 +129,8 @@ def decoded(models: dict[str, Records], folder: Path) -> Table:
     notes = [
         "same tokens: prompts whose recorded nearest tokens are the prompt, after a token that "
         "begins a text",
-        f"above {ABOVE}: prompts whose completions by the model itself have a higher mean score; the "
-        "paper chose its settings on these",
+        f"above {ABOVE}: prompts on which the completions of the model itself have a higher mean "
+        "score; the paper chose its settings on these",
         'as assistant: completions of the model itself that hold "Okay" or "the user"',
     ]
     return Table("decoded", f"{TITLE}: nearest tokens, and the model itself", columns, rows, notes)

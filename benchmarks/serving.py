@@ -4,20 +4,20 @@
     python benchmarks/serving.py --rate 4                   # open loop: 4 arrivals a second
     .venv-vllm/bin/python benchmarks/serving.py --servers plain vllm ours in-process remote
 
-Servers (each a process of its own, all up at once, asked in turns):
+Servers (one process each, all running at once, used in turns):
     plain       tide serve without search and scoring: each text passes
     vllm        vLLM's own server
     ours        tide serve
     in-process  tide serve --engine vllm
-    remote      tide serve --engine remote, over a vLLM server of its own
-Clients ask again when they have an answer (closed loop), or, with --rate, requests arrive at random
-times, whatever is under way (Poisson); then a time counts from the arrival. "First text" is when
-the first text of a stream arrives, and of vLLM's server its fourth token; "of plain's 4" divides it
-by the time that plain takes for a whole answer of four tokens: at most 1 means within three tokens
-of plain's first. Ordinary prompts are BOLD's, and challenging ones RTP-challenging's. Clean ones
-are those of BOLD whose first answer each server that scores accepts: another engine draws another
-text. Times of a busy machine say little: compare within one run, and
-the seconds of processors that the server used (for remote: with the server behind it).
+    remote      tide serve --engine remote, with a vLLM server as its upstream
+Each client sends its next request when it has an answer (closed loop). With --rate, requests arrive
+at random times (Poisson, open loop), and times count from the arrival. "First text" is when the
+first text of a stream arrives (of vLLM's own server, the fourth token). "Of plain's 4" divides it
+by the time that plain takes for an answer of four tokens: at most 1 means within three tokens of
+plain's first. Ordinary prompts are BOLD's, challenging ones RTP-challenging's. Clean ones are those
+of BOLD whose first answer is accepted by every server that scores (engines draw different texts).
+Times on a busy machine say little: compare within one run, and compare the CPU seconds of the
+server (for remote, including its upstream).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ VLLM = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "1
 TRAFFIC = {"clean": "bold", "ordinary": "bold", "challenging": "rtp"}
 START = 600.0  # seconds that a server may take to start
 FIRST = 4  # tokens
-FAILING = 0.02  # of the calls of the scorer that fails now and then
+FAILING = 0.02  # share of failing calls of `Failing`
 _RAISED = (
     KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, MemoryError, RuntimeError,
 )  # fmt: skip
 
 
 class Nothing:
-    """Finds nothing toxic, in no time."""
+    """A scorer that finds nothing toxic, in no time."""
 
     name, threshold = "nothing", 0.5
 
@@ -70,7 +70,7 @@ class Nothing:
 
 
 class Failing:
-    """The bundled scorer, now and then failing in every way."""
+    """The bundled scorer, which fails now and then, in every way."""
 
     def __init__(self) -> None:
         self._scorer, self._dice = load_scorer("pocket"), random.Random(0)
@@ -91,7 +91,7 @@ class Failing:
 
 @dataclass
 class Server:
-    """One that runs. tokens: whether it streams token by token. behind: the server it asks."""
+    """A running server. tokens: whether it streams token by token. behind: pid of its upstream."""
 
     url: str
     pid: int
@@ -99,11 +99,11 @@ class Server:
     behind: int | None = None
 
     def mib(self) -> float:
-        """What its processes hold in memory."""
+        """Resident memory of its processes."""
         return sum(map(_resident, _family(self.pid)))
 
     def cpu(self) -> float:
-        """Seconds of processors that they have used."""
+        """CPU seconds of its processes and of its upstream's."""
         processes = _family(self.pid) + (_family(self.behind) if self.behind else [])
         return sum(map(_used, processes))
 
@@ -139,15 +139,15 @@ def tide_server(command: list[str], options: argparse.Namespace) -> Iterator[Ser
         give_up = threading.Timer(START, process.kill)
         give_up.daemon = True
         give_up.start()
-        said = []
+        log = []
         for line in process.stderr:
-            said.append(line)
+            log.append(line)
             if '"serving"' in line:
                 break
         else:
-            sys.exit(f"the server did not start:\n{''.join(said)[-3000:]}")
+            sys.exit(f"the server did not start:\n{''.join(log)[-3000:]}")
         give_up.cancel()
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe stops it
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe blocks it
         yield Server(json.loads(line)["serving"], process.pid)
 
 
@@ -179,7 +179,7 @@ def _vllm(options: argparse.Namespace) -> Iterator[Server]:
 
 @contextmanager
 def _process(command: list[str], options: argparse.Namespace, **more: Any) -> Iterator[Any]:
-    """One that runs, on so many threads, and is killed with all that it started."""
+    """A process with `options.threads` threads; it is killed with all that it started."""
     cores = sorted(os.sched_getaffinity(0))[: options.threads]
     own = {
         "OMP_NUM_THREADS": str(options.threads),
@@ -197,7 +197,7 @@ def _process(command: list[str], options: argparse.Namespace, **more: Any) -> It
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
+    """A process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -225,9 +225,9 @@ def _used(pid: int) -> float:
 
 @dataclass
 class Load:
-    """What came of some requests, in seconds: to the first text and to the end.
+    """The outcome of some requests, in seconds: to the first text and to the end of each.
 
-    cpu: of the server's processors.
+    cpu: CPU seconds of the server.
     """
 
     seconds: float = 0.0
@@ -258,7 +258,7 @@ async def ask(client: httpx.AsyncClient, server: Server, body: Any, arrived: flo
 async def load(
     server: Server, prompts: Sequence[str], tokens: int, options: argparse.Namespace
 ) -> Load:
-    """Ask for all requests: as many clients, each when it has an answer, or as they arrive."""
+    """Send all requests: by clients that wait for their answers, or, with --rate, at random."""
     found, dice = Load(), random.Random(options.seed)
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
@@ -303,8 +303,8 @@ def main() -> None:
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--scorer", default="pocket")
     parser.add_argument("--preset", default="backtrack")
-    parser.add_argument("--toxicity-threshold", type=float, help="without it, the preset's")
-    parser.add_argument("--dtype", default="float32", help="what vLLM computes in")
+    parser.add_argument("--toxicity-threshold", type=float, help="default: the preset's")
+    parser.add_argument("--dtype", default="float32", help="data type of vLLM")
     parser.add_argument(
         "--servers",
         nargs="+",
@@ -316,7 +316,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[20, 128])
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--rate", type=float, default=0.0, help="arrivals a second: open loop")
+    parser.add_argument("--rate", type=float, default=0.0, help="arrivals per second (open loop)")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each server")
     parser.add_argument("--seed", type=int, default=0)
@@ -351,22 +351,22 @@ def main() -> None:
 
 def prompts_of(traffic: str, count: int, seed: int) -> list[str]:
     texts = [row.text for row in load_benchmark(TRAFFIC[traffic]).rows]
-    random.Random(seed).shuffle(texts)  # BOLD comes in order of its groups
+    random.Random(seed).shuffle(texts)  # BOLD is sorted by group
     return texts[:count]
 
 
 async def accepted_at_once(
     texts: Sequence[str], servers: Sequence[Server], options: argparse.Namespace
 ) -> list[str]:
-    """Those of which each server accepts its first answer of each length, with that seed."""
+    """The texts whose first answer every server accepts, at every length, with that seed."""
     sampled = {"temperature": options.temperature, "seed": options.seed}
 
     async def accepted(client: httpx.AsyncClient, prompt: str, tokens: int) -> bool:
         body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, **sampled}
         answer = await client.post("/v1/completions", json=body)
         (choice,) = answer.raise_for_status().json()["choices"]
-        told = choice["tide"]
-        return bool(told["accepted"]) and told["evaluations"] == 1
+        info = choice["tide"]
+        return bool(info["accepted"]) and info["evaluations"] == 1
 
     limits = httpx.Limits(max_connections=options.clients)
     for server in servers:

@@ -1,14 +1,14 @@
-"""What a server still holds after minutes of mixed load, with everything going wrong beside it.
+"""What a server still holds after minutes of mixed load, with and without faults.
 
     python benchmarks/soak.py --minutes 10              # ordinary and challenging requests
     python benchmarks/soak.py --minutes 10 --faults     # and the faults below, all at once
 
-Faults: prompts of 400,000 words, headers and bodies that are half sent and never ended, bodies that
-are malformed, clients that leave, and a scorer that raises anything (BaseException, too), says NaN
-or answers for too few texts. At the end all clients go, and the limits on time pass. Then memory
-is compared with that after the first minute, and open descriptors with those of an idle server;
-`/health` and `/ready` and one request say whether the server still works. Ends with 1 if it is not
-as healthy as before: memory within 1.3 times, no descriptor more.
+Faults: prompts of 400,000 words, half-sent headers and bodies, malformed bodies, clients that
+disconnect, and a scorer that raises any exception (even a BaseException) or returns NaN or too few
+scores. At the end, all clients disconnect and the time limits pass. Then memory is compared with
+that after the first minute, and open descriptors with those of the idle server; `/health`, `/ready`
+and three requests show whether the server still works. Exits with 1 if it does not, if memory is
+more than 1.3 times as much, or if there are more descriptors.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import httpx
 import serving
 from serving import Server, prompts_of, started
 
-LEAVING = 0.1  # of the requests: by clients that do not wait
-FAULTS = 0.1  # of what clients do
-# The server ends what is half sent after 30 seconds.
+LEAVING = 0.1  # share of requests whose client does not wait
+FAULTS = 0.1  # share of requests that are faults
+# The server closes half-sent requests after 30 seconds.
 LIMITS = 45.0
 GROWTH = 1.3
 
 
 class Crowd:
-    """Clients of one server. met: what became of their requests, by status or kind."""
+    """Clients of one server. met: outcomes of their requests, by status or kind."""
 
     def __init__(self, server: Server, prompts: Sequence[str], until: float, faults: bool) -> None:
         self._server, self._prompts, self._until, self._faults = server, prompts, until, faults
@@ -52,7 +52,7 @@ class Crowd:
                 await self._ask(http, dice)
 
     async def leave(self) -> None:
-        """Close what was left half sent."""
+        """Close the half-sent requests."""
         for writer in self._half:
             writer.close()
             with suppress(OSError):
@@ -101,8 +101,8 @@ def descriptors(server: Server) -> int:
 
 
 async def soak(server: Server, prompts: Sequence[str], options: argparse.Namespace) -> bool:
-    """Whether the server is as healthy as before, after so many minutes."""
-    with httpx.Client(base_url=server.url, timeout=600) as http:  # opens what stays open
+    """Whether the server is as healthy as before, after `options.minutes`."""
+    with httpx.Client(base_url=server.url, timeout=600) as http:  # opens the lasting descriptors
         http.post("/v1/completions", json={"prompt": "Hello"})
     began = time.monotonic()
     crowd = Crowd(server, prompts, began + 60 * options.minutes, options.faults)
@@ -127,7 +127,7 @@ async def soak(server: Server, prompts: Sequence[str], options: argparse.Namespa
         states = {path: http.get(path).status_code for path in ("/health", "/ready")}
         lines = http.get("/metrics").text.splitlines()
         under_way = next(x for x in lines if x.startswith("tide_completions_under_way"))
-        # The scorer that fails now and then may do so for this one, too.
+        # The failing scorer may fail here, too: one success of three is enough.
         asked = {http.post("/v1/completions", json={"prompt": "Hello"}).status_code for _ in "abc"}
     print("; ".join(f"{what} {count}" for what, count in sorted(crowd.met.items())))
     print(

@@ -1,4 +1,4 @@
-"""How fast: five ways to spend an engine side by side, and the decode loop against `generate`.
+"""Speed: five ways to use an engine, and our decode loop compared with `generate`.
 
     python benchmarks/speed.py [--prompts 64] [--repeats 5]
 
@@ -61,7 +61,7 @@ class Clock:
 
 
 def recorded(engine: Engine, work: Callable[[], object]) -> list[Request]:
-    """What `engine` is asked to write during `work`."""
+    """The requests that `engine` receives during `work`."""
     requests: list[Request] = []
     write = engine.write
 
@@ -82,11 +82,11 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:
-    """Detoxify one prompt in the published order of work; returns the completions that it took.
+    """Detoxify one prompt in the published order of work; returns its number of completions.
 
-    One prompt at a time; in each iteration three engine calls (X, its perturbations, X again), the
-    perturbations and the step paid for before the stop test, texts scored one by one. The
-    arithmetic is that of the `tide` strategy.
+    Each iteration makes three engine calls (X, its perturbations, X again), computes perturbations
+    and step before the stop test, and scores texts one by one. The arithmetic is that of the `tide`
+    strategy.
     """
     (x0,) = engine.embed([prompt])
     x = x0
@@ -188,12 +188,12 @@ def compare_ways(
 def compare_decoding(
     engines: dict[str, TransformersEngine], folder: Path, prompts: Sequence[str], repeats: int
 ) -> list[dict[str, float]]:
-    """Our decode loop against `generate(inputs_embeds=...)` of the untouched model of `folder`.
+    """Our decode loop against `generate(inputs_embeds=...)` of the unchanged model in `folder`.
 
     The engine "ours" has the dtype of that model; others are measured against it.
     """
     stop_ids = {engine: engine._batch.stop_ids for engine in engines.values()}
-    for engine in stop_ids:  # all write all tokens, whatever they are
+    for engine in stop_ids:  # no text ends early
         engine._batch.stop_ids = engine._batch.stop_ids[:0]
     device = engines["ours"].device
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=engines["ours"].dtype)
@@ -205,7 +205,7 @@ def compare_decoding(
             inputs_embeds=x, attention_mask=mask, max_new_tokens=20, min_new_tokens=20,
             do_sample=True, temperature=0.1, top_k=0, top_p=1.0, pad_token_id=0,
         )  # fmt: skip
-        ids.cpu()  # a GPU is done only then
+        ids.cpu()  # waits for a GPU
 
     rows = []
     table = Table(title=f"20 tokens, medians of {repeats} turns")

@@ -1,12 +1,12 @@
-"""Compare search strategies and controls: what each costs, and what becomes of the text.
+"""Compare search strategies and controls: cost, toxicity and fluency.
 
     python benchmarks/strategies.py [--limit 400] [--trials 3] [--only A,B] [--add SPEC]
 
 Runs every configuration on the bundled model and the first prompts of RealToxicityPrompts-
-challenging, each into a run folder in `benchmarks/results/strategies`; what is there is not run
-again, and `tide report` reads it. The search optimises against the pocket scorer;
-`profanity-check` judges; perplexity is that of the completion after its prompt under the larger
-pocket reference model.
+challenging, each into a run folder in `benchmarks/results/strategies`; existing runs are reused,
+and `tide report` can read them. The search optimises against the pocket scorer; `profanity-check`
+judges; perplexity is that of the completion after its prompt under the larger pocket reference
+model.
 """
 
 from __future__ import annotations

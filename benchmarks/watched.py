@@ -1,10 +1,10 @@
-"""What a watched answer costs: beside the same engine writing it without any scoring.
+"""Cost of a watched answer, compared with the same engine writing it without any scoring.
 
     python benchmarks/watched.py [--model MODEL] [--scorer SCORER] [--tokens 128] [--repeats 5]
 
-First clean answers: the scorer reads every word, and all are accepted, at batches of 1, 16 and 64.
-Both ways take turns in one run. Then answers at the usual threshold: tokens generated for one that
-is returned. Prints two tables.
+First, clean answers: the scorer reads every word and accepts all, at batches of 1, 16 and 64; both
+ways take turns in one run. Then answers at the usual threshold: tokens generated per token
+returned. Prints two tables.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def main(
         next(iter(reading.stream(prompt)))
         return time.perf_counter() - began
 
-    table = Table("answers", "alone, s", "watched, s", "ratio", "generated a returned token")
+    table = Table("answers", "alone, s", "watched, s", "ratio", "generated per returned token")
     for size in BATCHES:
         some = prompts[:size]
-        alone(some), watched(some)  # what is done once
+        alone(some), watched(some)  # warm up
         turns = [(alone(some), *watched(some)) for _ in range(repeats)]
         generated, returned = spent(turns[0][2])
         ratio = statistics.median(scored / plain for plain, scored, _ in turns)
@@ -84,7 +84,7 @@ def main(
     firsts = [first_text(prompt) for prompt in prompts[:5]]
     print(f"first text of a stream: {statistics.median(firsts):.3f} s")
 
-    table = Table("answers", "number", "accepted", "generated a returned token")
+    table = Table("answers", "number", "accepted", "generated per returned token")
     found = list(detox.map(prompts[:answers]))
     at_once = [result for result in found if len(result.trace) == 1]
     for name, results in (("all", found), ("clean at once", at_once)):

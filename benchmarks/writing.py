@@ -1,4 +1,4 @@
-"""Completions and likelihoods, for scripts and tests that are not asynchronous."""
+"""Completions and likelihoods by synchronous calls, for scripts and tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def completed(
 ) -> list[Completion]:
     """One completion of each prompt.
 
-    sampling: one for all of them, or one for each. seeds: one for each; without, their numbers.
+    sampling: one for all of them, or one for each. seeds: one for each; by default their indices.
     """
     samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
     seeds = range(len(prompts)) if seeds is None else seeds
