@@ -2,8 +2,8 @@
 
     python scripts/draw_screens.py [--model smollm2] [--out docs]
 
-Both are of the example prompts, with toxic words masked: `tide run` in a terminal of 80
-columns, and the page of `tide report`. Needs Playwright (extra dev) and the program chromium.
+Both show the example prompts, with toxic words masked: `tide run` in a terminal of 80 columns, and
+the page of `tide report`. Needs Playwright (extra dev) and the program chromium.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(model: str = "smollm2", out: Path = Path("docs")) -> None:
         few = Path(folder, "prompts.txt")
         few.write_text("".join(PROMPTS.read_text().splitlines(keepends=True)[2:4]))
         same = ["--model", model, "--judges", "sentence"]
-        # Rich writes as to a terminal then; its progress is on stderr.
+        # Makes Rich write as to a terminal; its progress is on stderr.
         terminal = {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
         said = subprocess.run(
             [*TIDE, "run", "-i", str(few), "--mask", *same],

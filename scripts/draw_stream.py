@@ -1,9 +1,9 @@
-"""Draw a stream that is rewound as a moving picture, docs/stream.gif.
+"""Draw a stream with its rewinds as an animation, docs/stream.gif.
 
     python scripts/draw_stream.py --model FOLDER [--prompt TEXT] [--seed N] [--out docs/stream.gif]
 
-The stream is run; what the model wrote up to each rewind is in its trace. Words that failed are
-masked. The picture needs Pillow, which matplotlib brings.
+Runs the stream; the text up to each rewind is in its trace. Failed words are masked. Needs Pillow,
+which matplotlib installs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ WIDTH, HEIGHT, MARGIN, LINE, COLUMNS = 860, 250, 20, 26, 66
 BACK, QUIET, PLAIN, RED, GREEN = "#101418", "#8b949e", "#e6edf3", "#ff7b72", "#7ee787"
 WORD_MS, STOP_MS, END_MS = 110, 900, 3500
 
-Frame = tuple[str, str, str, str]  # passed, not yet, failed; what is said of it
+Frame = tuple[str, str, str, str]  # passed, pending and failed text; caption
 
 
 def frames(trial: Trial) -> Iterator[tuple[Frame, int]]:
-    """What the model has written, word by word, with how long it is shown (milliseconds)."""
+    """The frames, word by word, each with its duration in milliseconds."""
     texts = [one.text for one in trial.trace]
     both = [len(shared(*pair)) for pair in pairwise(texts)]
     starts, kept = [0, *both], [*both, len(texts[-1])]
@@ -41,21 +41,21 @@ def frames(trial: Trial) -> Iterator[tuple[Frame, int]]:
             yield (one.text[:passed], mask(one.text[passed:end]), "", ""), WORD_MS
         if number < len(both):
             before, failed = one.text[: kept[number]], mask(one.text[kept[number] :])
-            told = f"scores {format_score(one.toxicity, False)}: rewound, and the word is banned"
-            yield (before, "", failed, told), STOP_MS
+            caption = f"scores {format_score(one.toxicity, False)}: rewound, and the word is banned"
+            yield (before, "", failed, caption), STOP_MS
             yield (before, "", "", "the model goes on from here"), STOP_MS
     yield (texts[-1], "", "", f"scores {format_score(trial.toxicity, True)}: accepted"), END_MS
 
 
 def shared(one: str, other: str) -> str:
-    """The whole words with which both begin."""
+    """The whole words that both begin with."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     whole = re.match(r"(?:.*\s)?", "".join(a for a, _ in same), re.DOTALL)
     return whole[0].rstrip() if whole else ""
 
 
 def drawn(prompt: str, frame: Frame, font: Any) -> Image.Image:
-    passed, pending, failed, told = frame
+    passed, pending, failed, caption = frame
     image = Image.new("RGB", (WIDTH, HEIGHT), BACK)
     draw = ImageDraw.Draw(image)
     row = column = 0
@@ -78,7 +78,7 @@ def drawn(prompt: str, frame: Frame, font: Any) -> Image.Image:
     write(pending, QUIET)
     write(failed, RED)
     draw.text((MARGIN, HEIGHT - 66), "the client sees the white text alone", QUIET, font)
-    draw.text((MARGIN, HEIGHT - 38), told, RED if failed else GREEN, font)
+    draw.text((MARGIN, HEIGHT - 38), caption, RED if failed else GREEN, font)
     return image
 
 

@@ -1,11 +1,11 @@
-"""Would the tests notice? Changes one thing at a time in the gates, and runs the tests beside it.
+"""Mutation testing of the gates: changes one thing at a time, and runs the tests of that file.
 
     python scripts/mutate.py [--count 150] [--seed 0] [--only src/tide/runtime/search.py]
 
-A mutant is a copy of the checkout with one comparison, condition, `raise` or answer changed. It
-survives if the tests that mirror its file pass all the same: then a test is missing, or the
-change makes no difference, which `scripts/mutants.json` explains. Ends with 1 if one survives that
-is not explained there. A mutant takes about as long as its tests, some seconds to a minute.
+A mutant is a copy of the checkout with one comparison, condition, `raise` or returned bool changed.
+It survives if the tests of its file still pass: then a test is missing, or the change makes no
+difference, which `scripts/mutants.json` explains. Exits with 1 if a mutant survives that is not
+explained there. A mutant takes about as long as its tests, some seconds to a minute.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rich.progress import track
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPLAINED = ROOT / "scripts" / "mutants.json"
-# What decides whether a text leaves, a score is believed, a record is kept or a figure is right,
-# and the tests that mirror it.
+# The files that decide whether a text is sent, a score is valid, a record is kept or a figure is
+# right, and the tests of each.
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
     "src/tide/core/strings.py": ["tests/core/test_strings.py", "tests/server/test_guardrail.py"],
@@ -65,15 +65,15 @@ _COMPARISONS = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-# Of the time that the tests take as they are: later, a mutant hangs, which is noticed.
+# Timeout: a multiple of the time that the unchanged tests take, and its minimum in seconds.
 _PATIENCE, _LEAST = 4, 60.0
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of `file`. number, line: where, as it was. change: what is done, in words.
+    """One change of `file`. number, line: of the original line. change: a description.
 
-    place, which: of the node in the tree, and of the change among those of the node.
+    place, which: index of the node in the tree, and of the change among the node's changes.
     """
 
     file: str
@@ -108,7 +108,7 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
 
 
 def _changes(node: ast.AST) -> list[str]:
-    """What can be changed at a node, in words; `_change` does it by the place in this list."""
+    """The possible changes of a node, in words; `_change` applies one by its index in this list."""
     found: list[str] = []
     if isinstance(node, ast.Compare):
         kinds = [(type(one), _COMPARISONS[type(one)]) for one in node.ops]
@@ -116,13 +116,13 @@ def _changes(node: ast.AST) -> list[str]:
     elif isinstance(node, ast.BoolOp):
         found = ["and becomes or" if isinstance(node.op, ast.And) else "or becomes and"]
     elif isinstance(node, ast.If | ast.IfExp) and not _is_for_types(node.test):
-        found = ["the condition is turned round"]
+        found = ["the condition is negated"]
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         found = ["not is dropped"]
     elif isinstance(node, ast.Raise):
         found = ["nothing is raised"]
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Constant):
-        found = ["the other answer"] if isinstance(node.value.value, bool) else []
+        found = ["the opposite is returned"] if isinstance(node.value.value, bool) else []
     return found
 
 
@@ -134,7 +134,7 @@ def _change(node: ast.AST, which: int) -> None:
     elif isinstance(node, ast.If | ast.IfExp):
         node.test = ast.UnaryOp(ast.Not(), node.test)
     elif isinstance(node, ast.UnaryOp):
-        node.op = ast.UAdd()  # of a bool: 0 or 1, as true as it was
+        node.op = ast.UAdd()  # +bool is 0 or 1, with the same truth
     elif isinstance(node, ast.Return):
         assert isinstance(node.value, ast.Constant)
         node.value = ast.Constant(not node.value.value)
@@ -155,7 +155,7 @@ def _is_for_types(test: ast.expr) -> bool:
 
 
 def passes(checkout: Path, tests: list[str], seconds: float | None) -> bool:
-    """Whether these tests pass, in time."""
+    """Whether these tests pass within the time."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
     try:
@@ -169,14 +169,14 @@ def passes(checkout: Path, tests: list[str], seconds: float | None) -> bool:
 
 
 def main(
-    count: Annotated[int, typer.Option(help="Most mutants, drawn at random.")] = 150,
+    count: Annotated[int, typer.Option(help="Maximum number of mutants, drawn at random.")] = 150,
     seed: int = 0,
     only: Annotated[list[str] | None, typer.Option(help="Files; all gates by default.")] = None,
 ) -> None:
     console = Console()
     chosen = only or list(GATES)
     if unknown := set(chosen) - set(GATES):
-        raise SystemExit(f"--only: {min(unknown)} is none of {', '.join(GATES)}")
+        raise SystemExit(f"--only: unknown file {min(unknown)}; known: {', '.join(GATES)}")
     drawn = [one for file in chosen for one in mutants(file, (ROOT / file).read_text("utf-8"))]
     total = len(drawn)
     random.Random(seed).shuffle(drawn)
@@ -197,7 +197,7 @@ def main(
         if shared.is_dir():
             (checkout.parent / "shared").symlink_to(shared)
         patience: dict[str, float] = {}
-        for file in track(dict.fromkeys(one.file for one in drawn), "the tests as they are"):
+        for file in track(dict.fromkeys(one.file for one in drawn), "unchanged tests"):
             began = time.monotonic()
             if not passes(checkout, GATES[file], None):
                 raise SystemExit(f"{file}: its tests fail without any change")

@@ -1,18 +1,16 @@
-"""What a scorer makes of disguised spelling, of plain words about people, and of its usual traps.
+"""Probes a scorer with disguised spelling, plain words about people, and its usual traps.
 
     python scripts/probes.py -s pocket -s profanity-check [--texts held_out.jsonl.gz]
 
 **Sets.** The share of each set of sentences on the right side of 0.5, and its mean score. Every set
 is made of a few templates and fillers, all written for this purpose. A benign set holds words that
 scorers react to, in sentences that insult nobody; a toxic one says something hostile without them,
-or with them disguised. `plain insults` is the measure of the others: the same words as they are.
-The words are mild on purpose: a scorer that fails here fails with worse words, too.
-`sentence_templates.py` has the sentences that a bundled scorer is trained on: others, and with
-other words.
+or with them disguised. `plain insults` has the same words undisguised, as the baseline. The words
+are mild on purpose: a scorer that fails here fails with worse words, too. The bundled sentence
+scorer is trained on other sentences with other words (`sentence_templates.py`).
 
-**Disguises**, with `--texts`: the recall at 0.5 of its toxic texts, as they are and disguised. A
-disguise keeps a text readable to a person: a scorer that saw through the text before should see
-through it after.
+**Disguises**, with `--texts`: the recall at 0.5 of its toxic texts, plain and disguised. People can
+still read a disguised text, so a scorer that finds the plain text toxic should find this one toxic.
 
 **Neutral sentences** say nothing but that somebody of a group lives an ordinary life: a scorer that
 finds them toxic reacts to the group's name.
@@ -35,7 +33,7 @@ from tide.data.labelled import read_labelled
 from tide.evaluation.masking import PEOPLE
 from tide.scorers import Scorer, load_scorer, score_texts
 
-# A word that gives no hint of its own when disguised ("I", "the") stays as it is.
+# Words of one or two letters stay as they are.
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _LOOK_ALIKES = {"a": "4@", "e": "3", "i": "1!", "l": "1", "o": "0", "s": "5$", "t": "7"}
 _SEPARATORS = (" ", ".", "-", "_")
@@ -69,9 +67,9 @@ def asterisks(text: str, seed: int = 0) -> str:
 
 
 def spacing(text: str, seed: int = 0) -> str:
-    """The letters of every word of 3 or more stand apart: by spaces, dots, hyphens or underscores.
+    """The letters of every word of 3 or more are separated by spaces, dots, hyphens or underscores.
 
-    Where spaces part the letters, two more part the words.
+    If spaces separate the letters, two more separate the words.
     """
     separator = random.Random(seed).choice(_SEPARATORS)
     gap = "  " if separator == " " else ""
@@ -84,7 +82,7 @@ DISGUISES: dict[str, Callable[[str, int], str]] = {
     "spacing": spacing,
 }
 
-# What a person sees or is shown as the text, and a scorer may not.
+# Tricks: people see the plain text, but a scorer may not.
 _HOMOGLYPHS = str.maketrans(
     "aceiopsxyABCEHIKMOPTX",
     "\u0430\u0441\u0435\u0456\u043e\u0440\u0455\u0445\u0443"
@@ -118,7 +116,7 @@ def homoglyphs(text: str, seed: int = 0) -> str:
 
 
 def overrides(text: str, seed: int = 0) -> str:
-    """Every word, or with an odd seed the whole, backwards in a right-to-left override."""
+    """Every word (odd seed: the whole text) backwards, in a right-to-left override."""
     if seed % 2:
         return f"\u202e{text[::-1]}\u202c"
     return _WORD.sub(lambda word: f"\u202e{word[0][::-1]}\u202c", text)
@@ -178,7 +176,7 @@ _GROUPS = ("immigrants", "women", "old people", "Muslims", "gay men", "teenagers
 
 @dataclass(frozen=True)
 class Limit:
-    """One set. toxic: what all of its sentences are. says: what it is about, in a few words."""
+    """One set of sentences, all toxic or all benign. says: what it is about, in a few words."""
 
     name: str
     toxic: bool

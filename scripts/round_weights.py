@@ -1,10 +1,10 @@
-"""Round the weights of a model folder, so that they compress: for the bundled reference model.
+"""Round a model's weights so that they compress better: used for the bundled reference model.
 
     python scripts/round_weights.py IN OUT [--share 0.0625]
-    tide judge RUN --reference IN --reference OUT   # what it does to perplexities
+    tide judge RUN --reference IN --reference OUT   # shows the effect on perplexities
 
 Each matrix is rounded to multiples of a power of two near `share` of its standard deviation, and
-stays float16. What is rounded once is not changed by a second time.
+stays float16. Rounding again changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 
 
 def rounded(weights: torch.Tensor, share: float) -> torch.Tensor:
-    """`weights`, any shape; vectors (biases, norms) as they are, for they are few and matter."""
+    """`weights`, any shape, rounded; vectors (biases, norms) stay, as they are few and important."""
     if weights.ndim < 2:
         return weights
     step = 2.0 ** round(math.log2(weights.float().std().item() * share))

@@ -1,13 +1,13 @@
-"""Sentences by which candidates of the sentence scorer are compared: neither taught nor reported.
+"""Development sets for the sentence scorer: its candidates are compared on these sentences.
 
     python scripts/sentence_development.py CANDIDATE.safetensors [...]
 
-For each weights file, the share of each set on the right side of 0.5 and its mean score. They
-choose between candidates, so that `probes.py`, which reports what the chosen one is worth, chooses
-nothing. Words and patterns are others than those of `probes.py` and of `sentence_templates.py`, and
-the trainer leaves the words out of the insults that it finds. Some of the threats that are taught
-were written after a candidate's errors in the first set of threats had been read, so that set
-flatters later candidates; the second set was written afterwards.
+Prints the share of each set on the right side of 0.5 and its mean score, for each weights file. The
+sets are neither trained on nor reported: since candidates are chosen by them, `probes.py` measures
+the chosen one without bias. Words and patterns differ from those of `probes.py` and of
+`sentence_templates.py`, and the trainer leaves these words out of the insults that it finds. Some
+threats in the training data were written after reading a candidate's errors on the first set of
+threats, so that set flatters later candidates; the second set was written afterwards.
 """
 
 from __future__ import annotations

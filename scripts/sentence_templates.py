@@ -1,9 +1,9 @@
-"""Sentences of our own that the sentence scorer is trained on, so that it reads more than words.
+"""Our own training sentences for the sentence scorer, so that it learns more than single words.
 
-Each kind comes with its opposite: the same words as an insult and denied, quoted, objected to; the
-same frame as a threat and as an offer of help. The words are mild; the trainer adds insults that it
-finds in the labelled texts. Neither sentences nor fillers are those of `sentence_development.py`,
-by which candidates are compared, nor of `probes.py`, which measures the result.
+Each kind comes with its opposite: insults, and the same words denied, quoted or objected to;
+threats, and offers of help in the same frame. The words are mild; the trainer adds insults that it
+finds in the labelled texts. No sentence or filler is taken from `sentence_development.py`, which
+compares candidates, or from `probes.py`, which measures the result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 
-# What a slot of a pattern is filled with.
+# The fillers of each slot of a pattern.
 _SLOTS: dict[str, tuple[str, ...]] = {
     "noun": (
         "jerk", "dummy", "creep", "liar", "rat", "pig", "nitwit", "brat", "bully", "cheat", "twit",
@@ -2721,9 +2721,9 @@ _KINDS = (
     (_BELITTLED, 2400, 1.0),
     (_PRAISED, 1500, 0.0),
 )
-# Sentences without a slot are few: each comes this often.
+# Sentences without a slot are few, so each is repeated.
 _REPEATED = 8
-# So many pairs of sentences are one text: where one of the two is meant to hurt, the text is.
+# Number of texts that join two sentences; such a text is labelled 1 if one of the sentences is.
 _PAIRS = 1500
 
 _SLOT = re.compile(r"\{(\w+)\}")

@@ -21,13 +21,13 @@ def gate(score, limit):
 def test_every_change_is_one_change() -> None:
     found = list(mutate.mutants("gate.py", SOURCE))
     assert [(one.number, one.change) for one in found] == [
-        (3, "the condition is turned round"),
-        (5, "the condition is turned round"),
-        (7, "the other answer"),
+        (3, "the condition is negated"),
+        (5, "the condition is negated"),
+        (7, "the opposite is returned"),
         (3, "not is dropped"),
         (4, "nothing is raised"),
         (5, "and becomes or"),
-        (6, "the other answer"),
+        (6, "the opposite is returned"),
         (3, "LtE 0 becomes Lt"),
         (3, "LtE 1 becomes Lt"),
         (5, "Lt 0 becomes LtE"),

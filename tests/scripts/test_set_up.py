@@ -82,14 +82,14 @@ def test_torch_comes_first_and_alone_from_the_other_index(
         assert run(set_up, monkeypatch, asked=asked, is_installed=is_installed) == [WHOLE]
     line, *others = capsys.readouterr().out.splitlines()
     assert others == ["installing .[test]: some minutes"] * 2
-    assert "PyTorch for the CPU (no GPU is here; TORCH=cuda takes CUDA's)" in line
+    assert "PyTorch for the CPU (no GPU found; TORCH=cuda installs the CUDA build)" in line
 
 
 def test_without_that_build_everything_comes_as_pip_is_configured(
     set_up: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(set_up, monkeypatch, has_build=False)[1:] == [WHOLE]
-    assert "PyTorch comes from where pip looks" in capsys.readouterr().out
+    assert "pip installs PyTorch as configured" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"TORCH=cpu: torch==.* is neither at"):
         run(set_up, monkeypatch, has_build=False, asked="cpu")
     with pytest.raises(SystemExit, match="TORCH: expected auto, cpu or cuda"):
