@@ -1,9 +1,9 @@
-"""What MkDocs does to the pages (mkdocs.yml, hooks): `make site` builds the site.
+"""MkDocs hooks that prepare the pages (mkdocs.yml); `make site` builds the site.
 
 The pages are written for GitHub, where links lead anywhere in the repository. So README.md becomes
-the first page of the site, whatever the pages link to outside of docs/ comes along, and links are
-turned to where it stands there. Notebooks are run, but for one that takes an hour, and become pages
-with what they print.
+the first page of the site, files outside of docs/ that pages link to are added, and links are
+rewritten to their places in the site. Notebooks are run (except one that takes an hour) and become
+pages with their output.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _serving = False
 
 
 def on_startup(command: str, dirty: bool) -> None:
-    """`mkdocs serve`, which builds at each change, shows the notebooks without what they print."""
+    """Show notebooks without their output in `mkdocs serve`, which builds at each change."""
     global _serving  # noqa: PLW0603
     _serving = command == "serve"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """README.md, what is linked outside of docs/ (and in turn from there), and the notebooks."""
+    """Adds README.md, files linked outside of docs/ (and files linked there), and the notebooks."""
     seen = {REPOSITORY / "README.md", *DOCS.rglob("*.md")}
     waiting = sorted(seen)
     while waiting:
@@ -68,17 +68,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as they are in the site, and the tables of settings."""
+    """Rewrites links for the site, and inserts the tables of settings."""
     source = _source(page.file)
     here = PurePosixPath(page.file.src_uri).parent
 
-    def turned(link: re.Match[str]) -> str:
+    def rewritten(link: re.Match[str]) -> str:
         target = (source.parent / link[1]).resolve()
-        if not target.is_file():  # an address elsewhere
+        if not target.is_file():  # a URL
             return link[0]
         return os.path.relpath(_place(target), here) + (link[2] or "")
 
-    markdown = _LINK.sub(turned, markdown)
+    markdown = _LINK.sub(rewritten, markdown)
     if _SETTINGS in markdown:
         listed = list(_every_setting())
         lines = [*_index(listed), "\n<div class='settings' markdown>\n", *listed, "\n</div>"]
@@ -104,9 +104,9 @@ def _place(path: Path) -> str:
 
 
 def executed(path: Path) -> Any:
-    """The notebook, run in an empty folder. Raises what nbclient raises, where a cell fails.
+    """The notebook, run in an empty folder. Raises nbclient's error if a cell fails.
 
-    One that is kept with what it prints, since it takes an hour, is not run.
+    A notebook that is saved with its output, because it takes an hour, is not run.
     """
     notebook = nbformat.read(path, as_version=4)
     if _serving or any(cell.get("outputs") for cell in notebook.cells):
@@ -119,7 +119,7 @@ def executed(path: Path) -> Any:
 
 
 def _pages_of(path: Path) -> dict[str, str | bytes]:
-    """What a notebook becomes, by place: its pictures, and the page with what its cells show."""
+    """The files of a notebook in the site, by place: pictures, and a page of cells and outputs."""
     made: dict[str, str | bytes] = {}
     parts = []
     for cell in executed(path).cells:
@@ -132,7 +132,7 @@ def _pages_of(path: Path) -> dict[str, str | bytes]:
             if "image/png" in data:
                 name = f"{path.stem}-{len(made)}.png"
                 made[f"notebooks/{name}"] = b64decode(data["image/png"])
-                parts.append(f"![what the cell draws]({name})")
+                parts.append(f"![figure drawn by the cell]({name})")
             elif "text/markdown" in data:
                 parts.append(data["text/markdown"])
             elif "text/html" in data:
@@ -145,7 +145,7 @@ def _pages_of(path: Path) -> dict[str, str | bytes]:
 
 
 def _index(lines: list[str]) -> Iterator[str]:
-    """Links to the sections of these, and to what each holds."""
+    """Links to the sections and subsections in these lines."""
     used: set[str] = set()
     yield "<div class='index' markdown>"
     for line in lines:
@@ -186,17 +186,17 @@ def _every_setting() -> Iterator[str]:
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield "| setting | default | range | what it does |\n| --- | --- | --- | --- |"
     schema = model.model_json_schema(by_alias=True)
-    # What is made of other settings is there once they are.
+    # A model with required fields cannot be made, and so has no defaults to read.
     defaults = {} if "required" in schema else model().model_dump(by_alias=True)
-    for name, said in schema["properties"].items():
-        kinds = said.get("anyOf", [said])
+    for name, field in schema["properties"].items():
+        kinds = field.get("anyOf", [field])
         ranges = ", ".join(filter(None, map(_range, kinds)))
         default = _value(defaults[name]) if defaults else ""
-        yield f"| `{name}` | {default} | {ranges} | {_cell(said.get('description', ''))} |"
+        yield f"| `{name}` | {default} | {ranges} | {_cell(field.get('description', ''))} |"
 
 
 def _range(kind: dict[str, Any]) -> str:
-    """In words, what a JSON schema says of a value."""
+    """The range in the JSON schema of a value, in words."""
     if kind.get("type") == "null":
         return "none"
     if "enum" in kind:
@@ -243,8 +243,8 @@ def _commands(command: Any, name: str) -> Iterator[str]:
     for one in rows:
         flags = ", ".join(f"`{flag}`" for flag in one.opts if flag.startswith("-"))
         default = "" if one.required else _value(one.default)
-        said = _cell(getattr(one, "help", None) or "")
-        yield f"| {flags or f'`{one.name}`'} | {default} | {said} |"
+        description = _cell(getattr(one, "help", None) or "")
+        yield f"| {flags or f'`{one.name}`'} | {default} | {description} |"
 
 
 def _first(found: Any) -> str:

@@ -1,5 +1,5 @@
-// The search runs in a worker, which browsers refuse to a page that is read from a file. There a
-// hidden frame takes its place.
+// Browsers refuse the worker of the search to a page that is opened from a file. There, a hidden
+// frame replaces it.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(address) {

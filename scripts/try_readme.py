@@ -2,10 +2,10 @@
 
     python scripts/try_readme.py [--keep FOLDER]
 
-Runs what README.md tells to type, in a clone of what is committed here: first the installation for
-a CPU, then each block of shell and of Python. It leaves out what the page itself says is not run
-(the server, and CUDA's installation). Ends with 1, and with the block that failed. Takes some
-minutes and 1.3 GB, most of it for the installation.
+Runs the commands of README.md in a clone of the current commit: first the installation for a CPU,
+then each block of shell and of Python. Skips the blocks that the page marks as not run (the server,
+and CUDA's installation). Exits with 1 at the first block that fails. Takes some minutes and 1.3 GB,
+most of it for the installation.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ INSTALLATION = "download.pytorch.org/whl/cpu"
 
 
 def followed(readme: Path) -> list[Block]:
-    """The blocks to run: the installation for a CPU, and all that have no reason against it."""
+    """The blocks to run: the installation for a CPU, then all without a reason not to run them."""
     found = [one for one in blocks(readme) if not one.reason or INSTALLATION in one.text]
     install = next(one for one in found if INSTALLATION in one.text)
     return [install, *(one for one in found if one is not install)]
 
 
 def main(
-    keep: Annotated[Path | None, typer.Option(help="Clone to here, and leave it there.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Clone into this folder, and keep it.")] = None,
 ) -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +51,7 @@ def main(
             console.rule(f"README.md, line {block.line}")
             console.print(block.text, markup=False, highlight=False)
             started = time.monotonic()
-            # Its environment's `python` and `tide`, as if it had been activated.
+            # Use the clone's environment, as if it had been activated.
             done = subprocess.run(
                 ["env", f"PATH={path}", *program, block.text], cwd=clone, env=own, check=False
             )

@@ -1,9 +1,9 @@
-"""Write what models say after harmless prompts: ordinary text, to train and to measure with.
+"""Write models' completions of harmless prompts: ordinary text, for training and measuring.
 
     python scripts/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
 
-Prompts are BOLD's, the beginnings of Wikipedia sentences, of the part to "train" on or to "report"
-(see `scripts/train_pocket_scorer.py`). Each is continued once, by 60 tokens at temperature 0.7.
+Prompts are BOLD's (beginnings of Wikipedia sentences), of the part "train" or "report" (see
+`scripts/train_pocket_scorer.py`). Each is continued once, by 60 tokens at temperature 0.7.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAMPLING = Sampling(temperature=0.7, max_new_tokens=60)
 
 
 def prompts_of(data: Path, part: str, count: int) -> list[str]:
-    """So many of BOLD's prompts of a part, at random but always the same."""
+    """`count` of BOLD's prompts of a part, in a fixed random order."""
     found = [row["prompt"] for row in rows(data / "benchmarks/bold.jsonl.gz")]
     return [
         text for text in random.Random(0).sample(found, len(found)) if prose_part(text) == part
@@ -43,7 +43,7 @@ def main(
     prompts: Annotated[int, typer.Option(help="Prompts for each model.", min=1)] = 240,
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
 ) -> None:
-    """Append one row a prompt and model: model, prompt, text."""
+    """Append one row per prompt and model: model, prompt, text."""
     chosen = prompts_of(data, part, prompts)
     for model in models:
         engine = load_engine("transformers", model)
