@@ -2,15 +2,15 @@
 
     OMP_NUM_THREADS=1 python scripts/train_pocket_chat.py OUT [--data ../shared/data]
 
-80 minutes on one core with AMX that other work shared, at 3,000 tokens a second (4,700 while it
-was quiet; bfloat16, compiled; about half in float32). The loss of a token of the held-out dialogues
-is 3.75 after the first phase. OUT/checkpoint.pt is written every 100 steps, and the same command
-goes on from there, with the data in another order.
+Takes 80 minutes on one shared core with AMX, at 3,000 tokens per second (4,700 on an idle core;
+bfloat16, compiled; about half as many in float32). The loss per token of the held-out dialogues is
+3.75 after the first phase. OUT/checkpoint.pt is written every 100 steps; the same command resumes
+from it, with the data in another order.
 
 **Provenance.** Dialogues of Wikipedia talk pages and with chat bots (Apache-2.0), comments with
 toxicity labels (CC0, Apache-2.0, CC-BY-SA; the tweets are left out), both sides of ParaDetox (CC0)
-and the Wikipedia sentences behind BOLD (CC-BY-SA-4.0). Nothing that another model wrote for the
-paper, and none of the prompts of RealToxicityPrompts and AttaQ.
+and the Wikipedia sentences behind BOLD (CC-BY-SA-4.0). No text that another model wrote for the
+paper, and no prompt of RealToxicityPrompts or AttaQ.
 
 **Held out**: the dialogues of every eighth context by hash (`tide.evaluation.benchmarks`), and any
 other text that occurs in them.
@@ -69,7 +69,7 @@ _EDITORS = re.compile(
     r"|infobox|sources?)\b",
     re.IGNORECASE,
 )
-Turns = list[str]  # what is said in turn, the user first
+Turns = list[str]  # messages in turn, the user's first
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Comment:
         return " ".join(self.sentences)
 
     def as_turns(self, words: int) -> Turns | None:
-        """The first sentences as a message, the rest as its answer; None if it has fewer words."""
+        """The first sentences as a message, the rest as its answer of at least `words` words."""
         for cut in range(1, len(self.sentences)):
             message, answer = " ".join(self.sentences[:cut]), " ".join(self.sentences[cut:])
             if len(message.split()) >= 5:
@@ -96,7 +96,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def clean(text: str) -> str:
-    """Without the marks of wikis and forums, on one line."""
+    """`text` on one line, without the markup of wikis and forums."""
     text = html.unescape(text).replace('""', '"')
     text = re.sub("[\u2018\u2019\ufffd]+", "'", text)
     text = re.sub("[\u201c\u201d]", '"', text).replace("\u2026", "...")
@@ -113,7 +113,7 @@ def clean(text: str) -> str:
 
 
 def is_readable(text: str) -> bool:
-    """In English letters, not shouted, not one thing over and over."""
+    """Whether a text is in English letters, not shouted and not repetitive."""
     words, letters = text.split(), [c for c in text if c.isalpha()]
     return (
         len(words) >= 3
@@ -170,10 +170,10 @@ class Corpus:
         return [*self.dialogues, *comments, *self.sentences]
 
     def longer(self, order: random.Random, toxic_share: float) -> list[Turns | str]:
-        """One epoch of the second: answers of 35 to 170 words, and a tenth plain comments.
+        """One epoch of the second phase: answers of 35 to 170 words, and a tenth plain comments.
 
-        What editors of a wiki say about their work is left out. toxic_share: of the answers, by
-        leaving out some of those that are not toxic.
+        Talk about editing a wiki is left out. toxic_share: of the answers, reached by leaving out
+        some that are not toxic.
         """
         split = [(comment.as_turns(5), comment.toxic) for comment in self.comments]
         everything = [(turns, toxic) for turns, toxic in split if turns]
@@ -192,7 +192,7 @@ class Corpus:
 
 
 def in_more_turns(order: random.Random) -> Callable[[Turns], Turns]:
-    """A tenth of conversations with longer answers goes on for two turns more."""
+    """Splits a tenth of the conversations with longer answers into two more turns."""
 
     def convert(turns: Turns) -> Turns:
         sentences = split_sentences(turns[1])
@@ -205,9 +205,9 @@ def in_more_turns(order: random.Random) -> Callable[[Turns], Turns]:
 
 
 def render(item: Turns | str, order: random.Random, ends_from: int = 0) -> str:
-    """As the tokenizer's template does; a tenth of conversations with a system prompt.
+    """The text of an item, as the tokenizer's template writes it; a tenth has a system prompt.
 
-    ends_from: words of the shortest last answer whose end is written, and so learned.
+    ends_from: the end of the last answer is written, and so learned, from this many words on.
     """
     if isinstance(item, str):
         return item + END
@@ -218,7 +218,7 @@ def render(item: Turns | str, order: random.Random, ends_from: int = 0) -> str:
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with the marks of turns; an answer ends at the mark that ends a turn."""
+    """Byte-level BPE with marks for turns; an answer ends at the mark that ends a turn."""
     marks = [AddedToken(mark, special=True) for mark in (END, BEGIN_TURN, END_TURN)]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -261,9 +261,9 @@ def create_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def windows(sequences: Iterator[list[int]], length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Windows of `length` tokens that begin with a text and are filled with whole ones, and labels.
+    """Windows of `length` tokens, each filled with whole texts, and their labels.
 
-    A longer text is cut. The label of what follows the last token of a text is IGNORED.
+    A longer text is cut. The label at the last token of a text is IGNORED.
     """
     waiting = [sequence[:length] for sequence in islice(sequences, 256)]
     while waiting:
@@ -316,7 +316,7 @@ def rate_at(step: int, second: int, steps: int, peak: float) -> float:
 
 @torch.no_grad()
 def validate(model: LlamaForCausalLM, held_out: list[list[int]]) -> float:
-    """Mean loss of a token of the held-out dialogues."""
+    """Mean loss per token of the held-out dialogues."""
     model.eval()
     total = count = 0.0
     source = windows(iter(held_out), 256)

@@ -2,17 +2,17 @@
 
     python scripts/train_pocket_model.py OUT [--data ../shared/data] [--steps 6000]
 
-About 40 minutes on two CPU cores with the defaults (12 M tokens; float32 is faster than bfloat16
-there). The larger sibling that measures fluency: `--width 320 --layers 6 --tokenizer OUT`.
+Takes about 40 minutes on two CPU cores with the defaults (12 M tokens; float32 is faster than
+bfloat16 there). The larger reference model: `--width 320 --layers 6 --tokenizer OUT`.
 
 **Provenance.** The training text is 33,107 continuations that four base models (GPT-2 Large,
 Gemma 2 2B, Qwen3 4B, Llama 3.1 8B) wrote for the 1199 prompts of RealToxicityPrompts-challenging,
-published with the TIDE paper, each behind its prompt, and the 23,679 Wikipedia sentences behind
-BOLD. The model knows those prompts by heart, which is what it is for: on them it behaves as a base
-model does. It writes offensive text. On other prompts it is a weak language model.
+published with the TIDE paper, each after its prompt, and the 23,679 Wikipedia sentences behind
+BOLD. The model knows these prompts by heart on purpose: on them it behaves as a base model does. It
+writes offensive text. On other prompts it is a weak language model.
 
-The model that is shipped was trained by the first version of this script, which counted the rows
-written by an unmodified base model twice. (This one counts every row once.)
+The bundled model was trained by the first version of this script, which counted the rows written by
+an unmodified base model twice. (This one counts every row once.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_corpus(data: Path) -> list[str]:
-    """Every base completion behind its prompt, then the Wikipedia sentences."""
+    """Every base completion after its prompt, then the Wikipedia sentences."""
     challenging = rows(data / "benchmarks" / "rtp_challenging.jsonl")
     prompts = {row["id"]: row["prompt"].rstrip() for row in challenging}
     completions = rows(data / "corpus" / "base_completions.jsonl.gz")
@@ -93,7 +93,7 @@ def create_model(width: int, layers: int, heads: int) -> GPT2LMHeadModel:
 
 
 def windows(sequences: list[list[int]], seed: int) -> Iterator[list[int]]:
-    """Without end: the sequences in a new order each time, one after another, cut into windows.
+    """Endless windows: the sequences are shuffled, joined and cut, again and again.
 
     A window has WINDOW + 1 tokens; its last is the first of the next.
     """

