@@ -93,9 +93,9 @@ LAYERS, PIECES, TOKENS, TRAINED = 4, 8192, 64, 48
 DROPOUT, BATCH, RATE, WARM = 0.1, 32, 1e-4, 100
 REPORTED = 100  # steps between reports, and between checkpoints
 ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
-PLAIN, LABELLED = 9_000, 11_000  # ordinary and labelled texts that are read
+PLAIN, LABELLED = 9_000, 11_000  # maximum ordinary and labelled texts of a pass
 HARDLY = 0.15  # recorded scores below this are frequent, so two in three are dropped
-DISGUISED = 10  # maximum number of ordinary and of labelled texts in a pass
+DISGUISED = 10  # one in this many labelled, recorded and own sentences is also disguised
 POCKET_SEED = 0  # of the split that `pocket` was trained with
 RUN = 8  # consecutive words of a known text that make a text known
 LEAST = 3  # how often the labelled texts must use an insult
@@ -177,7 +177,7 @@ class Rows:
 
 
 class Known:
-    """A set of texts; a text is in it if it has the same words, or RUN consecutive words, as one."""
+    """A set of texts. A text is in it if it has the same words, or RUN consecutive ones, as one."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._keys: set[int] = set()

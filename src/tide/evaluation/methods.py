@@ -429,7 +429,7 @@ def _baseline(
     engine = model.engine if isinstance(model, CachingEngine) else model
     if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
         raise InputError(
-            f"methods: {name} uses the model's internals: it needs --engine transformers, no cluster"
+            f"methods: {name} uses the model's internals: needs --engine transformers, no --cluster"
         )
     baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=scorer)
     full_name = run_name(baseline.name, settings, standard)
