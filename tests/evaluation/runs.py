@@ -17,7 +17,7 @@ REFERENCE = "larger"
 
 
 def from_columns(values: dict[str, Any]) -> Record:
-    """A record of lists with an entry a trial, by field; one that is None is left out."""
+    """A record from lists by field, with an entry per trial; fields that are None are left out."""
     lists = {k: v for k, v in values.items() if k not in Record.model_fields and v is not None}
     trials = [{"number": n, **_entry(lists, n)} for n in range(len(values["text"]))]
     about = {k: v for k, v in values.items() if k in Record.model_fields}
@@ -33,7 +33,7 @@ def _entry(lists: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def to_columns(record: Record) -> dict[str, Any]:
-    """What `from_columns` takes."""
+    """The inverse of `from_columns`."""
     values = json.loads(record.to_json())
     return {**values, **_lists(values.pop("trials"))}
 
@@ -55,7 +55,7 @@ def column(record: Record, name: str) -> Any:
 def record(
     number: int, scores: list[float], judged: list[float] | None = None, **more: Any
 ) -> Record:
-    """A record as a baseline writes it."""
+    """A record like those of a baseline."""
     words = [f"a kind text of {number} words and {trial} more" for trial in range(len(scores))]
     values = {
         "id": number,
@@ -89,7 +89,7 @@ def measured(
 
 
 def changed(run: Run, number: int, **update: Any) -> Run:
-    """`run` with other lists in one of its records."""
+    """Replaces lists in one record of `run`."""
     run.records[number] = from_columns({**to_columns(run.records[number]), **update})
     return run
 
@@ -114,7 +114,7 @@ def run(scores: list[list[float]], method: str = "base", **more: Any) -> Run:
 
 
 def search_record(number: int, generator: np.random.Generator, trials: int = 2) -> Record:
-    """A record as a search writes it: the toxicity falls with the evaluations."""
+    """A record like those of a search: the toxicity falls with the evaluations."""
     traces, steps = [], []
     for _ in range(trials):
         count = int(generator.integers(2, 6))
@@ -156,7 +156,7 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
 def search_run(
     method: str, prompts: int = 6, seed: int = 0, trials: int = 2, **settings: Any
 ) -> Run:
-    """seed: of the numbers that are made up; `settings` may hold that of the run."""
+    """seed: of the random numbers; the seed of the run may be in `settings`."""
     generator = np.random.default_rng(seed)
     records = [search_record(number, generator, trials) for number in range(prompts)]
     perplexity = [generator.uniform(2, 9, trials).tolist() for _ in records]

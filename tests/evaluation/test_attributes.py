@@ -1,4 +1,4 @@
-"""What the search's own scorer says of a text beside its score, from the search to the report."""
+"""Attributes by the search's own scorer, from the search to the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tide.scorers import Attributed
 
 
 class Sides(ReadingScorer):
-    """As the reading scorer; whether a text is long is an attribute, and its halved score one."""
+    """Like `ReadingScorer`, with two attributes: whether a text is long, and half its score."""
 
     attributes = ("long", "half")
 
@@ -41,7 +41,7 @@ def test_results_and_records_have_the_attributes_of_what_was_scored() -> None:
     plain = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)(PROMPTS[0])
     assert [trial.text for trial in plain.trials] == [trial.text for trial in result.trials]
     assert column(to_record("x", plain), "attributes") is None
-    # Results of before have no such field.
+    # Earlier results have no such field.
     before = plain.model_dump()
     for trial in before["trials"]:
         for one in trial["trace"]:
@@ -50,7 +50,7 @@ def test_results_and_records_have_the_attributes_of_what_was_scored() -> None:
 
 
 class LongReader(Reader):
-    """Bad sentences are threats; what is long is an insult."""
+    """Bad sentences are threats; long texts are insults."""
 
     attributes = ("threat", "insult")
 
@@ -77,7 +77,7 @@ def test_a_long_answer_has_the_largest_of_its_parts(bad: Any) -> None:
     assert trial.returned.attributes == {"threat": 0.0, "insult": pytest.approx(whole)}
     if bad is third:
         assert trial.base.attributes["threat"] == 1.0
-    # A cache of before knows some texts' scores alone.
+    # An earlier cache has only the scores of some texts.
     trial = story(bad, Forgetful())(PROMPT).best
     assert trial.accepted
     assert trial.returned.attributes.keys() == {"insult"}

@@ -117,7 +117,7 @@ def test_the_benchmark(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not others & {row.text for row in benchmark.rows}
 
 
-def test_comments_that_are_not_answered_are_told_of(
+def test_comments_that_are_not_answered_are_warned_about(
     shared_data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TIDE_DATA", str(shared_data / "corpus"))
@@ -126,6 +126,6 @@ def test_comments_that_are_not_answered_are_told_of(
     caplog.clear()
     answered = open_benchmark("dialogues:1-2", "prompt", None, True)
     assert all(row.chat for row in answered.rows)
-    open_benchmark(answered, "prompt", None, False)  # as `tune` does for each of its tries
+    open_benchmark(answered, "prompt", None, False)  # as in each try of `tune`
     open_benchmark(["Hello"], "prompt", None, False)
     assert not caplog.text

@@ -51,7 +51,7 @@ def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
         assert made.base_partial is trial.base_partial is True
         assert [step.text for step in made.steps or []] == [trial.text]
         assert Record.model_validate_json(record.to_json()) == record
-        # A trial that was accepted as the model wrote it stands beside one that was repaired.
+        # One trial was accepted unchanged, and the other was repaired.
         other = made.model_copy(update={"number": 1, "base_partial": False})
         mixed = record.model_copy(update={"trials": [made, other]})
         assert Record.model_validate_json(mixed.to_json()) == mixed

@@ -24,7 +24,7 @@ ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PR
 
 
 class Judge:
-    """Twice as kind as the scorer of the search. `texts` counts what it was sent."""
+    """Scores half as high as the search's scorer; `texts` counts the texts that it scores."""
 
     threshold = 0.5
 
@@ -75,7 +75,7 @@ def run(
     reference: Any = "none",
     **more: Any,
 ) -> Run:
-    """Evaluate one method in a world where a text says how toxic it is."""
+    """Evaluate one method with texts that contain their own toxicity."""
     (made,) = evaluate(
         Benchmark("mine", "mine.jsonl", rows),
         [spec],
@@ -89,12 +89,12 @@ def run(
     return made
 
 
-# What depends on the clock; and the scripted engine learns the words that it decodes to as it goes.
+# Fields that depend on the clock, or on the scripted engine's growing vocabulary.
 _EXCLUDED = {"seconds": True, "trials": {"__all__": {"changed_tokens", "decoded_prompt"}}}
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
-    """The records of a run, in order, without what differs from one making to the next."""
+    """The records of a run, in order, without fields that differ between equal runs."""
     return [one.model_dump(exclude=_EXCLUDED) for one in read_records(path / "records.jsonl")]
 
 
@@ -107,10 +107,10 @@ def test_a_run_folder(tmp_path: Path) -> None:
     assert read.config["judges"] == [{"spec": None, "name": "kind"}]
     assert read.sources == ["reading", "kind"]
     assert (read.references, read.config["num_trials"]) == (["words"], 3)
-    assert [record.id for record in read.records] == [row.id for row in ROWS]  # in their order
+    assert [record.id for record in read.records] == [row.id for row in ROWS]  # in order
     for record in read.records:
         assert record.group == ("odd" if int(record.id) % 2 else "even")
-        # The engine writes six digits of what the scorer read.
+        # Approximate, since texts contain only six digits of a score.
         for trial in record.trials:
             half = [step.toxicity / 2 for step in trial.steps or []]
             assert trial.step_judge_scores["kind"] == pytest.approx(half)
@@ -149,7 +149,7 @@ def test_resumes_and_repeats_nothing(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> None:
-    """By a judge, a reference, prompts and trials, in the order of a notebook."""
+    """By a judge, a reference, prompts and trials, in the order of the notebook."""
     first = Judge("first")
     run(tmp_path / "a", rows=ROWS[:2], judges=first, reference="words", num_trials=2)
     sent = first.texts
@@ -160,7 +160,7 @@ def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> 
     assert (engine.requests, first.texts) == ([], sent)
     assert second.texts > 0
     assert WordCount.measured == ["words"] * 4 + ["more"] * 4
-    # More prompts, and then more trials: judges and references do what is new alone.
+    # More prompts, and then more trials: judges and references process only the new texts.
     everything: dict[str, Any] = {"judges": [first, second], "reference": ["words", "more"]}
     run(tmp_path / "a", num_trials=2, **everything)
     between, count = first.texts, len(WordCount.measured)
@@ -170,7 +170,7 @@ def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> 
     run(tmp_path / "b", num_trials=3, **everything)
     assert first.texts - between < first.texts - between + sent
     assert timeless(tmp_path / "a/tide") == timeless(tmp_path / "b/tide")
-    # What is there already stays, whatever a later command asks for.
+    # Existing records stay, even if a later command names fewer.
     assert run(tmp_path / "a", rows=ROWS[:1], num_trials=1) == last
 
 
@@ -207,7 +207,7 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
     again = [one.texts for one in judges]
     judge([tmp_path / "base"], judges=judges)
     assert [one.texts for one in judges] == again
-    # A withheld text is judged as what it was.
+    # The judge scores the text that was withheld.
     refused = [t for record in runs[1].records for t in record.trials if t.refused]
     assert refused
     for trial in refused:
@@ -216,7 +216,7 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
 
 
 class Told(Progress):
-    """What a run tells of, in order."""
+    """Records the progress events of a run, in order."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -232,7 +232,7 @@ class Told(Progress):
 
 
 def test_a_prompt_or_text_that_cannot_be_taken_fails_alone(tmp_path: Path) -> None:
-    """And an unknown reference says what to pass before the work."""
+    """An unknown reference is reported before the work, with what to pass instead."""
     bad, progress = run(tmp_path / "x", "base").records[2].trials[1].text, Told()
 
     def breaks(texts: list[str]) -> None:
@@ -297,7 +297,7 @@ def test_a_run_is_replaced_only_by_one_that_has_a_record(tmp_path: Path) -> None
     assert {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()} == before
     made = run(tmp_path, rows=ROWS[:1], overwrite=True)
     assert (len(made.records), made.config["judges"]) == (1, [])
-    # Where no prompt has a record, none is left of the old run either.
+    # If no prompt gets a record, no record of the old run is left either.
     with pytest.raises(InputError, match="no finished records"):
         run(tmp_path, rows=[Row("none", " ")], overwrite=True)
 
@@ -326,7 +326,7 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     out = tmp_path / "runs/mine-model"
     run(out, "tide")
     run(out, "base")
-    expected = [out / "tide", out / "base"]  # as they were made
+    expected = [out / "tide", out / "base"]  # in the order of their creation
     assert find_runs([tmp_path / "runs"]) == find_runs([out]) == expected
     assert find_runs([out / "base", out]) == [out / "base", out / "tide"]
     # An extended run keeps its place.

@@ -1,4 +1,4 @@
-"""A run that ends in the middle, at any point, by anything: readable, and the same when resumed."""
+"""A run interrupted at any point, by anything, stays readable and resumes to the same result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.attack
 
 assert word_count  # a fixture: the reference model counts words
 
-points = examples(5, 50)  # of each fault
+points = examples(5, 50)  # per fault
 REFUSED, OTHER = 3, 4
 
 
@@ -38,9 +38,9 @@ def whole(out: Path, **more: Any) -> None:
 
 
 def child(work: Callable[[], None]) -> int:
-    """Do `work` in a process of its own, whose id is returned. It ends with REFUSED or OTHER."""
+    """Do `work` in a child process; returns its id. If it fails, it exits with REFUSED or OTHER."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads, which are none of ours
+        warnings.simplefilter("ignore")  # about threads, which are not ours
         number = os.fork()
     if number:
         return number
@@ -71,7 +71,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 
 def check(out: Path, unbroken: Path) -> None:
-    """What is there is readable, what was done is kept, and the end is that of an unbroken run."""
+    """Records are readable, finished work is kept, and resuming gives the run without faults."""
     if not (unbroken / "tide").exists():
         whole(unbroken)
     records = out / "tide/records.jsonl"
@@ -84,7 +84,7 @@ def check(out: Path, unbroken: Path) -> None:
     summaries = [json.loads((run / "tide/summary.json").read_text()) for run in (out, unbroken)]
     for summary in summaries:
         averages = summary.pop("averages")
-        # The scripted engine learns the words that it decodes to as it goes.
+        # The scripted engine's vocabulary grows while it runs.
         vague = [name for name in averages if name.startswith("recovered")]
         summary["averages"] = {k: v for k, v in averages.items() if k not in ("seconds", *vague)}
     assert summaries[0] == summaries[1]
@@ -122,7 +122,7 @@ def test_kill_9(fresh: Callable[[], Path], unbroken: Path, point: float) -> None
 def test_a_full_disk(fresh: Callable[[], Path], unbroken: Path, size: int, replaces: bool) -> None:
     """No file may grow beyond `size`: a write ends in the middle of a line.
 
-    Where a run is replaced, the old one is there, or the new one, or none that could be mistaken.
+    If a run is replaced, there is the old one, the new one, or none that looks like either.
     """
     out, before = fresh(), b""
     if replaces:
@@ -143,7 +143,7 @@ def test_a_full_disk(fresh: Callable[[], Path], unbroken: Path, size: int, repla
 @points
 @given(st.floats(0, 0.2))
 def test_two_writers(fresh: Callable[[], Path], unbroken: Path, pause: float) -> None:
-    """One of them does the work; the other says so, or comes after it and finds it done."""
+    """One does the work; the other reports that, or comes later and finds it done."""
     out = fresh()
     first = child(lambda: whole(out))
     time.sleep(pause)

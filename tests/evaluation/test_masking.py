@@ -17,7 +17,7 @@ from tide.scorers.words import bundled_terms, listed_hashes, term_hashes
 
 
 class Words(PlainScorer):
-    """Toxic are the texts that hold "rude"."""
+    """Calls the texts with "rude" toxic."""
 
     name = "words"
 
@@ -33,7 +33,7 @@ class Away(PlainScorer):
 
 
 class Spelt(Words):
-    """Finds a word that is spelt with spaces, too, from its first three letters on."""
+    """Also recognises a word that is spelt with spaces, from its first three letters on."""
 
     name = "spelt"
 
@@ -42,7 +42,7 @@ class Spelt(Words):
 
 
 class Biased(Words):
-    """Takes the names of people for insults, and thinks worse of a text that ends with a dog."""
+    """Calls names of people toxic, and also a text that ends with "dog"."""
 
     languages: tuple[str, ...] | None = ("en",)
 
@@ -69,7 +69,7 @@ class Biased(Words):
         (Spelt, "I r u n", "I r u n"),
         (Spelt, "a - b rude", "a - b r***"),
         (Biased, "a young white man, rude", "a young white man, r***"),
-        (Biased, "he has a dog", "he has a dog"),  # no word of it is toxic by itself
+        (Biased, "he has a dog", "he has a dog"),  # none of its words is toxic alone
         (Biased, "die Frau ist nicht alt", "die Frau ist nicht alt"),
         (Biased, "<b>rude</b> <i>so</i>", "<b>r***</b> <i>so</i>"),
     ],
@@ -82,7 +82,7 @@ def test_words_that_carry_it_are_masked(
 
 def test_a_text_masked_as_a_whole_shows_the_first_letter_of_a_spelt_word_alone() -> None:
     assert mask("so r u d e, I - a.b") == "s* r * * *, * - a.*"
-    assert mask("a r***, x y") == "a r***, x *"  # it was masked before, and is not one letter
+    assert mask("a r***, x y") == "a r***, x *"  # already masked, and more than one letter
 
 
 def test_a_scorer_of_many_languages_is_asked_of_all_of_them() -> None:

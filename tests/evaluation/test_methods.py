@@ -54,7 +54,7 @@ def test_base_is_the_first_completion_of_every_search() -> None:
 def test_time_is_shared_by_the_prompts_under_way() -> None:
     now = 0.0
     shares = TimeShares(lambda: now)
-    now = 3.0  # before the first: nobody's
+    now = 3.0  # time before the first prompt counts for none
     shares.begin(0, "a")
     shares.begin(1, "b")
     now = 5.0

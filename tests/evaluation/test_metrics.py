@@ -38,7 +38,7 @@ def test_toxicity_is_averaged_over_prompts_of_their_own_maximum_and_mean() -> No
 
 
 def test_what_was_not_recorded_is_absent() -> None:
-    """And a single prompt has values without intervals."""
+    """A single prompt has values, but no intervals."""
     summary = summarize(run([[0.9, 0.2]]))
     found = summary.toxicity["scorer@1"]["max"]
     assert (found.value, found.low, found.half_width) == (0.9, None, None)
@@ -47,11 +47,11 @@ def test_what_was_not_recorded_is_absent() -> None:
     assert summary.fluency == {}
     unknown = record(0, [0.1], displacement=[0.5], base_text=["a"], text=["b"])
     averages = summarize(Run("tide", run([[0.1]]).config, [unknown])).averages
-    assert "moved_similarity" not in averages  # without the number of its evaluations
+    assert "moved_similarity" not in averages  # its number of evaluations is not recorded
 
 
 def test_harmless_completions_that_were_changed() -> None:
-    """By each source, of the model's own completions that it lets pass."""
+    """By each source, among the model's own completions that pass."""
     own = run([[0.05, 0.3], [0.05, 0.05], [0.05, 0.9]])
     own = Run("base", own.config, [*own.records[:2], record(2, [0.05, 0.9], [0.6, 0.2])])
     texts = {i: [*column(one, "text")] for i, one in enumerate(own.records)}
@@ -66,14 +66,14 @@ def test_harmless_completions_that_were_changed() -> None:
     )
     found = summarize(made, own=own).toxicity
     assert found["scorer@1"]["changed"].value == pytest.approx(1 / 4)
-    # It lets pass all but one; 0.3 is above the search's threshold and not toxic to a judge.
+    # All pass but one; 0.3 is above the search's threshold, but not toxic for a judge.
     assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
     assert "changed" not in summarize(made).toxicity["scorer@1"]
     assert "changed" not in summarize(own, own=own).toxicity["scorer@1"]
 
 
 def test_the_model_s_own_run_may_have_another_scorer() -> None:
-    """Its scores stand under its scorer's name, not under that of the run beside it."""
+    """Its scores are found by the name of its own scorer, not by that of the run."""
     own = run([[0.9], [0.9]])
     made = run([[0.0], [0.0]], "backtrack")
     made.config["scorer"], made.config["judges"] = own.config["judges"][0], [own.config["scorer"]]
@@ -82,7 +82,7 @@ def test_the_model_s_own_run_may_have_another_scorer() -> None:
         changed(made, number, judge_scores={"scorer@1": [0.0]}, text=["another"])
     found = summarize(made, own=own).toxicity
     assert found[JUDGE]["changed"].value == 1.0
-    assert "changed" not in found["scorer@1"]  # it lets none of the model's own pass
+    assert "changed" not in found["scorer@1"]  # none of the model's own completions pass
 
 
 def test_prompts_without_a_record_are_counted() -> None:
@@ -121,7 +121,7 @@ def test_the_interval_of_a_mean_over_completions_resamples_prompts() -> None:
 def test_distinct_ngrams_over_words_of_a_prompt_as_in_dexperts() -> None:
     one = run([[0.1, 0.1], [0.1, 0.1]])
     changed(one, 0, text=["one two one", "one two"])
-    changed(one, 1, text=["", " "])  # no words: no value, not zero
+    changed(one, 1, text=["", " "])  # without words there is no value, instead of zero
     averages = summarize(one).averages
     assert averages["dist_1"].value == pytest.approx(2 / 5)
     assert averages["dist_2"].value == pytest.approx(2 / 5)
@@ -151,14 +151,14 @@ def test_a_withheld_text_keeps_its_score_and_is_no_empty_completion() -> None:
     assert summary.averages["refused"].value == 0.5
     assert summary.averages["empty"].value == 0.0
     one = run([[0.0], [0.0], [0.3], [0.0]])
-    for number in range(3):  # empty at once: two that score nothing are not unresolved
+    for number in range(3):  # two empty first completions score 0 and are not unresolved
         changed(one, number, text=[""], accepted=[False])
     changed(one, 3, text=["a word or two"], accepted=[True])
     assert summarize(one).averages["unresolved"].value == pytest.approx(1 / 4)
 
 
 def test_shares_have_wilson_intervals() -> None:
-    """0 of 30 may well be 11 %. The interval of 15 of 148 is in Newcombe (1998)."""
+    """0 of 30 has an upper end of 11 %. The interval of 15 of 148 is in Newcombe (1998)."""
     none = summarize(run([[0.1]] * 30)).toxicity["scorer@1"]["rate"]
     assert (none.value, none.low, none.high) == pytest.approx((0.0, 0.0, 0.1135), abs=5e-5)
     assert shown(none, Column("toxic rate", interval=True)) == "0.000 [0.000, 0.114]"
@@ -169,7 +169,7 @@ def test_shares_have_wilson_intervals() -> None:
 
 
 def test_shares_of_completions_are_as_sure_as_their_prompts() -> None:
-    """All of one prompt's completions may be toxic together."""
+    """All completions of one prompt may be toxic together, so prompts are the sample."""
     each = [summarize(run([[0.1] * n] * 30)).toxicity["scorer@1"]["each"] for n in (1, 3)]
     assert each[0] == each[1]
     assert each[0].high == pytest.approx(0.1135, abs=5e-5)
@@ -192,7 +192,7 @@ def test_exact_20_drops_completions_of_other_lengths_and_says_how_many() -> None
 
 
 def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
-    """Without leaving anything out of the other metrics; and not for runs of another length."""
+    """It leaves nothing out of the other metrics, and is absent for runs of another length."""
     one = run([[0.9, 0.2], [0.6, 0.4], [0.1, 0.1]])
     one = measured(one, [[1e9, 4.0], [2.0, 5.0], [7.0, None]], [[19, 20], [20, 20], [21, 0]])
     (fluency,) = summarize(one).fluency.values()
@@ -247,7 +247,7 @@ def test_seeds_are_averaged_with_their_spread() -> None:
 
 
 def test_moved_completions_apart() -> None:
-    """Moved: not accepted at once. Words of the first four trials share 2, 4, 0 and none."""
+    """Moved: not accepted at once. The three moved texts share 2 of 4 words, none and none."""
     texts = {"base_text": ["a b c d", "same"], "text": ["a x c y", "same"]}
     first = record(0, [0.6, 0.1], [0.4, 0.9], evaluations=[3, 1], displacement=[0.8, 0.0], **texts)
     texts = {"base_text": ["one two", ""], "text": ["three", "four"]}
@@ -292,7 +292,7 @@ def test_prompts_that_the_nearest_tokens_give_back() -> None:
     only = record(0, [0.1] * 5, displacement=far, **decoded, **texts)
     found = summarize(Run("tide", run([[0.1]]).config, [only])).averages
     assert found["decoded"].value == 4 / 5
-    # What did not move is not counted.
+    # A trial that did not move is not counted.
     assert found["recovered"].value == 2 / 3
     assert found["recovered_0_0.5"].value == 1 / 2
     assert found["recovered_0.5_1"].value == 1.0

@@ -29,7 +29,7 @@ PAIRS = [
 
 
 def one_by_one(folder: Path, prompt: str, completion: str) -> float:
-    """The perplexity as one would write it down: no batch, no padding, no cache."""
+    """A reference computation: without batch, padding or cache."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     before = tokenizer(prompt)["input_ids"]
@@ -90,7 +90,7 @@ def test_an_engine_without_a_tokenizer_runs_no_reference(monkeypatch: pytest.Mon
 def test_the_model_is_closed_before_references_are_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Two models of many GPUs would not fit into them together."""
+    """The GPUs may be too small for two models at once."""
     events: list[Any] = []
 
     class Stub(WordCount):

@@ -1,4 +1,4 @@
-"""Pairs of repairs: what is accepted before what failed, and nothing else."""
+"""Preference pairs: an accepted repair and the text that failed, and nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def exported(paths: list[Path], margin: float = 0.0) -> Export:
 
 
 def test_rows_are_as_trl_takes_them(tmp_path: Path) -> None:
-    """Its formats `preference` and `prompt-completion`, with texts and with conversations."""
+    """TRL's formats `preference` and `prompt-completion`, with texts and with conversations."""
     (pair,) = exported([searched(tmp_path / "texts/one", {})]).pairs
     texts = {"prompt": "They say", "chosen": REPAIRED, "rejected": OWN}
     assert pair.row("dpo") == {**texts, "blamed_at": len("the meeting was a ")}
@@ -61,7 +61,7 @@ def test_rows_are_as_trl_takes_them(tmp_path: Path) -> None:
     [
         ("a kind word", "a rude word", 2),
         ("kind and calm", "rude and calm", 0),
-        ("so it ended well", "so it ended", 11),  # as far as it was written before its repair
+        ("so it ended well", "so it ended", 11),  # the part before the repair
         ("\N{SLIGHTLY SMILING FACE} a kind word", "\N{SLIGHTLY SMILING FACE} a rude word", 4),
     ],
 )
@@ -81,7 +81,7 @@ def test_the_blamed_position_is_where_the_texts_part(
         ({"base_toxicity": 0.0999}, "not repaired"),
         ({"accepted": False}, "not accepted"),
         ({"accepted": False, "refused": True}, "not accepted"),
-        # What says that it was accepted, and by its score cannot have been.
+        # Marked as accepted, but with a score that is not.
         ({"toxicity": 0.1}, "not accepted"),
         ({"text": "", "empty": True}, "empty"),
         ({"text": " .\n"}, "empty"),

@@ -12,7 +12,7 @@ from tide.evaluation.progress import Bars, Progress
 
 class Told(Progress):
     def __init__(self) -> None:
-        self.written: list[list[float]] = [[]]  # after so many that are done
+        self.written: list[list[float]] = [[]]  # by the number of prompts that are done
 
     def advance(self, count: int = 1) -> None:
         self.written += [[] for _ in range(count)]
@@ -30,7 +30,7 @@ def test_other_systems_tell_what_they_have_written_of_a_batch(tmp_path: Path) ->
     )
     first, *nothing, last = [told.written[count] for count in (0, 1, 2, 4, 5, 3)]
     assert nothing == [[]] * 4
-    for written, count in ((first, 3), (last, 2)):  # as batches of three
+    for written, count in ((first, 3), (last, 2)):  # batches of up to three
         assert written == sorted(set(written))
         assert len(written) >= 4
         assert written[-1] == pytest.approx(count)

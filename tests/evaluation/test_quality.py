@@ -19,7 +19,7 @@ from tide.evaluation.runs import Run
 
 
 class Directions(Encoder):
-    """A text's vector is the direction that its first word names."""
+    """The first word of a text is the direction of its vector, in degrees."""
 
     def __init__(self) -> None:
         pass
@@ -53,7 +53,7 @@ def test_similarity_to_the_prompt_and_to_the_own_text_that_was_changed() -> None
     found = similarities(MOVED, OWN, Directions())
     assert found[0]["to_prompt"] == pytest.approx((1 - 0.5, 2), abs=1e-6)
     assert found[1]["to_prompt"] == pytest.approx((0.5 + 1, 2), abs=1e-6)
-    # Only 60 -> 120 and 90 -> 30 were changed; an own text that says nothing is like none.
+    # Only 60 -> 120 and 90 -> 30 were changed; an empty own text has no similarity.
     assert found[0]["to_own"] == pytest.approx((0.5, 1), abs=1e-6)
     assert found[1]["to_own"] == pytest.approx((0.5, 1), abs=1e-6)
     assert similarities(OWN, OWN, Directions())[0]["to_own"] == (0.0, 0)

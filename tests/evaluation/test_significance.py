@@ -67,7 +67,7 @@ def test_the_difference_of_toxic_rates_has_an_interval_over_pairs() -> None:
     """Three of a hundred prompts differ: one way, then both ways."""
     base = run([[0.9, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60)
     found = compare([base, run([[0.1, 0.1]] * 3 + [[0.9, 0.1]] * 37 + [[0.1, 0.2]] * 60, "tide")])
-    for one in found:  # the rate is of prompts, whatever the test is of
+    for one in found:  # the rate is always of prompts
         low, value, high = ends(one)
         assert value == pytest.approx(-0.03)
         assert -0.09 < low < -0.03 < high < 0.02
@@ -81,7 +81,7 @@ def test_the_difference_of_toxic_rates_has_an_interval_over_pairs() -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs", "expected"),
     [
-        # Newcombe 1998 has this one.
+        # From Newcombe (1998).
         ([1] * 48 + [0] * 2, [1] * 36 + [0] * 12 + [1] * 2, (0.0569, 0.3404)),
         ([0] * 10, [0] * 10, (-0.2775, 0.2775)),
         ([0] * 200, [1] + [0] * 199, (-0.0278, 0.0143)),
@@ -90,7 +90,7 @@ def test_the_difference_of_toxic_rates_has_an_interval_over_pairs() -> None:
 def test_the_difference_of_rates_of_few_pairs(
     mine: list[int], theirs: list[int], expected: tuple[float, float]
 ) -> None:
-    """Where no pair differs, a few of them prove nothing."""
+    """Without a pair that differs, few pairs have a wide interval, and many a narrow one."""
     other = run([[0.9 * value] for value in theirs])
     found = compare([other, run([[0.9 * value] for value in mine], "tide")])[0]
     low, value, high = ends(found)

@@ -29,7 +29,7 @@ def test_the_winner_loses_in_nothing() -> None:
     found = ranked([USUAL, cheap, better, broken, silent, best], 0.01)
     assert found[0] == best
     assert set(map(id, found)) == set(map(id, [USUAL, cheap, better, broken, silent, best]))
-    assert found[1:4] == [cheap, broken, silent]  # the frontier, before what others beat
+    assert found[1:4] == [cheap, broken, silent]  # the Pareto front, before dominated settings
 
 
 def test_what_was_begun_with_stays_where_nothing_beats_it() -> None:
@@ -37,7 +37,7 @@ def test_what_was_begun_with_stays_where_nothing_beats_it() -> None:
     assert ranked([USUAL, *worse], 0.01)[0] == USUAL
     twice = tried("usual", 3.0, 0.1, 5.0, 20.0)
     assert len(ranked([USUAL, twice], 0.01)) == 1
-    clean = tried("clean", 3.0, 0.0, 5.0, 20.0)  # zeros have gains, too
+    clean = tried("clean", 3.0, 0.0, 5.0, 20.0)  # a measure of zero has a gain, too
     assert ranked([USUAL, clean], 0.01)[0] == clean
     assert ranked([clean, USUAL], 0.01)[0] == clean
 

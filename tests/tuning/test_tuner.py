@@ -155,7 +155,7 @@ def test_what_cannot_be_used(
 
 
 def test_it_is_tuned_on_the_prompts_that_the_model_completes_worst(tmp_path: Path) -> None:
-    """However harmless: no threshold leaves none of them."""
+    """Even harmless prompts are tuned on, since no threshold excludes them."""
     says = Told()
     tuned(tmp_path, "paper", above=None, worst=3, mu=0.5, num_samples=2, progress=says)
     base = read_run(tmp_path / "base" / "base")

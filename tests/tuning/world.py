@@ -1,4 +1,4 @@
-"""A scripted world to tune in: prompts enough for two halves, and nothing to download."""
+"""A scripted model and prompts for tuning, without downloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tuned(out: Path, search: str, *, draw: bool = False, **options: Any) -> Tuned:
-    """draw: the figures too, which take longest."""
+    """draw: also draw the figures, which takes longest."""
     usual: dict[str, Any] = {
         "model": scripted_engine(),
         "scorer": ReadingScorer(),
@@ -49,11 +49,11 @@ def tuned(out: Path, search: str, *, draw: bool = False, **options: Any) -> Tune
 
 
 class Killed(BaseException):
-    """What a signal does."""
+    """Stands in for a signal that kills the process."""
 
 
 class Kills(Progress):
-    """Ends everything after so many prompts."""
+    """Kills the run after `after` prompts."""
 
     def __init__(self, after: int) -> None:
         self.left = after

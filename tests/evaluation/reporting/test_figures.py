@@ -17,12 +17,12 @@ SOURCES = ["scorer@1", JUDGE]
 
 
 def caption(figure: Any) -> str:
-    """What a figure says of itself, on one line."""
+    """The title of a figure's legend, on one line."""
     return " ".join(figure.legends[0].get_title().get_text().split())
 
 
 def drawn(figure: Any) -> list[Any]:
-    """The panels of a figure that can be saved without a warning."""
+    """The panels of a figure, after saving it, which must not warn."""
     figure.savefig(io.BytesIO(), format="png")
     return list(figure.axes)
 
@@ -94,8 +94,8 @@ def test_no_label_is_cut_off() -> None:
 
 
 def test_points_have_the_place_and_the_colour_of_their_method() -> None:
-    """A method without such a value is left out, and the others keep their colours."""
-    hard = r"$\frac{$"  # begins no formula
+    """A method without the value is left out, and the others keep their colours."""
+    hard = r"$\frac{$"  # must not begin a formula
     summaries = [
         summarize(one)
         for one in (run([[0.1], [0.2]]), search_run("tide"), search_run(hard, seed=1))
@@ -144,7 +144,7 @@ def test_anytime_shows_searches_of_which_equal_ones_are_seen_within_each_other()
 
 
 def test_sweeps_are_three_runs_that_differ_in_one_number() -> None:
-    """Not in the seed; of searches and of baselines, whatever the protocol sets as well."""
+    """The seed does not count; baselines are swept, too; the protocol's settings are equal."""
     protocol = load_protocol("tide").config
     swept = [search_run(f"tide:mu={mu}", mu=mu, num_samples=8) for mu in (2.0, 0.5, 1.0)]
     for one in swept:

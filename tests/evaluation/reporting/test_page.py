@@ -25,7 +25,7 @@ HOSTILE = (
 
 
 def with_bases(one: Run, scores: list[float]) -> Run:
-    """`one` with what the model wrote by itself: a text of its number, with these scores."""
+    """`one` with numbered texts as the model's own completions, with these scores."""
     for number, record in enumerate(one.records):
         texts = [f"a rude text {number}"] * len(record.trials)
         changed(one, number, base_text=texts, base_toxicity=[scores[number]] * len(texts))
@@ -38,7 +38,7 @@ def made(*runs: Run, mask: Any = None, **more: Any) -> str:
 
 
 def rows_of(text: str, prompt: str) -> dict[str, list[str]]:
-    """The cells below a prompt, by method, before a click shows masked words."""
+    """The cells of a prompt by method, with masked words."""
     text = re.sub('<span class="clear" hidden>.*?</span>|<span class="masked">|</span>', "", text)
     (part,) = re.findall(rf"<h3>\d+\. {prompt} .*?</table>", text, re.DOTALL)
     rows = re.findall(r'<tr><th scope="row" class="text">(.*?)</th>(.*?)</tr>', part)
@@ -58,7 +58,7 @@ def test_it_holds_tables_figures_texts_settings_and_versions() -> None:
     assert all(base64.b64decode(one).startswith(b"\x89PNG") for one in data)
     assert "<dt>versions.torch</dt><dd>9.8.7</dd>" in text
     assert "<dt>settings.num_samples</dt><dd>5</dd>" in text
-    assert text.count("<dt>versions.torch</dt>") == 1  # the same for both
+    assert text.count("<dt>versions.torch</dt>") == 1  # common to both runs
     assert 'data-value="0.9"' in text
     captions = re.findall("<figcaption>(.*?)</figcaption>", text)
     assert "Toxic rate by the number of completions written" in captions
@@ -105,7 +105,7 @@ def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text(
     changed(one, 0, prompt="such an idiot", base_text=["an idiot, and young"])
     rows = rows_of(made(one), r"such an i\*{4}")
     assert rows["the model as it is"][-1] == "an i****, and young"
-    # However toxic the scores are, a text of plain words is shown.
+    # A text of plain words is shown, even with toxic scores.
     assert rows_of(made(one, mask=str), "such an idiot")["the model as it is"][-1] == (
         "an idiot, and young"
     )
@@ -113,7 +113,7 @@ def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text(
 
 
 def test_what_is_no_accepted_text_is_told() -> None:
-    """And a text that no scorer saw has no score."""
+    """A text that no scorer saw has no score."""
     one, trials = search_run("tide", prompts=4), 2
     for number, (words, more) in enumerate(
         [
@@ -140,7 +140,7 @@ def test_what_is_no_accepted_text_is_told() -> None:
 
 
 def hostile() -> list[Run]:
-    """Runs that hold markup wherever a file of others may."""
+    """Runs with markup wherever an untrusted file may hold it."""
     runs = [run([[0.2]] * 2, HOSTILE), search_run("tide", prompts=2)]
     for one in runs:
         one.config["model"] = HOSTILE
@@ -199,7 +199,7 @@ def opened(browser: Any, text: str, tmp_path: Path, width: int = 1280) -> tuple[
     shown.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
     asked = [f"file://{tmp_path}/report.html", "data:"]
     shown.on(
-        "requestfinished",  # one that the policy refuses is begun, and fails
+        "requestfinished",  # a request that the policy refuses starts, and fails
         lambda one: None if one.url.startswith(tuple(asked)) else faults.append(one.url),
     )
     shown.goto(asked[0])
@@ -224,7 +224,7 @@ def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
     last = len(table.locator("thead th").all())
     assert column(last)[0] != "-"
     table.get_by_role("button", name="K-bar").click()
-    assert column(last)[1:] == ["-"] * 3  # what is not there stays last
+    assert column(last)[1:] == ["-"] * 3  # absent values stay last
     assert table.locator("th[aria-sort]").count() == 1
     assert faults == []
 
@@ -246,7 +246,7 @@ def test_a_button_shows_masked_words_and_masks_them_again(browser: Any, tmp_path
 def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Path) -> None:
     shown, faults = opened(browser, made(*hostile()), tmp_path)
     assert shown.evaluate("window.broken") is None
-    # Even markup that were let through would not run.
+    # Even unescaped markup would not run.
     shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=http://x.invalid/>')")
     shown.evaluate(
         "() => { const s = document.createElement('script'); s.textContent = 'window.broken = 1';"
@@ -259,7 +259,7 @@ def test_hostile_records_run_nothing_and_load_nothing(browser: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
 def test_it_can_be_read_at_any_width(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
-    """Axe finds no fault, texts stay within a phone, and a table that is cut says so."""
+    """Axe finds no fault, texts fit a phone, and a table that is cut has a hint."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     one = with_bases(search_run("tide", prompts=2), [0.9, 0.2])
     changed(one, 0, base_text=["a long text " * 20] * 2)

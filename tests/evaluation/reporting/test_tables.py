@@ -121,7 +121,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_of_somebody_else_is_only_text(name: str) -> None:
-    """As the name of a method, in a title, in a heading, and in a note."""
+    """A hostile name of a method, title, heading or note."""
     made = Table("toy", name, [Column(name), Column("rate")], [[name, 0.5], ["-", 0.1]], [name])
     header, first, _ = csv.reader(io.StringIO(tables.to_csv(made)))
     for cell in (header[0], first[0]):
@@ -130,7 +130,7 @@ def test_a_name_of_somebody_else_is_only_text(name: str) -> None:
     lines = tables.to_markdown(made).splitlines()
     assert len(lines) == 8
     for line in lines:
-        # Without what is escaped there is neither a tag, a link nor code, and no further cell.
+        # Apart from escaped characters there is no tag, link, code or further cell.
         bare = re.sub(r"\\.", "", line)
         assert not re.search(r"[<>`\[\]]", bare)
         assert bare.count("|") in (0, 3)
@@ -197,7 +197,7 @@ def test_seeds_and_what_is_missing_are_told() -> None:
         0.1414, abs=1e-4
     )
     assert "<td>0.200 ±0.141</td>" in tables.to_html(table)
-    without = tables.cost_table(summaries[:1], "t", "n")  # columns that no run recorded
+    without = tables.cost_table(summaries[:1], "t", "n")  # without columns that no run recorded
     assert [each.heading for each in without.columns] == ["method"]
 
 
