@@ -183,7 +183,7 @@ def policy_file(folder: Path) -> Path:
 
 
 class Oracle:
-    """The expected answers: those of each policy without other requests."""
+    """Computes the expected answers, by running each request alone."""
 
     def __init__(self, file: Path) -> None:
         self._engine = Babbler()

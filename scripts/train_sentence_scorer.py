@@ -15,16 +15,16 @@ weights of passes from one start. `sentence_development.py` compares candidates,
 
 **Disjoint from `pocket`.** No text is used that `pocket` was trained or calibrated on
 (`train_pocket_scorer.py`), nor one that shares RUN consecutive words with such a text. Both scorers
-use completions of the same prompts: `pocket` those of the plain models, without Perspective's
-scores; this one those of the published methods, with the scores.
+use completions of the same prompts: `pocket` uses the plain models' completions without scores;
+this one uses the completions of the published methods with Perspective's scores.
 
-**Recorded completions**: those of prompts 1 to 600 of RealToxicityPrompts-challenging by four
-models with every published method. The soft label is the mean of Perspective's scores. Completions
-of later prompts are not used, and a text that is among them is left out.
+**Recorded completions**, by four models with every published method, of prompts 1 to 600 of
+RealToxicityPrompts-challenging. The soft label is the mean of Perspective's scores. A text that is
+also a completion of a later prompt is left out.
 
-**Labelled texts.** The label is the share of raters who called a text toxic. The texts are those of
-`pocket`'s test part, and those of its calibration part that it does not use. A fifth of them is
-held out from both scorers.
+**Labelled texts.** The label is the share of raters who called a text toxic. The texts are
+`pocket`'s test part, and the texts of its calibration part that it does not use. A fifth of them
+is held out from both scorers.
 
 **Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD) and replies that people
 called safe, of the part "sentence", and comments of `corpus/dialogues` that have replies. Each is
@@ -278,7 +278,7 @@ def ordinary(folder: Path) -> Iterator[str]:
 
 
 def found_insults(labelled: Rows) -> list[str]:
-    """Words that mostly toxic texts use in "you are a ...", except those of the measuring sets."""
+    """Words that mostly toxic texts use in "you are a ...", except words of the test sets."""
     measure = (*LIMITS, *sentence_development.SETS)
     known = {word for limit in measure for text in limit.sentences for word in words_of(text)}
     uses: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Masks or marks the toxic words of a text: those of a list, then those that a scorer blames."""
+"""Masks or marks toxic words: terms of a list, and words that make a scorer call a text toxic."""
 
 from __future__ import annotations
 

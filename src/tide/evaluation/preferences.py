@@ -1,6 +1,6 @@
 """Preference pairs from repairs: an accepted repair, and the model's own text that it replaced.
 
-The rows are those of TRL's dataset formats: `prompt`, `chosen` and `rejected` for DPO, `prompt` and
+The rows follow TRL's dataset formats: `prompt`, `chosen` and `rejected` for DPO, `prompt` and
 `completion` for supervised fine-tuning; texts as strings, chats as lists of messages.
 """
 

@@ -54,7 +54,7 @@ class Progress:
         """A prompt could not be completed or judged; work on the others continues."""
 
     def say(self, message: str) -> None:
-        """A line for the reader."""
+        """A message to show."""
 
 
 class Bars(Progress):

@@ -56,7 +56,7 @@ class Encoder:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Unit vectors, shape (texts, width). Each text is encoded once."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        new.sort(key=len)  # little padding
+        new.sort(key=len)  # keeps padding small
         for start in range(0, len(new), _BATCH):
             some = new[start : start + _BATCH]
             self._known.update(zip(some, self._read(some), strict=True))

@@ -294,7 +294,7 @@ def find_record(run: Run, record_id: str) -> Record | None:
 
 
 def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
-    """The strategy or baseline of a run, and its settings, those of the protocol included."""
+    """The strategy or baseline of a run, and its settings, including the protocol's."""
     config = run.config
     settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
     strategy = parse_spec(settings.get("strategy") or config.get("method", run.name))[0]
