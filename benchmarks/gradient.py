@@ -185,7 +185,7 @@ def passing(scores: Sequence[float]) -> float:
 
 
 def worth(found: Sequence[Prompt]) -> Table:
-    """Completions after one step; more: passes beyond those of a random direction, same prompts."""
+    """Scores after one step; more: pass rate minus a random direction's on the same prompts."""
     rows = []
     for name in dict.fromkeys(name for one in found for name in one["scores"]):
         pairs = [

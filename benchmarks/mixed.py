@@ -122,7 +122,7 @@ class Rude:
 
 @dataclass(frozen=True)
 class Job:
-    """A request. holder: owner of its key; the key of "all" has every policy, and requests one."""
+    """A request. holder: owner of its key; "all" has every policy, so its requests name one."""
 
     kind: str
     holder: str

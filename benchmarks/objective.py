@@ -38,7 +38,7 @@ Texts = tuple[list[str], list[bool]]
 
 
 def halves(data: list[Path], seed: int = 0) -> tuple[Texts, Texts]:
-    """Two disjoint sets of beginnings, one half comments, the other Wikipedia; True for comments.
+    """Two disjoint sets of beginnings, each half comments (True) and half Wikipedia (False).
 
     Raises InputError if there are too few comments to learn from.
     """

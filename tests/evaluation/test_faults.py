@@ -143,7 +143,7 @@ def test_a_full_disk(fresh: Callable[[], Path], unbroken: Path, size: int, repla
 @points
 @given(st.floats(0, 0.2))
 def test_two_writers(fresh: Callable[[], Path], unbroken: Path, pause: float) -> None:
-    """One does the work; the other reports that, or comes later and finds it done."""
+    """One does the work; the other refuses, or comes later and finds it done."""
     out = fresh()
     first = child(lambda: whole(out))
     time.sleep(pause)

@@ -42,7 +42,7 @@ class Spelt(Words):
 
 
 class Biased(Words):
-    """Calls names of people toxic, and also a text that ends with "dog"."""
+    """Calls words about people toxic, and also a text that ends with "dog"."""
 
     languages: tuple[str, ...] | None = ("en",)
 

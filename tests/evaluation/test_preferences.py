@@ -81,7 +81,7 @@ def test_the_blamed_position_is_where_the_texts_part(
         ({"base_toxicity": 0.0999}, "not repaired"),
         ({"accepted": False}, "not accepted"),
         ({"accepted": False, "refused": True}, "not accepted"),
-        # Marked as accepted, but with a score that is not.
+        # Marked as accepted, but its score is not below the threshold.
         ({"toxicity": 0.1}, "not accepted"),
         ({"text": "", "empty": True}, "empty"),
         ({"text": " .\n"}, "empty"),
