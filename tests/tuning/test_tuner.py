@@ -137,7 +137,7 @@ def test_seeds_and_given_settings(tmp_path: Path) -> None:
         ("paper", {"tune_on": "1-"}, "--tune-on: leaves none of the 15"),
         ("paper", {"report_on": "8-"}, "--report-on: prompt 8 is also one to tune on"),
         ("paper", {"above": 0.99}, "--above 0.99: no prompt of 8 has a higher mean toxicity, the"),
-        ("paper", {"grid_scale": "ratio"}, "--grid-scale: this engine does not know"),
+        ("paper", {"grid_scale": "ratio"}, "--grid-scale: this engine has no embedding table"),
         ("paper", {"grid_scale": "nan"}, "--grid-scale: expected ratio, literal, or a number"),
         ("paper", {"mu": 1.0, "num_samples": 2, "step_relative": 1.0}, "nothing is left to tune"),
         ("paper", {"toxicity_threshold": 0.7}, "toxicity_threshold: a preset may be stricter"),
