@@ -1,4 +1,4 @@
-"""The other detoxification systems, on any causal LM, behind one protocol."""
+"""Other detoxification systems, to compare the searches with; each runs on any causal LM."""
 
 from __future__ import annotations
 
@@ -60,13 +60,12 @@ def load_baseline(
 
     Args:
         spec: `NAME[:key=value,...]`, for example `rad:beta=50`.
-        engine: Runs the model that writes.
-        artefacts: The folder that `tide fit` wrote, for baselines that learn.
-        scorer: For baselines that choose by a scorer.
+        engine: Runs the language model.
+        artefacts: The folder that `tide fit` wrote, for baselines that learn something.
+        scorer: For baselines that score texts while they write; the built-in ones do not.
 
     Raises:
         InputError: The spec or an artefact cannot be used.
-        EngineError: The layers of the model are not supported.
     """
     create, options = _read(spec)
     baseline: Baseline = create(engine, options, artefacts=artefacts, scorer=scorer)
@@ -74,10 +73,7 @@ def load_baseline(
 
 
 def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
-    """Raise InputError for an invalid spec, and for a missing artefact.
-
-    model: its name.
-    """
+    """Raise InputError for an invalid spec or a missing artefact. model: the model's name."""
     from tide.baselines.common.artefacts import find_artefact  # noqa: PLC0415  (slow import)
 
     create, options = _read(spec)

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 Options = tide.plugins.options.Options
 
-# Whether temperature, top-p and top-k come before the shift or after it.
+# Whether temperature, top-p and top-k are applied before the baseline shifts the logits, or after.
 Order = Literal["warp-shift", "shift-warp"]
-# Ten times the largest value in use. A larger factor drowns the model's logits in rounding errors,
-# and overflows.
+# The bound is ten times the largest value in use. A larger factor loses the model's logits in
+# rounding errors, and overflows.
 Strength = Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)]
-# Each candidate is read as a sequence of its own.
+# Bounded because the model reads each candidate as a separate sequence.
 Candidates = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -42,9 +42,9 @@ Candidates = Annotated[int, Field(ge=1, le=10_000)]
 class Generated:
     """One completion of a baseline, and its cost.
 
-    evaluations: completions generated to get it. forward_tokens: tokens that passed through any
-    model: prompt and generated, of every pass and every auxiliary model, up to its own end.
-    scorer_calls: texts sent to the scorer.
+    evaluations: completions generated to obtain this one. forward_tokens: tokens read by any model,
+    of prompt and completion, in every pass of the model and of auxiliary models, until the row
+    ended. scorer_calls: texts sent to the scorer.
     """
 
     completion: Completion
@@ -57,21 +57,22 @@ class Generated:
 class Baseline(Protocol):
     """A detoxification system. name: normalised spec, for records.
 
-    The option `strength` of its options scales its effect: at 0 it writes as the unmodified model.
+    The option that `Options.strength` names scales its effect; 0 is the unmodified model.
     """
 
     name: str
 
     def config(self) -> dict[str, Any]:
-        """Everything that decides its output except model and sampling, as JSON values."""
+        """The settings that determine its output, except model and sampling, as JSON values."""
         ...
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Generated]:
-        """One completion for each prompt, in order; it depends only on the prompt's own seed.
+        """One completion for each prompt, in order; each depends only on its prompt and seed.
 
-        Raises InputError for a prompt that is empty or too long, and the scorer's errors.
+        Raises InputError for a prompt that is empty or too long, EngineError, and the scorer's
+        errors.
         """
         ...
 
@@ -81,10 +82,10 @@ class Baseline(Protocol):
 def in_batches(
     work: Callable[[list[int]], Sequence[_T]], groups: Iterable[list[int]], size: int
 ) -> list[_T]:
-    """The results of `work` for all rows, in the order of the rows.
+    """Apply `work` to batches of rows; returns the results in the order of the rows.
 
-    groups: all row numbers, once. `work` gets those of one group at a time, at most `size`, in
-    their order, and returns one result for each.
+    groups: lists of row numbers, which hold each row once. A batch is at most `size` rows of one
+    group, in the group's order. `work` returns one result for each row.
     """
     results: dict[int, _T] = {}
     for group in groups:
@@ -94,9 +95,9 @@ def in_batches(
     return [results[row] for row in range(len(results))]
 
 
-# Defaults of a fit for models of up to N parameters. A full fine-tune (rank 0) is what the authors
-# did with models of the middle size; of a small one the updates would outweigh the model, and of a
-# large one its gradients would not fit.
+# Defaults of a fit for models of up to N parameters. Models of the middle size are fine-tuned whole
+# (rank 0), as the systems' authors do. Full updates of a small model would be as large as the
+# model; the gradients of a large model would not fit into memory.
 _BY_SIZE: tuple[tuple[float, dict[str, Any]], ...] = (
     (3e7, {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}),
     (5e8, {"steps": 3_000, "learning_rate": 5e-5, "rank": 0, "max_tokens": 256}),
@@ -118,18 +119,18 @@ class Training:
 
 
 class FitSettings(BaseModel):
-    """How the learned parts of baselines are trained; None: a default by the size of the model."""
+    """Settings of `tide fit`; None stands for a default that depends on the model's size."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # The upper bounds lie above any training that fits into memory and into days.
+    # The upper bounds exceed any training that fits into memory or ends within days.
     steps: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000,
         description="Maximum steps of each training; the default depends on the model's size.",
     )
-    batch_size: int = Field(default=32, ge=1, le=65_536, description="Texts in a step.")
+    batch_size: int = Field(default=32, ge=1, le=65_536, description="Texts per step.")
     learning_rate: float | None = Field(
         default=None,
         gt=0,
@@ -140,24 +141,24 @@ class FitSettings(BaseModel):
         default=None,
         ge=0,
         le=4_096,
-        description="Rank of the LoRA updates, 0: all weights; by default by the model's size.",
+        description="LoRA rank; 0 trains all weights. The default depends on the model's size.",
     )
     max_tokens: int | None = Field(
         default=None,
         ge=8,
         le=1_000_000,
-        description="Maximum tokens of a text, cut there; the default depends on the model's size.",
+        description="Tokens at which a text is cut; the default depends on the model's size.",
     )
     max_texts: int = Field(
-        default=50_000, ge=40, le=100_000_000, description="Maximum texts that are read."
+        default=50_000, ge=40, le=100_000_000, description="Maximum texts to train on."
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of split, order and initial weights."
+        default=0, ge=0, lt=2**63, description="Seed of data split, order and initial weights."
     )
 
     def training(self, model: nn.Module) -> Training:
         """These settings, with the defaults for the size of `model` in place of None."""
         size = sum(parameter.numel() for parameter in model.parameters())
-        usual = next(values for most, values in _BY_SIZE if size <= most)
-        asked = {name: value for name, value in self if value is not None}
-        return Training(**{**usual, **asked})
+        defaults = next(values for most, values in _BY_SIZE if size <= most)
+        given = {name: value for name, value in self if value is not None}
+        return Training(**{**defaults, **given})

@@ -32,9 +32,9 @@ def test_an_artefact_of_another_model_and_one_that_is_missing_are_refused(
 ) -> None:
     other = make_world(tmp_path, "qwen3")
     for artefacts, message in (
-        (other.artefacts, "rad: .* was fitted for model .*; make one by tide fit rad"),
-        (None, "rad: learns something.* tide fit rad --model"),
-        (tmp_path, r"rad: .*artefact\.json is missing; make it by tide fit"),
+        (other.artefacts, "rad: .* was fitted for model .*; make one with tide fit rad"),
+        (None, "rad: needs an artefact: give --artefacts .* tide fit rad --model"),
+        (tmp_path, r"rad: .*artefact\.json is missing; make it with tide fit"),
     ):
         with pytest.raises(InputError, match=message):
             load_baseline("rad", gpt2.engine, artefacts=artefacts)
@@ -97,7 +97,7 @@ def test_damaged_files_are_refused(gpt2: World, file: str, tmp_path: Path) -> No
         with pytest.raises(InputError, match="baseline sasa: "):
             load_artefact(tmp_path, "sasa", gpt2.engine.model, "tiny")
     shutil.copytree(gpt2.artefacts / "rad", tmp_path / "sasa", dirs_exist_ok=True)
-    with pytest.raises(InputError, match="holds no artefact of it"):
+    with pytest.raises(InputError, match="holds no artefact of this baseline"):
         load_artefact(tmp_path, "sasa", gpt2.engine.model, "tiny")
 
 

@@ -1,7 +1,7 @@
-"""Artefacts, written by `tide fit` and read by baselines: tensors and a description.
+"""Artefacts: the tensors and the description that `tide fit` writes and baselines read.
 
-Also the models made of them: copies of the model, or of a smaller one of the same vocabulary, with
-fitted updates. Each has its own weights and its own key-value cache.
+Also builds models from them: copies of the model, or of a smaller one with the same vocabulary,
+plus the fitted updates. Each copy has its own weights and its own key-value cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAMPLES = 16  # values of each parameter that go into a model's fingerprint
 
 @dataclass(frozen=True)
 class Artefact:
-    """tensors: the fit. info: model, settings, held-out figures. digest: of both."""
+    """tensors: the fitted ones. info: model, settings, held-out figures. digest: hash of both."""
 
     tensors: dict[str, Tensor]
     info: dict[str, Any]
@@ -57,9 +57,9 @@ class Artefact:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """16 hex digits of a model's parameters: names, shapes, and values spread over each.
+    """Hash of a model's parameters, 16 hex digits: names, shapes, and values spread over each.
 
-    Values are rounded to bfloat16, so that it does not depend on the type the model is loaded in.
+    Values are rounded to bfloat16, so that the hash does not depend on the dtype of loading.
     """
     digest = blake2b(digest_size=8)
     for name, parameter in sorted(model.named_parameters()):
@@ -88,33 +88,33 @@ def warn_of(kind: str, doubts: Iterable[str]) -> None:
         _LOG.warning("baseline %s: too weak for a fair comparison: %s", kind, doubt)
 
 
-def _how(kind: str, name: str) -> str:
+def _fit_command(kind: str, name: str) -> str:
     return f"tide fit {kind} --model {name} --data FILE --out FOLDER"
 
 
 def find_artefact(artefacts: Path | None, kind: str, name: str) -> Path:
-    """The folder of baseline `kind` in `artefacts`, with its files. Raises InputError without one.
+    """The folder of baseline `kind` in `artefacts`. Raises InputError if it or a file is missing.
 
-    name: of the model.
+    name: the model's name.
     """
-    how = _how(kind, name)
+    command = _fit_command(kind, name)
     if artefacts is None:
         raise InputError(
-            f"baseline {kind}: learns something: name the folder of artefacts (--artefacts) that "
-            f"{how} made"
+            f"baseline {kind}: needs an artefact: give --artefacts FOLDER, the folder that "
+            f"{command} wrote"
         )
     folder = artefacts / kind
     for file in (folder / name for name in _FILES):
         if not file.is_file():
-            raise InputError(f"baseline {kind}: {file} is missing; make it by {how}")
+            raise InputError(f"baseline {kind}: {file} is missing; make it with {command}")
     return folder
 
 
 def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str) -> Artefact:
     """The artefact of baseline `kind` in the folder `artefacts`.
 
-    Raises InputError if there is none, if it is damaged or of another baseline, or if it was fitted
-    for another model than `model`, which is called `name`.
+    Raises InputError if it is missing, damaged, of another baseline, or fitted for another model
+    than `model`, whose name is `name`.
     """
     folder = find_artefact(artefacts, kind, name)
     files = [folder / name for name in _FILES]
@@ -123,11 +123,11 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
         info, tensors = json.loads(note), load(weights)
         digest = blake2b(note + weights, digest_size=8).hexdigest()
     if not isinstance(info, dict) or info.get("format") != FORMAT or info.get("baseline") != kind:
-        raise InputError(f"baseline {kind}: {folder} holds no artefact of it ({FORMAT})")
+        raise InputError(f"baseline {kind}: {folder} holds no artefact of this baseline ({FORMAT})")
     if info.get("fingerprint") != fingerprint(model):
         raise InputError(
-            f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, which is not "
-            f"{name!r} or not as it was; make one by {_how(kind, name)}"
+            f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, and the "
+            f"weights of {name!r} are different; make one with {_fit_command(kind, name)}"
         )
     for tensor_name, tensor in tensors.items():
         if not tensor.isfinite().all():
@@ -136,9 +136,9 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
 
 
 def load_sibling(engine: TransformersEngine, name: str) -> Any:
-    """The model `name`, loaded where and as the engine's own is.
+    """Load the model `name` on the engine's device, in the engine's dtype.
 
-    Raises InputError if it has another vocabulary.
+    Raises InputError if its vocabulary is not the engine's.
     """
     dtype = cast(Dtype, str(engine.dtype).removeprefix("torch."))
     tokenizer, model = load_model(name, engine.device, dtype)
@@ -159,9 +159,9 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
 def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
     """Add `strength` times the learned updates to the weights of `model`, in place.
 
-    tensors: for each weight but the output layer's own, `NAME.delta`; or, low-rank (Hu et al. 2021,
-    section 4.1), for each linear layer but the last `NAME.A` (rank, in) and `NAME.B` (out, rank),
-    whose product is added. Raises ValueError for others, or for one that is missing.
+    tensors: `NAME.delta` for each weight except those of an untied output layer; or low-rank
+    updates (Hu et al. 2021, section 4.1), `NAME.A` (rank, in) and `NAME.B` (out, rank), for each
+    linear layer except the output layer, which add B A. Raises ValueError for other tensors.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
@@ -192,9 +192,9 @@ def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1
 
 
 def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Raise ValueError unless these are the tensors, of floats; None in a shape: any rank."""
+    """Raise ValueError unless `tensors` are floats of these `shapes`; None: any rank."""
     if wrong := tensors.keys() ^ shapes.keys():
-        raise ValueError(f"{min(wrong)} is {'not for it' if min(wrong) in tensors else 'missing'}")
+        raise ValueError(f"{min(wrong)} is {'unknown' if min(wrong) in tensors else 'missing'}")
     for name, shape in shapes.items():
         found = tuple(tensors[name].shape)
         fits = len(found) == len(shape) and all(
@@ -220,10 +220,10 @@ def ready(model: Any) -> Any:
 
 
 def fit_width(logits: Tensor, width: int) -> Tensor:
-    """`logits` (B, V') for a vocabulary that another model keeps in `width` columns.
+    """`logits` (B, V'), cut or padded to the `width` of another model's logits.
 
-    Models of one family pad the table of one vocabulary to different sizes; columns that one of
-    them lacks stand for no token.
+    Models of one family pad the same vocabulary to different sizes; the columns beyond the smaller
+    size stand for no token.
     """
     if logits.shape[-1] >= width:
         return logits[..., :width]

@@ -1,13 +1,13 @@
-"""How every baseline writes: by the engine's own loop, in an explicit order.
+"""The decode loop of all baselines, with the engine's sampler and an explicit order of the steps.
 
     warp (temperature, top-k, top-p) -> candidates -> shift -> sample   (`order=warp-shift`)
     candidates -> shift -> warp -> sample                               (`order=shift-warp`)
 
-In the second the temperature divides the shift too: at 0.1 it is ten times as strong. A published
-strength means nothing without its order, so the default is that of the code it comes from: sasa and
-rad warp first (AISteer360), but not rad with its authors' normalisation; they and the authors of
-self-debias, dexperts and gedi shift first (also what transformers does with a custom logits
-processor). At temperature 0 nothing is warped and the largest shifted logit is taken.
+In `shift-warp` the temperature divides the shift too: at 0.1 the shift is ten times as strong. A
+published strength is therefore valid only for its order, and each default is the order of the code
+that the baseline follows: sasa and rad warp first (AISteer360); rad with its authors'
+normalisation, self-debias, dexperts and gedi shift first (as transformers does with a custom logits
+processor). At temperature 0 nothing is warped and the token of the largest shifted logit is taken.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from tide.scorers import Scorer
 
 
 class Writing:
-    """A batch being written: the model's stream, which a baseline extends by its own.
+    """A batch being written: the model's stream, to which subclasses add streams of their own.
 
-    prompt_reads: tokens read before the first draw, a row. reads_per_token: tokens read after a
-    draw that is not the last.
+    prompt_reads: for each row, tokens read before the first draw. reads_per_token: tokens read
+    after each draw but the last.
     """
 
     reads_per_token = 1
@@ -62,15 +62,15 @@ class Writing:
         return self.stream.logits
 
     def reads(self, row: int, draws: int) -> int:
-        """Tokens read for a row that ended with draw number `draws`."""
+        """Tokens read for a row of `draws` drawn tokens."""
         return self.prompt_reads[row] + self.reads_per_token * (draws - 1)
 
     def shift(self, scores: Tensor) -> Tensor:
-        """Change `scores` (B, V), the logits or warped logits, before a token is drawn."""
+        """Return `scores` (B, V), logits or warped logits, as the baseline changes them."""
         return scores
 
     def advance(self, tokens: Tensor) -> None:
-        """Read the tokens (B,) that were drawn."""
+        """Read the drawn tokens (B,)."""
         self.stream.advance(tokens)
 
 
@@ -86,11 +86,11 @@ def decode(
     stopped: Stopped | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
-    """Complete rows: up to `max_new_tokens` ids each; a stop id is the last.
+    """Complete rows with up to `max_new_tokens` ids each; a final stop id is included.
 
     shift_first: shift the logits before they are warped, instead of after. prompts: ids, as for
-    `Sampler`. stopped: see `Engine`; a row ends with the token that completes a stop string,
-    with "length" as the reason. on_step: called with the number of tokens of each row.
+    `Sampler`. stopped: see `Engine.stopped`; a row ends with the token that completes a stop
+    string, and its finish reason is "length". on_step: called with the number of draws after each.
 
     Raises EngineError for scores that are not finite: their arg max would be an arbitrary token,
     often the one that ends the text.
@@ -155,11 +155,11 @@ class Reader:
         together: bool = False,
         front: Tensor | None = None,
     ) -> Stream:
-        """A stream that has read `ids`, of which `tokens` more are to be read; see `Stream`.
+        """A `Stream` that has read `ids` and will read up to `tokens` more in each row.
 
-        front: embeddings (n, d) that are read before each row.
+        together: see `Stream`. front: embeddings (n, d) to read before each row.
 
-        Raises InputError if a row is empty or does not fit into the context with them.
+        Raises InputError if a row is empty, or exceeds the context with `front` and `tokens`.
         """
         longest = max(map(len, ids)) + (0 if front is None else len(front))
         if not all(ids):
@@ -178,12 +178,12 @@ class Reader:
 
 
 class DecodingBaseline(ABC):
-    """A baseline that writes token by token. Subclasses say how a batch starts and shifts.
+    """Base of baselines that write token by token; `start` returns a `Writing` with their shift.
 
-    kind: its name in the registry. learned: whether it needs an artefact of `tide fit`, which its
-    static method `fit` makes. reads: the baseline whose artefact it reads instead, if any.
-    auxiliary: whether an artefact may be fitted on a smaller model. scored: whether the fit asks a
-    scorer. fan_out: sequences that one model runs at once for one prompt, beside candidates.
+    kind: name in the registry. learned: whether it needs an artefact, which the static method `fit`
+    makes. reads: another baseline whose artefact it uses instead. auxiliary: whether the artefact
+    may be fitted on a smaller model. scored: whether the fit needs a scorer. fan_out: sequences
+    that a model runs at once for one prompt, apart from candidates.
     Raises InputError for an artefact that is missing or was fitted for another model.
     """
 
@@ -194,8 +194,8 @@ class DecodingBaseline(ABC):
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     fan_out: ClassVar[int] = 1
-    artefact: Artefact  # of those that learn something
-    on_progress: Callable[[float], None] | None = None  # gets the share written of a call
+    artefact: Artefact  # set only if `artefact_kind` names one
+    on_progress: Callable[[float], None] | None = None  # called with the share of a call done
 
     def __init__(
         self,
@@ -227,23 +227,23 @@ class DecodingBaseline(ABC):
 
     @property
     def doubts(self) -> list[str]:
-        """Why it is fitted too weakly for a fair comparison, if it is."""
+        """Reasons why its fit is too weak for a fair comparison."""
         has_artefact = self.artefact_kind(self._options)
         return list(self.artefact.info.get("doubts", ())) if has_artefact else []
 
     @classmethod
     def artefact_kind(cls, options: Any) -> str:
-        """The baseline whose artefact it reads with these options, or none ("")."""
+        """The baseline whose artefact is needed with these options, or "" for none."""
         return cls.reads or (cls.kind if cls.learned else "")
 
     def model_hooks(self) -> AbstractContextManager[object]:
-        """Context in which a batch is written, with the baseline's hooks in the engine's model."""
+        """Context that sets the baseline's hooks in the engine's model while a batch is written."""
         return nullcontext()
 
     def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:
-        """The model that was fitted, plus `strength` times the updates of that `part`.
+        """A copy of the model of the fit, plus `strength` times the updates named `part`.
 
-        It is the engine's model, loaded again, or the artefact's `auxiliary`.
+        The model of the fit is the engine's, or the artefact's `auxiliary`.
         """
         info = self.artefact.info
         name = info.get("auxiliary")
@@ -254,7 +254,7 @@ class DecodingBaseline(ABC):
             return merge_updates(model, self.artefact.under(part), strength)
 
     def fitted_reader(self, part: str = "", strength: float = 1.0) -> Reader:
-        """A reader by the `fitted_model`, which is kept for later calls with this part."""
+        """A reader of the `fitted_model`; later calls with this part get the same one."""
         if part not in self._fitted_readers:
             self._fitted_readers[part] = Reader(ready(self.fitted_model(part, strength)))
         return self._fitted_readers[part]
@@ -277,7 +277,7 @@ class DecodingBaseline(ABC):
 
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        """Read the prompts (`ids`: their tokens), with room for `tokens` more."""
+        """Read the prompts (`ids`: their tokens); `tokens` more will be read."""
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
@@ -321,18 +321,18 @@ class DecodingBaseline(ABC):
             return in_batches(write, [by_length(list(map(len, ids)))], size)
 
     def close(self) -> None:
-        """Free auxiliary models, which are loaded again if needed; the engine is not its own."""
+        """Free the auxiliary models, which the next call loads again; the engine stays open."""
         for name in dir(type(self)):
             if isinstance(getattr(type(self), name), cached_property):
                 self.__dict__.pop(name, None)
 
 
 class CandidateWriting(Writing):
-    """Draws among the likeliest tokens, after `forked` has read each of them in its own cache.
+    """Draws among the likeliest tokens, after `forked` has read each as a separate row.
 
     forked: `stream` itself or another stream of the same text; it continues with the drawn token.
     candidates: their maximum number; tokens dropped by top-p or top-k are not candidates.
-    gains: added to the scores (B, candidates) after the candidates are read.
+    gains: given the scores (B, candidates) after the reading, returns the values to add to them.
     """
 
     def __init__(
@@ -373,8 +373,8 @@ class CandidateWriting(Writing):
 class MixedWriting(Writing):
     """Draws by `combined`, a function of the scores and of each stream's logits, the model's first.
 
-    Scores of -inf stay. streams: the model's (B rows), and others of the same text, perhaps after
-    other beginnings (B rows for each of these); all continue with the drawn token.
+    Scores of -inf stay. streams: the model's (B rows), and others of the same text, possibly after
+    several prefixes (B rows for each prefix); all read the drawn token.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ def between(
     reads: list[int],
     scale: float,
 ) -> Writing:
-    """Draws from the model's logits at `scale` 0, from those of `other` at 1, else on their line.
+    """Draws from b + `scale` (o - b), with the logits b of the model and o of `other`.
 
     ids, tokens: see `Reader.read`; at scale 1 the model reads nothing. reads: tokens of each prompt
     that `other` has read.

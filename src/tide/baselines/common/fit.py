@@ -25,55 +25,54 @@ from tide.engines.checkpoint import context_length
 from tide.engines.local.engine import load_model
 
 TOXIC, NON_TOXIC = 0.5, 0.1
-_LEAST = 20  # least rows of a kind for a fit
+_LEAST = 20  # minimum rows of each kind for a fit
 _HELD_OUT = 0.1
 
 T = TypeVar("T")
 
-# The toxicity of a text -> whether it counts as toxic; None: neither.
+# Maps the toxicity of a text to True (toxic), False (non-toxic) or None (neither).
 Kind = Callable[[float], bool | None]
-# Called with the name of the work, the amount done and the total.
+# Called with the name of the task, the amount done and the total.
 OnProgress = Callable[[str, int, int], None]
 
 
 def by_half(toxicity: float) -> bool | None:
-    """Toxic if at least half of the raters said so, and non-toxic if hardly any did."""
+    """Toxic from 0.5 (half of the raters), non-toxic up to 0.1, neither in between."""
     return True if toxicity >= TOXIC else False if toxicity <= NON_TOXIC else None
 
 
 def by_any(toxicity: float) -> bool | None:
-    """Toxic if a single rater said so."""
+    """Toxic if any rater said so, else non-toxic."""
     return toxicity > 0
 
 
 def of_kind(texts: Iterable[LabelledText], *, toxic: bool) -> list[str]:
-    """The toxic texts, or the others."""
+    """The texts with a toxicity of at least 0.5, or all others."""
     return [text.text for text in texts if (text.toxicity >= TOXIC) == toxic]
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts with a toxicity, and pairs of a toxic text and non-toxic ones."""
+    """Texts with a toxicity, and pairs of a toxic text and its neutral versions."""
 
     singles: list[LabelledText]
     pairs: list[Pair]
 
     @property
     def texts(self) -> list[LabelledText]:
-        """All texts, those of the pairs as well."""
+        """All texts, including those of the pairs."""
         return [*self.singles, *(text for pair in self.pairs for text in pair.texts)]
 
     @property
     def digest(self) -> str:
-        """16 hex digits of the contents."""
+        """Hash of the contents, 16 hex digits."""
         contents = json.dumps(astuple(self)).encode()
         return blake2b(contents, digest_size=8).hexdigest()
 
     def split(self, seed: int) -> tuple[Labelled, Labelled]:
-        """Nine tenths to fit on, one to measure on; a pair stays together.
+        """Split into nine tenths for training and a held-out tenth; a pair stays together.
 
-        With few rows more than a tenth, at most a half, is measured on, since fewer than 40 say
-        little.
+        Of fewer than 400 rows, 40 (at most half) are held out: fewer give unreliable figures.
         """
         generator = np.random.default_rng(seed)
         singles, pairs = _cut(self.singles, generator), _cut(self.pairs, generator)
@@ -82,11 +81,11 @@ class Labelled:
     def balanced(
         self, seed: int, limit: int | None = None, kind: Kind = by_half, *, rest: bool = False
     ) -> list[LabelledText]:
-        """Toxic and non-toxic texts, in random order, as many of either from each group.
+        """Toxic and non-toxic texts in random order, equally many of both from each group.
 
-        So no other property of a group predicts toxicity. limit: most texts. rest: and those that
-        are neither.
-        Raises InputError if there are fewer than 20 of either kind.
+        So the group of a text does not predict its toxicity. limit: maximum texts. kind: decides
+        which texts are toxic. rest: include texts that are neither.
+        Raises InputError if there are fewer than 20 of either.
         """
         by_group: dict[str, tuple[list[LabelledText], list[LabelledText]]] = {}
         chosen: list[LabelledText] = []
@@ -98,8 +97,8 @@ class Labelled:
         few = sum(min(map(len, kinds)) for kinds in by_group.values())
         if few < _LEAST:
             raise InputError(
-                f"data: {few} toxic texts with as many non-toxic ones of their source;"
-                f" at least {_LEAST} of either are needed"
+                f"data: {few} toxic texts can be matched with non-toxic ones of the same source;"
+                f" at least {_LEAST} are needed"
             )
         generator = np.random.default_rng(seed)
         for kinds in by_group.values():
@@ -120,7 +119,7 @@ class Labelled:
 def read_labelled(paths: Iterable[Path]) -> Labelled:
     """The labelled texts and pairs of `data.labelled.read_entries`, grouped by their `source`.
 
-    Raises InputError, with the row's line, for a row that is neither, and for no rows at all.
+    Raises InputError if there are no rows, and with the line for a row that is neither.
     """
     entries = list(read_entries(paths, by="source"))
     if not entries:
@@ -137,11 +136,11 @@ def _cut(rows: Sequence[T], generator: np.random.Generator) -> tuple[list[T], li
 
 @dataclass
 class FitTask:
-    """Inputs of a fit. model: a plain one, whose weights the fit may change.
+    """Inputs of a fit. model: as transformers loads it; the fit may change its weights.
 
-    learned: results of `write_like`, shared by the tasks of one model.
-    scorer: spec of the scorer of the texts that the model writes.
-    checkpoints: folder of unfinished trainings, which are resumed. say: called before long work.
+    learned: results of `write_like` by its argument `toxic`, shared by the tasks of one model.
+    scorer: spec of the scorer for texts that the model generates.
+    checkpoints: folder for checkpoints of unfinished trainings. say: called before long work.
     """
 
     name: str
@@ -161,7 +160,7 @@ class FitTask:
     def texts(
         self, kind: Kind = by_half, *, rest: bool = False
     ) -> tuple[list[LabelledText], list[LabelledText]]:
-        """Balanced texts to train on and, at most a tenth of `max_texts`, to measure on.
+        """Balanced texts: up to `max_texts` for training, up to a tenth (at least 40) held out.
 
         kind: decides which texts are toxic. rest: train on texts of neither kind as well.
         """
@@ -170,9 +169,9 @@ class FitTask:
         return train, self.held_out.balanced(seed, max(limit // 10, 40), kind)
 
     def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
-        """Ids as the model reads a prompt, cut to `max_tokens` and to its context.
+        """Token ids of texts as prompts, cut to `max_tokens` and to the model's context.
 
-        end: with the token that ends a text after them, where the tokenizer has one.
+        end: append the token that ends a text, if the tokenizer has one.
         """
         ids = self.tokenizer(list(texts))["input_ids"]
         stop = self.tokenizer.eos_token_id
@@ -184,9 +183,9 @@ class FitTask:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit. tensors: its weights. held_out: figures on texts that it did not see.
+    """The result of a fit. tensors: its weights. held_out: figures on held-out texts.
 
-    doubts: reasons why it is too weak for a fair comparison.
+    doubts: reasons why the fit is too weak for a fair comparison.
     """
 
     tensors: dict[str, Tensor]
@@ -214,31 +213,30 @@ def fit(
     Args:
         baseline: Its name, or "all" for every baseline that learns something.
         data: Files of labelled texts (`read_labelled` says which formats). A tenth is held out.
-        out: A folder, in which each baseline gets a folder of its own.
-        model: The model that is to be detoxified.
-        auxiliary: A smaller model of the same vocabulary, for baselines that can be fitted on one.
-        scorer: Scores the model's own text, for baselines that learn from it.
+        out: Folder; each baseline gets a folder inside.
+        model: The model to detoxify.
+        auxiliary: A smaller model with the same vocabulary, for baselines that accept one.
+        scorer: Scores texts that the model generates, for baselines that learn from them.
         device: As for `Detoxifier`.
         dtype: As for `Detoxifier`.
-        overwrite: Fit again. Otherwise "all" keeps the fits that an identical call has finished.
+        overwrite: Replace artefacts. Otherwise "all" keeps those that an identical call finished.
         progress: Called with the task, the amount done, and the total.
-        say: Called with a line for the reader: how long a training will take.
+        say: Called with messages for the user, such as the estimated time of a training.
         **settings: Those of `FitSettings`.
 
     An interrupted training resumes from its checkpoint in `out`, written every five minutes.
 
     Returns:
-        The held-out figures of each baseline. A warning is logged for one that is fitted too weakly
-        for a fair comparison.
+        The held-out figures of each baseline; a fit too weak for a fair comparison logs a warning.
 
     Raises:
         InputError: The baseline learns nothing, or a setting, file or folder cannot be used.
         EngineError: The model cannot be loaded.
     """
-    learning = _that_learn(REGISTRY.names() if baseline == "all" else [baseline])
+    learning = _learners(REGISTRY.names() if baseline == "all" else [baseline])
     if not learning:
-        known = ", ".join(create.kind for create in _that_learn(REGISTRY.names()))
-        raise InputError(f"baseline {baseline}: learns nothing; {known} do")
+        known = ", ".join(create.kind for create in _learners(REGISTRY.names()))
+        raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
     chosen, place, name = validated(FitSettings, settings), find_device(device), str(model)
     labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
     figures: dict[str, dict[str, float]] = {}
@@ -256,7 +254,7 @@ def fit(
         }
         folder = Path(out) / create.kind
         if not overwrite and (folder / "artefact.json").exists():
-            figures[create.kind] = _figures_there(folder, note, resumes=baseline == "all")
+            figures[create.kind] = _finished_figures(folder, note, resumes=baseline == "all")
             continue
         tokenizer, plain = load_model(name, place, dtype)
         info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
@@ -289,19 +287,19 @@ def fit(
     return figures
 
 
-def _that_learn(names: Iterable[str]) -> list[Any]:
+def _learners(names: Iterable[str]) -> list[Any]:
     return [create for create in map(REGISTRY.load, names) if getattr(create, "learned", False)]
 
 
-def _figures_there(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float]:
-    """The figures of the artefact in `folder`; InputError if it is another."""
+def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float]:
+    """The figures of the artefact in `folder`. Raises InputError unless it is to be kept."""
     try:
         there = json.loads(read_small(folder / "artefact.json"))
         same = {key: there.get(key) for key in note} == note
     except (OSError, ValueError, AttributeError):
         same = False
     if not (resumes and same):
-        made = "" if same else ", made in another way"
+        made = "" if same else ", made with other settings"
         raise InputError(f"{folder}: holds an artefact already{made}; use --overwrite")
     warn_of(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))

@@ -1,8 +1,8 @@
 """Finds the attention heads of a causal LM of any architecture.
 
-The input of a layer's attention output projection is the heads' outputs, merged: a hook there sees
-and changes what each head contributes, in GPT-2, Llama, Qwen, Gemma, OPT, NeoX and others. Its
-output is added to the residual stream.
+The input of a layer's attention output projection is the heads' outputs, concatenated: a hook there
+sees and changes each head's contribution, in GPT-2, Llama, Qwen, Gemma, OPT, NeoX and others. The
+projection's output is added to the residual stream.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from tide.core.errors import EngineError
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
-# In a layer; GPT-Neo nests its attention in a second module of that name.
+# Path within a layer; GPT-Neo nests its attention in a second module of that name.
 _PLACE = re.compile(rf"(({'|'.join(_ATTENTIONS)})\.){{1,2}}({'|'.join(_PROJECTIONS)})")
 
 
 class Head(nn.Linear):
-    """A linear layer in float32 behind a model of any precision.
+    """A linear layer in float32 on top of a model of any precision.
 
-    Steps of training, and small differences between texts, are lost in the rounding of half
-    precision.
+    Half precision would round away small training steps and small differences between texts.
     """
 
     def __init__(self, inputs: int, outputs: int, device: Any, *, bias: bool = True) -> None:
@@ -39,8 +38,8 @@ class Head(nn.Linear):
         return super().forward(x.float())
 
 
-# Layer number and merged heads (B, T, heads * size), or their projection (B, T, hidden) -> the
-# replacement; None: no change.
+# Maps a layer number and the layer's merged heads (B, T, heads * size), or their projection
+# (B, T, hidden), to the replacement; None: no change.
 HeadFunction = Callable[[int, Tensor], Tensor | None]
 
 
@@ -57,9 +56,9 @@ class Heads:
 
     @contextmanager
     def hooked(self, function: HeadFunction, *, outputs: bool = False) -> Iterator[None]:
-        """Call `function` at every layer's merged heads for as long as the context lasts.
+        """Call `function` with every layer's merged heads while the context lasts.
 
-        outputs: at the outputs of the projection instead.
+        outputs: with the outputs of the projection instead.
         """
 
         def before(layer: int, module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -83,7 +82,7 @@ class Heads:
 
 
 def find_heads(model: Any, name: str) -> Heads:
-    """The heads of `model`. Raises EngineError for a layout that is not known."""
+    """The heads of `model`. Raises EngineError for an unknown layer layout."""
     config = model.config.get_text_config()
     stacks = [
         module
@@ -105,7 +104,7 @@ def find_heads(model: Any, name: str) -> Heads:
 
 
 def output_layer(model: Any, name: str) -> nn.Module:
-    """The layer that gives the logits; its input is the last hidden state.
+    """The layer that computes the logits; its input is the last hidden state.
 
     Raises EngineError if the model has none.
     """

@@ -1,4 +1,4 @@
-"""Texts that the model writes in a fit, and their scores."""
+"""Texts that the model writes during a fit, and their scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tide.engines.local.stream import by_length
 from tide.scorers import load_scorer
 from tide.scorers.base import score_texts
 
-# As in the prompts of RealToxicityPrompts: about half a sentence, and 20 tokens after it.
+# As in RealToxicityPrompts: prompts of about half a sentence, and 20 tokens written after them.
 _PROMPT = 12
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=20)
 _BATCH = 64
@@ -41,9 +41,9 @@ class Rollout:
 
 
 def beginnings(task: FitTask) -> list[list[int]]:
-    """The first half of every text to train on, at most 12 tokens, toxic texts and others.
+    """Prompts: the first half of each training text, toxic or not, cut to 12 tokens.
 
-    As many as half the texts that the training's steps will see.
+    As many as half the texts that the training steps read, but at least 64.
     """
     texts, _ = task.texts()
     wanted = max(_BATCH, task.settings.steps * task.settings.batch_size // 2)
@@ -58,9 +58,9 @@ def write(
     start: Callable[[list[list[int]]], Writing],
     seed: int = 0,
 ) -> list[list[int]]:
-    """Continuations of the prompts, up to the end of the text; `start` reads a batch of prompts.
+    """Continuations of the prompts, up to the end-of-text token; `start` reads a batch of prompts.
 
-    seed: of the draws.
+    seed: of the draws, together with the task's seed.
     """
     stops = [] if task.tokenizer.eos_token_id is None else [task.tokenizer.eos_token_id]
     stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
@@ -86,9 +86,9 @@ def roll_out(
     front: Tensor | None = None,
     seed: int = 0,
 ) -> list[Rollout]:
-    """Continuations of the prompts by the task's model as it is now, with the task's scores.
+    """Continuations of the prompts by the task's model in its current state, with their scores.
 
-    front: see `Reader.read`. seed: of the draws. Raises the errors of the scorer.
+    front: see `Reader.read`. seed: see `write`. Raises the errors of the scorer.
     """
     reader = Reader(task.model)
 
@@ -106,7 +106,7 @@ def roll_out(
 
 
 def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """Training and held-out rows; a tenth is held out, or 40 of fewer than 400."""
+    """Training and held-out rows; a tenth is held out, or about 40 of fewer than 400."""
     every = min(10, max(2, len(rows) // 40))
     return [row for i, row in enumerate(rows) if i % every], list(rows[::every])
 
@@ -114,13 +114,14 @@ def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
 def judged(
     tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], what: str
 ) -> Fitted:
-    """The fit, with the share of toxic rollouts and the AUC of `danger` (one of each).
+    """The fit, with the share of toxic rollouts and the AUC of `danger`.
 
-    If all are of one kind, a doubt replaces the AUC.
+    danger: the predicted toxicity of each of the `measured` rollouts. If all of these are toxic, or
+    none is, a doubt replaces the AUC.
     """
     toxic = [one.toxicity >= TOXIC for one in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}
     if len(set(toxic)) == 1:
-        return Fitted(tensors, figures, (f"the {what} saw only texts of one kind",))
+        return Fitted(tensors, figures, (f"the {what} has held-out texts of one kind only",))
     figures["auc"] = auc(toxic, danger)
     return Fitted(tensors, figures, weak_auc(what, figures["auc"]))

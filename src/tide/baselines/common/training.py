@@ -27,12 +27,12 @@ from tide.engines.local.stream import by_length
 
 _WARM_UP = 0.05
 _READ_BATCH = 64
-# Early stopping: share and largest number of texts kept back; number of looks at the loss on them,
-# and of looks without improvement that end the training.
-_KEPT_BACK, _MOST_KEPT_BACK = 0.05, 256
-_LOOKS, _PATIENCE = 8, 2
+# Early stopping: share and maximum number of texts for validation; number of validations, and of
+# validations without improvement that end the training.
+_VALIDATION, _MOST_VALIDATION = 0.05, 256
+_VALIDATIONS, _PATIENCE = 8, 2
 FAIR_AUC = 0.9
-# Least AUC of classifiers by one direction or by words alone; 0.5 is chance.
+# Minimum AUC of classifiers that use one direction or words alone; 0.5 is chance.
 LEAST_AUC = 0.6
 # Seconds between two checkpoints of a training, and number of steps timed for an estimate.
 _CHECKPOINT, _TIMED = 300.0, 3
@@ -46,7 +46,7 @@ def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> 
 
 
 def weak_auc(what: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, ...]:
-    """The doubt about a classifier with this AUC; () for a good one."""
+    """A doubt about `what`, a classifier with this AUC; () if the AUC is at least `wanted`."""
     if figure >= wanted:
         return ()
     return (f"the {what} has an AUC of {figure:.2f} on held-out texts; {wanted} is wanted",)
@@ -91,7 +91,7 @@ def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]
 def read(
     work: Callable[[list[Sequence[int]]], Sequence[_T]], ids: Sequence[Sequence[int]]
 ) -> list[_T]:
-    """The result of `work` for each row of `ids`, which it gets in batches of similar length."""
+    """The result of `work` for each row of `ids`; `work` gets batches of rows of similar length."""
     order = by_length([len(row) for row in ids])
     return in_batches(lambda numbers: work([ids[i] for i in numbers]), [order], _READ_BATCH)
 
@@ -105,13 +105,12 @@ def train(
     *,
     early: bool = True,
 ) -> None:
-    """AdamW with a short warm-up and linear decay on `loss` of batches (numbers of rows).
+    """Minimise `loss` of batches (row numbers) by AdamW, with a short warm-up and linear decay.
 
-    early: hold out the last rows, stop when the loss on them no longer improves, and keep the best
-    parameters. Such a training resumes from its checkpoint, with the same result. Without `early`
-    there is no checkpoint, because the `loss` changes while it runs.
-
-    groups: parameters, as torch's optimizers take them, with a learning rate of their own or not.
+    groups: parameters, as torch's optimizers take them. lengths: tokens of each row.
+    early: use the last rows for validation, stop when their loss no longer improves, and keep the
+    best parameters. Such a training resumes from its checkpoint, with the same result. Without
+    `early` there is no checkpoint, because the `loss` has a state of its own.
     """
     settings = task.settings
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.01)
@@ -123,10 +122,10 @@ def train(
     parameters = [parameter for group in groups for parameter in group["params"]]
     learned = len(lengths)
     if early:
-        learned -= min(math.ceil(_KEPT_BACK * learned), _MOST_KEPT_BACK)
+        learned -= min(math.ceil(_VALIDATION * learned), _MOST_VALIDATION)
     source = batches(lengths[:learned], settings.batch_size, settings.seed)
     order = sorted(range(learned, len(lengths)), key=lengths.__getitem__)
-    kept_back = [
+    validation = [
         order[i : i + settings.batch_size] for i in range(0, len(order), settings.batch_size)
     ]
     best: list[Tensor] = []
@@ -155,21 +154,21 @@ def train(
         optimizer.step()
         schedule.step()
         task.progress(what, step + 1, settings.steps)
-        looks = (step + 1) % math.ceil(settings.steps / _LOOKS) == 0 or step + 1 == settings.steps
-        if not (early and looks):
+        due = (step + 1) % math.ceil(settings.steps / _VALIDATIONS) == 0
+        if not (early and (due or step + 1 == settings.steps)):
             continue
         with torch.no_grad():
-            now = sum(float(loss(rows)) * len(rows) for rows in kept_back) / len(order)
+            now = sum(float(loss(rows)) * len(rows) for rows in validation) / len(order)
         if not now < best_loss:
             worse += 1
             continue
         best, best_loss, worse = [p.detach().clone() for p in parameters], now, 0
     with torch.no_grad():
-        # Without a best state the training diverged, which `save_artefact` reports.
+        # Empty without `early`, and if the training diverged, which `save_artefact` reports.
         for parameter, value in zip(parameters, best, strict=bool(best)):
             parameter.copy_(value)
     if path is not None and settings.steps > begun:
-        # Later trainings of the same fit may be interrupted, too.
+        # So that this training is not repeated if a later one of the same fit is interrupted.
         _save(path, parameters, stateful, best, (settings.steps, best_loss, worse))
 
 
@@ -187,9 +186,9 @@ def _save(
     best: Sequence[Tensor],
     stands: tuple[int, float, int],
 ) -> None:
-    """stateful: the optimizer and its schedule.
+    """Write a checkpoint. stateful: the optimizer and its schedule.
 
-    stands: steps done, the least loss, and the number of checks without a lower one.
+    stands: steps done, lowest validation loss, number of validations since that loss.
     """
     state = {"parameters": [one.detach() for one in parameters], "best": best, "stands": stands}
     with replaced(path) as file:
@@ -199,7 +198,7 @@ def _save(
 def _resume(
     path: Path, parameters: Sequence[Tensor], stateful: Sequence[Any]
 ) -> tuple[tuple[int, float, int], list[Tensor]]:
-    """Restores what `_save` has written; returns how the training stood, and the best values."""
+    """Restore a checkpoint; returns its `stands` and `best` (see `_save`)."""
     with guarded(InputError, f"{path}: cannot be resumed; delete it"), torch.no_grad():
         state = torch.load(path, map_location="cpu", weights_only=True)
         for parameter, value in zip(parameters, state["parameters"], strict=True):
@@ -210,10 +209,10 @@ def _resume(
 
 
 class Tuning:
-    """A model in training: low-rank updates at every linear layer but the last, or (rank 0)
+    """A model in training: low-rank updates of every linear layer but the output layer, or (rank 0)
     all weights except those of an untied output layer.
 
-    model: the module to call. parameters: those that are trained. Raises MissingDependencyError for
+    model: the module to call. parameters: the trained ones. Raises MissingDependencyError for
     low-rank updates without peft.
     """
 
@@ -225,7 +224,7 @@ class Tuning:
             self.model = _add_lora(model, settings.rank)
             self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         else:
-            # Steps of full training are lost in the rounding of half precision.
+            # Half precision would round away the steps of full training.
             self.model, weights = model.float(), tuned_weights(model)
             self.parameters = [weight.requires_grad_() for weight in weights.values()]
             self._before = {name: w.detach().clone() for name, w in weights.items()}
@@ -247,7 +246,7 @@ class Tuning:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Restore the plain model."""
+        """Restore the model as it was before the training."""
         if not self._before:
             self.model.unload()
         for name, before in self._before.items():
@@ -265,7 +264,7 @@ def _add_lora(model: Any, rank: int) -> Any:
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     with warnings.catch_warnings():
-        # peft asks transformers for a property by its old name.
+        # peft reads a property of transformers by its old name.
         warnings.filterwarnings(
             "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
         )
@@ -281,7 +280,7 @@ def perplexities(
 
 @torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
-    """Exp of the mean -log p per token, of all texts that have at least two tokens."""
+    """Exp of the mean -log p per token, over all texts of at least two tokens."""
     ids = [row for row in ids if len(row) > 1]
 
     def losses_of(rows: list[Sequence[int]]) -> list[float]:
@@ -294,7 +293,7 @@ def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
 
 
 def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
-    """The task's model, tuned to write texts like these, each of at least two tokens."""
+    """Tune the task's model on texts (ids), each of at least two tokens."""
     tuning = Tuning(task.model, task.settings)
 
     def loss(numbers: list[int]) -> Tensor:
@@ -307,9 +306,9 @@ def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
 
 
 def write_like(task: FitTask, *, toxic: bool) -> Fitted:
-    """Updates that make the task's model write toxic or non-toxic text; it is left as it was.
+    """Updates that make the task's model write toxic or non-toxic text; the model is restored.
 
-    Figures: perplexity of held-out text of the kind and of the other, before and after. The result
+    Figures: perplexity of held-out text of this kind and of the other, before and after. The result
     of an earlier baseline of the same `tide fit` is reused.
     """
     if toxic in task.learned:
