@@ -1,15 +1,15 @@
 """`contrastive`: Li et al. 2023, "Contrastive Decoding" (ACL 2023, arXiv:2210.15097).
 
-Tokens that an expert finds likelier than an amateur, among those that the expert finds plausible at
-all: log p_expert - coefficient log p_amateur. In the paper the amateur is a smaller model, whose
-dull text is avoided. Here the expert is the model itself and the amateur the one that `dexperts`
-tuned on toxic text (its artefact is read), so that toxic text is avoided; `amateur=NAME` takes a
-smaller model as in the paper, which says nothing about toxicity.
+Prefers tokens that an expert model finds likelier than an amateur model does, among the tokens that
+the expert finds plausible: log p_expert - coefficient log p_amateur. In the paper the amateur is a
+smaller model, whose dull text is avoided. Here the expert is the model itself, and the amateur is
+the copy that `dexperts` tuned on toxic text (read from its artefact), so toxic text is avoided.
+`amateur=NAME` takes a smaller model as in the paper, without regard to toxicity.
 
-As in the authors' code (XiangLi1999/ContrastiveDecoding): plausible is at least a tenth of the
-likeliest, the amateur has a temperature of its own. They search with beams at temperature 1, where
-the order does not matter; where they sample, the temperature divides only the expert, so that
-their coefficient c is `coefficient=c*T` here.
+As in the authors' code (XiangLi1999/ContrastiveDecoding), a token is plausible from a tenth of the
+likeliest token's probability on, and the amateur has its own temperature. Their beam search runs at
+temperature 1, where the order does not matter. When they sample at temperature T, it divides only
+the expert's logits: their coefficient c is `coefficient=c*T` here.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class ContrastiveOptions(Options):
         default=1.0, ge=0.01, le=100, description="Divides the amateur's logits."
     )
     amateur: str = Field(
-        default="", max_length=4_096, description="A smaller model instead of the toxic one."
+        default="", max_length=4_096, description="A smaller model to use as the amateur."
     )
     order: Order = "shift-warp"
 
 
 def contrast(scores: Tensor, amateur: Tensor, options: ContrastiveOptions) -> Tensor:
-    """`scores` less the `amateur`'s logits where plausible, -inf elsewhere; all (B, V)."""
+    """`scores` minus the weighted `amateur` logits where plausible, -inf elsewhere; all (B, V)."""
     least = scores.amax(dim=-1, keepdim=True) + math.log(options.plausible)
     contrasted = scores - options.coefficient / options.amateur_temperature * amateur
     return contrasted.masked_fill(scores < least, -torch.inf)
 
 
 class Contrastive(DecodingBaseline):
-    """The model less an amateur that was tuned on toxic text (`tide fit dexperts`)."""
+    """Subtracts the logits of an amateur that was tuned on toxic text (`tide fit dexperts`)."""
 
     kind = "contrastive"
     options_class = ContrastiveOptions

@@ -1,12 +1,12 @@
 """`critic-control`: Kim et al. 2023, "Critic-Guided Decoding for Controlled Text Generation".
 
-ACL Findings 2023, arXiv:2212.10938. As `fudge`, but the classifier is a critic: it learns the
-outcome of a beginning, from the model's own continuations and a scorer's verdict on them.
-Candidates gain log sigmoid(Q); the V that the authors divide by is the same for all of them.
+ACL Findings 2023, arXiv:2212.10938. Like `fudge`, but the classifier is a critic: it learns the
+outcome of a prefix from the model's own continuations and their scores. log sigmoid(Q) is added to
+the candidates' scores. The V that the authors divide by is the same for all candidates.
 
 The authors (minbeomkim/CriticControl) train a linear head on the frozen model with the value loss
 of PPO (lambda 0.95, gamma 0.99) and keep tokens beyond the 10 candidates. Here the critic is a
-tuned copy of the model that learns the outcome itself (lambda 1, gamma 1), and others are not
+tuned copy of the model that learns the outcome itself (lambda 1, gamma 1), and only candidates are
 drawn.
 """
 
@@ -21,11 +21,11 @@ from tide.baselines.fudge import Fudge, FudgeOptions, fit_classifier
 
 
 class CriticControlOptions(FudgeOptions):
-    candidates: Candidates = Field(default=10, description="Most likely tokens that are tried.")
+    candidates: Candidates = Field(default=10, description="Number of likeliest tokens to score.")
 
 
 class CriticControl(Fudge):
-    """Adds the critic's log-score of the text after each candidate to the likeliest tokens."""
+    """Adds the critic's log-probability of a non-toxic outcome to each of the likeliest tokens."""
 
     kind = "critic-control"
     options_class = CriticControlOptions
@@ -37,8 +37,8 @@ class CriticControl(Fudge):
     def fit(task: FitTask) -> Fitted:
         """Updates of the task's model and a linear head, fitted on the model's own text.
 
-        Figures: the share of toxic texts among those, and AUC of the prediction at their end, on a
-        tenth that is held out.
+        Figures on a held-out tenth: the share of toxic texts, and AUC of the critic at the end of
+        each text.
         """
         rollouts = roll_out(task, beginnings(task))
         learned, measured = held_out(rollouts)

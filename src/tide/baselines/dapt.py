@@ -1,9 +1,9 @@
 """`dapt`: domain-adaptive pretraining, Gururangan et al. 2020 (ACL 2020, arXiv:2004.10964).
 
-The model trained on with non-toxic text, as Gehman et al. 2020 (RealToxicityPrompts) use it; the
-text is written by the trained model alone. They take the least toxic 2 % of a web corpus, three
-times over; here it is the non-toxic half of the labelled texts: the model is the expert that
-`tide fit dexperts` trains.
+The model is trained further on non-toxic text, as in Gehman et al. 2020 (RealToxicityPrompts), and
+the trained model writes alone. They train three times over the least toxic 2 % of a web corpus;
+here the trained model is the expert of `tide fit dexperts`, which learns from the non-toxic half of
+the labelled texts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ class DaptOptions(Options):
 
 
 class Dapt(DecodingBaseline):
-    """The model with `scale` times the update that was learned on non-toxic text
-    (`tide fit dexperts`).
-    """
+    """Adds `scale` times an update that was learned from non-toxic text (`tide fit dexperts`)."""
 
     kind = "dapt"
     options_class = DaptOptions
@@ -34,8 +32,8 @@ class Dapt(DecodingBaseline):
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         if other := self.artefact.info.get("auxiliary"):
             raise InputError(
-                f"baseline {self.kind}: its artefact was fitted on the smaller model "
-                f"{other!r}, and this one writes with the model itself; fit without --auxiliary"
+                f"baseline {self.kind}: its artefact was fitted on the smaller model {other!r}, "
+                "and this baseline needs an update of the model itself; fit without --auxiliary"
             )
         reader = self.fitted_reader(self.part, self._options.scale)
         return Writing(reader.read(ids, tokens), [len(row) for row in ids])

@@ -1,13 +1,13 @@
 """`destein`: Li et al. 2024, "DeStein: Navigating Detoxification of Language Models".
 
-ACL Findings 2024, arXiv:2404.10464: universal steering pairs. A direction from toxic to neutral
-text is removed from the output of each attention, at every token (authors'
-code: LizLizLi/DeStein, `lss_utils.py` for the rule, `act_utils.py` and `probs.py` for the vectors).
+ACL Findings 2024, arXiv:2404.10464: universal steering pairs. The output of each attention is moved
+at every token against a direction from neutral to toxic text (authors' code: LizLizLi/DeStein,
+`lss_utils.py` for the rule, `act_utils.py` and `probs.py` for the vectors).
 
-Their rule for single heads is never reached: the module that holds it is called with one argument,
-and the second, which asks for it, is False by default. `rule=whole` is the rule that runs in their
-code; `rule=heads` is the unreached one, except that each head keeps its own length. (Theirs would
-make all of a layer's heads equally long, which changes the model however small alpha is.)
+Their code never runs its rule for single heads: it calls the module without the argument that
+selects it, which is False by default. `rule=whole` is the rule that their code runs. `rule=heads`
+is the unused one, except that each head keeps its own norm. (Theirs would give all heads of a layer
+the same norm, which changes the model even for a small alpha.)
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tide.baselines.common.training import LEAST_AUC, auc, weak_auc
 from tide.baselines.reversal import Reversal
 from tide.data.labelled import Pair
 
-_LAST = 8  # tokens at the end of a text whose mean stands for it
+_LAST = 8  # final tokens of a text, whose mean represents it
 _PAIRS = 20
-_PROBED = 0.8  # share of them that the probes learn from
+_PROBED = 0.8  # share of the pairs that the probes learn from
 _HELD_OUT = 200
 # The authors' alpha by architecture, and for all others.
 _ALPHAS, _ALPHA = {"gpt2": 0.4}, 0.3
@@ -46,7 +46,7 @@ class DesteinOptions(Options):
     strength = "alpha"
 
     alpha: Strength | None = Field(
-        default=None, description="Length of the step; none: 0.4 for GPT-2, 0.3 for others."
+        default=None, description="Step length; none means 0.4 for GPT-2 and 0.3 for others."
     )
     rule: Literal["whole", "heads"] = "whole"
 
@@ -62,7 +62,7 @@ def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
 
 
 def steer_heads(values: Tensor, vectors: Tensor, alpha: float, heads: int) -> Tensor:
-    """The same for each of `heads` slices, alpha times 1 + relu cos(x, v) of that slice."""
+    """`steer` for each of `heads` slices, with alpha times 1 + relu cos(x, v) of the slice."""
     values, vectors = _cut(values, heads), _cut(vectors, heads)
     likeness = cosine_similarity(values, vectors.expand_as(values), dim=-1).clamp(min=0)[..., None]
     step = alpha * (1 + likeness) * normalize(vectors, dim=-1)
@@ -72,7 +72,7 @@ def steer_heads(values: Tensor, vectors: Tensor, alpha: float, heads: int) -> Te
 
 
 class Destein(DecodingBaseline):
-    """Steers every layer's attention at every token. alpha = 0 leaves the model alone."""
+    """Steers every layer's attention at every token. alpha = 0 leaves the model unchanged."""
 
     kind = "destein"
     options_class = DesteinOptions
@@ -116,9 +116,9 @@ class Destein(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Directions (layers, hidden): the mean over 20 pairs of toxic minus neutral, weighted.
 
-        Each side of a pair follows a prefix that names its kind. Each head's slice counts
-        1 + the accuracy of a probe of it. Figures: how often a held-out toxic text, without prefix,
-        lies further along them than a neutral one; the mean accuracy of the probes.
+        Each text of a pair follows a prefix that names its kind. The slice of a head is weighted
+        with 1 + the accuracy of its probe. Figures: AUC of held-out texts (without prefix) by their
+        similarity to the directions; the mean accuracy of the probes.
         Raises InputError for too few pairs.
         """
         task.train.need_pairs(_PAIRS)
@@ -130,7 +130,7 @@ class Destein(DecodingBaseline):
         difference = (sides[0] - sides[1]).mean(dim=0)
         directions = (_cut(difference, heads) * weights[..., None]).flatten(-2)
         measured = _means(task, task.held_out.pairs[:_HELD_OUT], ("", ""))
-        # Every layer counts the same, as in the rule.
+        # All layers have the same weight, as in the rule.
         toxic, neutral = (
             cosine_similarity(side, directions, dim=-1).mean(dim=-1).tolist() for side in measured
         )
@@ -146,7 +146,7 @@ def _cut(hidden: Tensor, heads: int) -> Tensor:
 
 
 def _slices(heads: Heads, width: int) -> int:
-    """The number of slices of the hidden state: that of the heads, if it divides the width."""
+    """The number of slices of the hidden state: the number of heads, if it divides the width."""
     return math.gcd(heads.count, width)
 
 
@@ -176,7 +176,7 @@ def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
 def _means(
     task: FitTask, pairs: Sequence[Pair], prefixes: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
-    """Attention outputs, averaged over the last 8 tokens, of the two sides of `pairs`.
+    """Attention outputs of both sides of `pairs`, averaged over the last 8 tokens of each text.
 
     Returns the toxic and the neutral side, both (pairs, layers, hidden), float32. prefixes: texts
     before the two sides.
@@ -187,7 +187,7 @@ def _means(
         prefixes, ([p.toxic for p in pairs], [p.neutral[0] for p in pairs]), strict=True
     ):
         rows = []
-        # As the authors do: a full stop at the end of both sides would hide their difference.
+        # As the authors do: full stops at the end of both sides would hide their difference.
         for ids in task.tokenize([prefix + (text.strip(" .") or text) for text in texts]):
             layers: list[Tensor] = []
 

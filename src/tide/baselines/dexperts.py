@@ -1,9 +1,8 @@
 """`dexperts`: Liu et al. 2021, "DExperts: Decoding-Time Controlled Text Generation with Experts and
 Anti-Experts" (ACL 2021, arXiv:2105.03023).
 
-z = top-p(z_base) + alpha (z_expert - z_anti), eq. 1: a model tuned on non-toxic text pulls, one
-tuned on toxic text pushes. Without the first (the paper's anti-only), the model itself takes its
-place.
+z = top-p(z_base) + alpha (z_expert - z_anti), eq. 1: the expert is tuned on non-toxic text, the
+anti-expert on toxic text. With `anti_only`, as in the paper, the model itself is the expert.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_nucleus
 
-# Minimum ratio of two perplexities of a text: by the expert of the other kind, and of its own kind.
-# Below it the two experts hardly differ, and their difference is noise.
+# Minimum ratio of the perplexities of a text under the expert of the other kind and under that of
+# its own kind. Below it the two experts hardly differ, and their difference is noise.
 _APART = 1.05
 
 
 class DexpertsOptions(Options):
     strength = "alpha"
 
-    alpha: Strength = Field(default=2.0, description="Weight of experts.")
+    alpha: Strength = Field(default=2.0, description="Weight of the experts' difference.")
     filter_p: float = Field(
-        default=0.9, gt=0, le=1, description="Nucleus of the model itself that is kept."
+        default=0.9, gt=0, le=1, description="Top-p of the model; tokens outside are dropped."
     )
-    anti_only: bool = Field(default=False, description="The model itself is the expert.")
+    anti_only: bool = Field(default=False, description="Use the model itself as the expert.")
     order: Order = "shift-warp"
 
 
@@ -65,7 +64,7 @@ class Dexperts(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Updates of the task's model: `expert` on non-toxic text, `anti` on toxic text.
 
-        Figures: perplexity of held-out text of its own kind and of the other's, before and after.
+        Figures: perplexity of held-out text of its own kind and of the other, before and after.
         """
         sides = {"expert": write_like(task, toxic=False), "anti": write_like(task, toxic=True)}
         tensors: dict[str, Tensor] = {}
@@ -78,7 +77,7 @@ class Dexperts(DecodingBaseline):
             own = fitted.held_out["perplexity"]
             if _APART * own > (others := other.held_out["perplexity of the other kind"]):
                 doubts.append(
-                    f"the {side} knows held-out text of its kind hardly better than the other: "
+                    f"the {side} predicts held-out text of its kind hardly better than the other: "
                     f"perplexity {own:.1f} against {others:.1f}"
                 )
         return Fitted(tensors, figures, tuple(doubts))

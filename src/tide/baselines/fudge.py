@@ -1,11 +1,11 @@
 """`fudge`: Yang and Klein 2021, "FUDGE: Controlled Text Generation With Future Discriminators".
 
-NAACL 2021, arXiv:2104.05218. A classifier that has seen every prefix of labelled texts says how
-likely a text that begins so is to become a non-toxic one. The likeliest tokens gain the log of that
-(log P(x | past) + weight log P(non-toxic | past, x): Bayes' rule at weight 1); others are not
-drawn. As in the authors' code (yangkevin2/naacl-2021-fudge-controlled-generation, `formality`): 200
-candidates, cross-entropy at every position alike. Their classifier is an LSTM; this one is a copy
-of the model with a linear head, as in `rad`.
+NAACL 2021, arXiv:2104.05218. A classifier, trained on every prefix of labelled texts, predicts how
+likely a text with this prefix is to become non-toxic. The log of that is added to the scores of the
+likeliest tokens (log P(x | past) + weight log P(non-toxic | past, x): Bayes' rule at weight 1);
+other tokens are not drawn. The 200 candidates and the equal weight of all positions in the loss are
+those of the authors' code (yangkevin2/naacl-2021-fudge-controlled-generation, `formality`). Their
+classifier is an LSTM; this one is a copy of the model with a linear head, as in `rad`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class FudgeOptions(Options):
     strength = "weight"
 
     weight: Strength = Field(default=1.0, description="Weight of log P(non-toxic).")
-    candidates: Candidates = Field(default=200, description="Most likely tokens that are tried.")
+    candidates: Candidates = Field(default=200, description="Number of likeliest tokens to score.")
     order: Order = "shift-warp"
 
 
 def prefix_loss(logits: Tensor, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """Mean cross-entropy at every position of a text from its start on; a scalar.
+    """Mean cross-entropy over all positions of the texts from their start on; a scalar.
 
     logits: (B, T), of P(non-toxic). labels: (B,), in [0, 1], 1 = non-toxic. starts, lengths: (B,).
     """
@@ -42,7 +42,7 @@ def prefix_loss(logits: Tensor, labels: Tensor, starts: Tensor, lengths: Tensor)
 
 
 class Fudge(Rad):
-    """The likeliest candidates gain the log-probability that the text becomes a non-toxic one."""
+    """Adds the log-probability that the text becomes non-toxic to each of the likeliest tokens."""
 
     kind = "fudge"
     options_class = FudgeOptions  # type: ignore[assignment]
@@ -53,7 +53,7 @@ class Fudge(Rad):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model and a linear head in place of its own.
+        """Updates of the task's model, and a linear head that replaces its output layer.
 
         Figure: AUC of the prediction at the end of held-out texts.
         """
@@ -77,9 +77,9 @@ def fit_classifier(
     starts: Sequence[int],
     measured: Sequence[Sequence[int]],
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """The task's model trained by `prefix_loss`, and its logit at the end of `measured` texts.
+    """Train the task's model by `prefix_loss`; also returns logits at the end of `measured` texts.
 
-    ids: texts with these labels, each learned from its start.
+    ids: training texts with these labels. starts: position from which each counts in the loss.
     """
     device = task.model.device
     goal, begin = torch.tensor(labels, device=device), torch.tensor(starts, device=device)

@@ -1,9 +1,9 @@
 """`gedi`: Krause et al. 2021, "GeDi: Generative Discriminator Guided Sequence Generation".
 
-EMNLP Findings 2021, arXiv:2009.06367. A language model conditioned on "clean" or "dirty" says, by
-Bayes' rule, how likely each next token makes the text a clean one; scores gain omega times the log
-of that, and the least clean tokens are dropped (authors' code: salesforce/GeDi,
-`modeling_utils.py`, which this follows where the paper leaves a choice).
+EMNLP Findings 2021, arXiv:2009.06367. By Bayes' rule, a language model conditioned on "clean" or
+"dirty" gives the probability that the text is clean after each next token. omega times its log is
+added to the scores, and the least clean tokens are dropped. Where the paper leaves a choice, this
+follows the authors' code (salesforce/GeDi, `modeling_utils.py`).
 """
 
 from __future__ import annotations
@@ -35,44 +35,44 @@ from tide.engines.checkpoint import context_length
 from tide.engines.local.stream import Stream
 
 CODES = ("clean", "dirty")
-# Share of the generative loss in training; the rest is the discriminative one.
+# Share of the generative loss in training; the rest is for the discriminative loss.
 _GENERATIVE = 0.8
-# The scale of the class logits is one number with far to go: it learns faster.
+# Learning rate of the scale of the class logits: higher, since one number has to change much.
 _SCALE_RATE = 0.02
-_MOST_TOKENS = 2048  # whose logits are held at once, outside of training
+_MOST_TOKENS = 2048  # maximum tokens whose logits are in memory at once, outside of training
 _HIGHEST = 10.0  # score of the likeliest token while repetition is penalised
 
 
 class GediOptions(Options):
     strength = "omega"
 
-    omega: Strength = Field(default=30.0, description="Weight of the posterior; 0: no GeDi.")
+    omega: Strength = Field(default=30.0, description="Weight of log P(clean); 0 turns GeDi off.")
     class_bias: float = Field(
-        default=2.0, ge=0, le=100, description="Log odds that every text is clean beforehand."
+        default=2.0, ge=0, le=100, description="Prior log odds that a text is clean."
     )
     filter_p: float = Field(
-        default=0.8, ge=0, le=1, description="The least clean tokens of this mass are dropped..."
+        default=0.8, ge=0, le=1, description="Drop the least clean tokens up to this mass."
     )
     target_p: float = Field(
-        default=0.8, gt=0, le=1, description="...unless they are clean with this probability."
+        default=0.8, gt=0, le=1, description="Keep tokens whose P(clean) is at least this."
     )
     repetition_penalty: float = Field(
-        default=1.0, ge=1, le=100, description="Of tokens that were written; its authors' is 1.2."
+        default=1.0, ge=1, le=100, description="Divides scores of written tokens (authors: 1.2)."
     )
     order: Order = "shift-warp"
 
     @property
     def onset(self) -> float:
-        """Grows from 0 to 1 with omega, so that the other parts of the method set in gradually."""
+        """Rises from 0 to 1 with omega, so that filter and repetition penalty set in gradually."""
         return min(1.0, self.omega)
 
 
 def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
     """Log p + omega log P(clean) over (B, V), -inf where dropped; odds: log odds of clean.
 
-    The class bias is added to the odds. Tokens are taken from the least to the most clean; those at
-    which the sum of their guided probabilities is still below filter_p are dropped, unless P(clean)
-    (without the bias) >= target_p.
+    The class bias is added to the odds. Tokens are dropped from the least clean on, while the sum
+    of their guided probabilities is below filter_p; tokens with P(clean) >= target_p (without the
+    bias) are kept.
     """
     posterior = nn.functional.logsigmoid(odds + options.class_bias)
     guided = scores.log_softmax(dim=-1) + options.omega * posterior
@@ -85,11 +85,11 @@ def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
 
 
 def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tensor:
-    """`scores` (B, V) with the largest at 10, divided by `penalty` at each token of `written`.
+    """`scores` (B, V), shifted to a maximum of 10, and divided by `penalty` at `written` tokens.
 
-    written: (B,) each. Where that was the largest, the largest of the row is 10 again before the
-    next. (As in the authors' code: after this shift the division does not depend on an
-    offset of the scores, most of which are positive.)
+    written: the tokens (B,) of each step. When a row's maximum is divided, the row is shifted again
+    before the next token. (As in the authors' code: most scores are then positive, and the division
+    does not depend on their offset.)
     """
     scores = scores - scores.amax(dim=-1, keepdim=True) + _HIGHEST
     for tokens in written:
@@ -103,13 +103,13 @@ def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tenso
 def with_code(
     ids: Sequence[int], code: Sequence[int], special: frozenset[int]
 ) -> tuple[list[int], int]:
-    """`ids` with a code word before the text, after the special tokens in front; and its start."""
+    """Insert a code word after the leading special tokens; also returns where the text starts."""
     lead = next((i for i, token in enumerate(ids) if token not in special), len(ids))
     return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
 
 
 class _GuidedWriting(Writing):
-    """Streams: the model, and the class-conditional one with 2B rows, clean ones first."""
+    """Streams: the model's, and the class-conditional model's with 2B rows, "clean" first."""
 
     reads_per_token = 3
 
@@ -136,7 +136,7 @@ class _GuidedWriting(Writing):
             return scores
         clean, dirty = self._next.chunk(2)
         options = self._options
-        # The likelihoods are normalised by length and scaled; both classes are as likely.
+        # The likelihoods are normalised by length and scaled; `guide` adds the class bias.
         guided = guide(scores, self._scale * (clean - dirty) / (self._counts[:, None] + 1), options)
         if options.repetition_penalty == 1:
             return guided
@@ -151,7 +151,7 @@ class _GuidedWriting(Writing):
 
 
 class Gedi(DecodingBaseline):
-    """Guides each token by the probability that it makes the text a clean one."""
+    """Guides each token by the probability that the text is clean after it."""
 
     kind = "gedi"
     options_class = GediOptions
@@ -184,13 +184,13 @@ class Gedi(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Updates that condition the task's model on "clean" or "dirty", and the scale.
 
-        Loss: 0.8 generative (the text after its own code word) and 0.2 discriminative (which code
-        word it is likelier after). Figure: AUC of the discrimination on held-out texts.
+        Loss: 0.8 generative (of the text after its own code word) and 0.2 discriminative (of the
+        choice between the code words). Figure: AUC of that choice on held-out texts.
         """
         texts, held_out = task.texts()
         codes = _codes(task.tokenizer)
         special = frozenset(task.tokenizer.all_special_ids)
-        # Room for the code in the context.
+        # Leave room for the code word in the context.
         most = (context_length(task.model.config) or 2**31) - max(map(len, codes))
         ids = [row[:most] for row in task.tokenize([text.text for text in texts])]
         dirty = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
@@ -198,7 +198,7 @@ class Gedi(DecodingBaseline):
         log_scale = nn.Parameter(torch.zeros((), device=task.model.device))
 
         def class_losses(rows: Sequence[Sequence[int]]) -> Tensor:
-            """Mean -log p per token after either code word, (B, 2)."""
+            """Mean -log p per token after each code word, (B, 2)."""
             coded = [with_code(row, code, special) for code in codes for row in rows]
             rows, starts = [row for row, _ in coded], [start for _, start in coded]
             losses = _text_losses(tuning.model, rows, starts)

@@ -1,11 +1,11 @@
 """`pplm`: Dathathri et al. 2020, "Plug and Play Language Models" (ICLR 2020, arXiv:1912.02164).
 
-Before each token, the keys and values of everything read so far are moved a few steps down the
-gradient of a loss: a linear classifier's on the mean hidden state of the text, with what would
-follow as one more token, and a little divergence from the model itself. The token is drawn from
-p_moved^fuse p^(1 - fuse), and the moved cache is gone on with. The steps are those of the authors'
-code (uber-research/PPLM, `run_pplm.py`), the settings those with which DExperts ran it on toxicity
-(step 0.2, 10 iterations). Each row of a batch has gradients of a length of its own.
+Before each token, the cached keys and values are moved a few steps down the gradient of a loss. The
+loss is that of a linear classifier on the mean hidden state of the text (including one expected
+next token), plus a small divergence from the unmodified model. The token is drawn from
+p_moved^fuse p^(1 - fuse), and the moved cache is kept. The steps are those of the authors' code
+(uber-research/PPLM, `run_pplm.py`); the settings are those of DExperts' runs on toxicity (step 0.2,
+10 iterations). Gradients are normalised for each row of a batch separately.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tide.engines.local.stream import Forward, Stream, token_positions
 
 _SMALL = 1e-15
 
-# The keys and the values of each layer, (B, heads, T, size).
+# Keys and values of each layer in turn, each (B, heads, T, size).
 Cache = list[Tensor]
 
 
 class PplmOptions(Options):
     strength = "stepsize"
 
-    stepsize: Strength = Field(default=0.2, description="Length of a step, in every layer.")
+    stepsize: Strength = Field(default=0.2, description="Step length, in every layer.")
     iterations: int = Field(default=10, ge=1, le=1_000, description="Steps before each token.")
-    fuse: float = Field(default=0.9, ge=0, le=1, description="Share of the moved distribution.")
+    fuse: float = Field(default=0.9, ge=0, le=1, description="Weight of the moved distribution.")
     divergence: float = Field(
         default=0.01, ge=0, le=10_000, description="Weight of the divergence in the loss."
     )
@@ -72,11 +72,11 @@ def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cac
 
 
 class _PerturbedWriting(Writing):
-    """`model`: a copy of the one that writes, through which gradients can go. scale: of its layer
-    of embeddings, which in Gemma multiplies its rows.
+    """model: a copy of the engine's model that supports gradients. scale: factor of its input
+    embeddings, which is not 1 in Gemma.
 
-    Two caches of it are kept: one of the text as it is, and one of all but its last token, moved.
-    Forward tokens are counted; a backward pass takes about as long as two of them.
+    It has two caches: one of the text so far, unmoved, and a moved one of all tokens but the last.
+    Only forward tokens are counted; a backward pass takes about as long as two forward passes.
     """
 
     reads_per_token = 2
@@ -100,7 +100,7 @@ class _PerturbedWriting(Writing):
             self._mask = before_end(lengths, tokens.shape[1]).flip(1).long()
             self._logits, hidden, self._own = self._run([], input_ids=tokens)
             hidden = hidden * self._mask[..., None]
-            # Caches of all tokens but the last, and of the last.
+            # The state after all tokens but the last, and the last token.
             self._sum, self._hidden = hidden[:, :-1].sum(dim=1), hidden[:, -1]
             self._past = [part[:, :, :-1] for part in self._own]
             self._last = tokens[:, -1]
@@ -116,7 +116,7 @@ class _PerturbedWriting(Writing):
         mask = pad(self._mask, (0, ahead), value=1)
         (read,) = inputs.values()
         positions = token_positions(mask)[:, -read.shape[1] :]
-        if self._forward.context is not None:  # rows that have ended are read, too
+        if self._forward.context is not None:  # ended rows are read beyond the context, too
             positions = positions.clamp(max=self._forward.context - 1)
         out = self._forward(mask, positions, held, output_hidden_states=True, **inputs)
         longer = [part for layer in held.layers for part in (layer.keys, layer.values)]
@@ -129,7 +129,7 @@ class _PerturbedWriting(Writing):
         return shifted.masked_fill(scores == -torch.inf, -torch.inf)
 
     def _moved(self) -> Tensor:
-        """Logits (B, V) after the moved cache, which is kept for the next token."""
+        """Logits (B, V) given the moved cache; keeps that cache for the next token."""
         last, options = self._last[:, None], self._options
         weight, bias = self._classifier
         count = self._mask.sum(dim=1)[:, None]
@@ -158,7 +158,7 @@ class _PerturbedWriting(Writing):
 
 
 class Pplm(DecodingBaseline):
-    """Moves the cache before every token, to where a classifier of the text finds it less toxic."""
+    """Moves the key-value cache before every token, by the gradients of a toxicity classifier."""
 
     kind = "pplm"
     options_class = PplmOptions

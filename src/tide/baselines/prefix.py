@@ -1,8 +1,8 @@
 """`prefix`: an instruction before the prompt, the simplest baseline.
 
-No paper's: the model is asked, in plain words, to be polite. The change that the instruction makes
-to the logits is multiplied by a scale (Sanchez et al. 2023,
-"Stay on topic with Classifier-Free Guidance", arXiv:2306.17806). Of a chat, it stands before all.
+Not from a paper: the instruction asks the model, in plain words, to be polite. The change that it
+makes to the logits is multiplied by a scale (Sanchez et al. 2023, "Stay on topic with
+Classifier-Free Guidance", arXiv:2306.17806). In a chat it stands before the first role marker.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class PrefixOptions(Options):
         default=TEXT,
         min_length=1,
         max_length=10_000,
-        description="A line before it.",
+        description="The instruction, put on a line before the prompt.",
     )
     order: Order = "shift-warp"
 
 
 class PrefixBaseline(DecodingBaseline):
-    """The model after an instruction to be polite, which stands before the prompt."""
+    """Puts an instruction to be polite before the prompt."""
 
     kind = "prefix"
     options_class = PrefixOptions

@@ -1,12 +1,12 @@
 """`quark`: Lu et al. 2022, "Quark: Controllable Text Generation with Reinforced Unlearning".
 
-NeurIPS 2022, arXiv:2205.13636. The model writes, a scorer judges, and the model is trained on with
-what it wrote, after a token that says in which fifth by toxicity a text is; then it writes again,
-after the token of the best fifth, and so on. In the end it writes after that token.
+NeurIPS 2022, arXiv:2205.13636. The model writes texts and a scorer rates them. The model is then
+trained on these texts, each after a token for its fifth by toxicity; next it writes after the token
+of the least toxic fifth, and so on. The trained model always writes after that token.
 
-Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of what was written,
-0.05 times the divergence from the model as it was, -0.06 times the entropy. Their model writes new
-texts every 500 steps, up to 47 times; here it writes four times.
+Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of the written tokens,
+plus 0.05 times the divergence from the original model, minus 0.06 times the entropy. Their model
+writes new texts every 500 steps, up to 47 times; here it writes four times.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _KL, _ENTROPY = 0.05, 0.06
 class QuarkOptions(Options):
     strength = "scale"
 
-    scale: Strength = Field(default=1.0, description="0: the model itself, 1: the trained one.")
+    scale: Strength = Field(default=1.0, description="0: the original model, 1: the trained one.")
     order: Order = "shift-warp"
 
 
 def fifths(toxicity: list[float]) -> list[int]:
-    """The fifth of each text, from 0 (least toxic) to 4; of equal scores the earlier is lower."""
+    """The fifth of each text, from 0 (least toxic) to 4; equal scores rank in the given order."""
     order = sorted(range(len(toxicity)), key=toxicity.__getitem__)
     found = [0] * len(toxicity)
     for place, number in enumerate(order):
@@ -48,7 +48,7 @@ def fifths(toxicity: list[float]) -> list[int]:
 def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
     """Mean over N tokens of -log p + 0.05 KL(p || p before) - 0.06 entropy of p; a scalar.
 
-    logits, before: (N, V), of the model that is trained and of the one it was. tokens: (N,).
+    logits, before: (N, V), of the model in training and of the original one. tokens: (N,).
     """
     log_p, log_before = logits.log_softmax(dim=-1), before.log_softmax(dim=-1)
     p = log_p.exp()
@@ -79,13 +79,13 @@ class Quark(DecodingBaseline):
 
         Figures: mean toxicity of its continuations of held-out prompts (a tenth), before and after.
         """
-        prompts, asked = held_out(beginnings(task))
-        toxic = fmean(one.toxicity for one in roll_out(task, asked))
+        prompts, measured = held_out(beginnings(task))
+        toxic = fmean(one.toxicity for one in roll_out(task, measured))
         table = task.model.get_input_embeddings()
         torch.manual_seed(task.settings.seed)
         random = torch.randn_like(table.weight[:_FIFTHS], dtype=torch.float32)
         codes = nn.Parameter(random * table.weight.float().std())
-        # Low-rank updates can be switched off; a model trained whole needs a second copy.
+        # Low-rank updates can be switched off; full training needs a copy of the original model.
         unchanged = None if task.settings.rank else copy.deepcopy(task.model)
         tuning, pool, step = Tuning(task.model, task.settings), list[Rollout](), 0
         kinds = torch.empty(0)
@@ -109,7 +109,7 @@ class Quark(DecodingBaseline):
             x = table(padded)
             x = torch.cat([codes[kinds[chosen], None].to(x.dtype), x], dim=1)
             now = tuning.model(inputs_embeds=x, use_cache=False)
-            # The code stands before the first token; the last token predicts nothing.
+            # `now` has one position more, of the code in front; the last token predicts nothing.
             own, logits = (
                 out.logits[:, first:-1][written].float() for first, out in ((0, before), (1, now))
             )
@@ -117,7 +117,7 @@ class Quark(DecodingBaseline):
 
         groups = [{"params": [*tuning.parameters, codes]}]
         train(groups, loss, [1] * len(prompts), task, "unlearning", early=False)
-        texts = roll_out(task, asked, front=codes[:1].detach())
+        texts = roll_out(task, measured, front=codes[:1].detach())
         after = fmean(one.toxicity for one in texts)
         tensors = tuning.tensors("lora.") | {"codes": codes.detach().float()}
         doubts = ("its texts are as toxic as before",) if after >= toxic else ()

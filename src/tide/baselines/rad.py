@@ -1,16 +1,16 @@
 """`rad`: Deng and Raffel 2023, "Reward-Augmented Decoding" (EMNLP 2023, arXiv:2310.09520).
 
-A small causal LM with a linear head predicts the toxicity of every prefix; candidates gain
-beta (1 - toxicity). Because it is unidirectional, it reads each candidate after its
-own cache of the prefix. Four codes differ:
+A small causal LM with a linear head predicts the toxicity of every prefix; beta (1 - toxicity) is
+added to the candidates' scores. Because the LM is unidirectional, it reads each candidate after its
+cache of the prefix. The code exists in four versions:
 
     r-three/RAD (the authors', 2023)               normalize=clamp (order=shift-warp)
     IBM/AISteer360, 2025-09-19 to 2026-03-09       normalize=clamp,order=warp-shift
     IBM/AISteer360, 2026-03-10 to 2026-08-05       normalize=minmax (order=warp-shift)
     IBM/AISteer360 since 2026-08-06                normalize=minmax,order=shift-warp
 
-A logits processor is called by transformers before temperature and top-p, as the first and the last
-are; the two between do the warping themselves, before the shift.
+transformers calls a custom logits processor before temperature and top-p: the first and the last
+version are such processors. The two in between do the warping themselves, before the shift.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.layers import Head, output_layer
 from tide.baselines.common.training import Tuning, auc, before_end, read, right_pad, train, weak_auc
 
-# The default of each order, as published.
+# The published order of each normalisation.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
 
 
 class RadOptions(Options):
     strength = "beta"
 
-    beta: Strength = Field(default=50.0, description="Weight of rewards.")
-    candidates: Candidates = Field(default=20, description="Most likely tokens that are tried.")
+    beta: Strength = Field(default=50.0, description="Weight of the rewards.")
+    candidates: Candidates = Field(default=20, description="Number of likeliest tokens to score.")
     normalize: Literal["minmax", "clamp"] = "minmax"
     order: Order = Field(
         default_factory=lambda chosen: _ORDERS[chosen["normalize"]],
-        description="clamp: shift-warp; minmax: warp-shift.",
+        description="By default shift-warp for clamp, warp-shift for minmax.",
     )
 
 
 def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
-    """1 - toxicity of candidates (B, K), normalised to [0, 1]; scores of -inf are ignored.
+    """1 - toxicity of candidates (B, K), normalised to [0, 1], without those whose score is -inf.
 
     clamp: cut to [0, 1]. minmax: 0 for the most toxic candidate of a row, 1 for the least; 0.5 for
-    all where they do not differ.
+    all candidates if they are equally toxic.
     """
     if normalize == "clamp":
         return 1 - toxicity.clamp(0, 1)
@@ -63,9 +63,9 @@ def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
-    """Squared errors of every prefix of a text, weighted by its length; a scalar.
+    """Mean squared error of all prefixes of a text, weighted by their length; a scalar.
 
-    predicted: (B, T); labels, lengths: (B,). A text's weights 1, 2, ... add up to 1.
+    predicted: (B, T); labels, lengths: (B,). A text's weights 1, 2, ... are scaled to a sum of 1.
     """
     seen = before_end(lengths, predicted.shape[1])
     weights = torch.arange(1, predicted.shape[1] + 1, device=predicted.device) * seen
@@ -74,7 +74,7 @@ def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tens
 
 
 class Rad(DecodingBaseline):
-    """Each of the likeliest candidates gains beta times its reward; others are not drawn."""
+    """Adds beta times a reward to each of the likeliest tokens; others are not drawn."""
 
     kind = "rad"
     options_class = RadOptions
@@ -93,7 +93,7 @@ class Rad(DecodingBaseline):
         return CandidateWriting(stream, reads, self._options.candidates, forked, gains)
 
     def gains(self, found: Tensor, scores: Tensor) -> Tensor:
-        """The gains of candidates, given the head's output after each and their scores; (B, K)."""
+        """Values to add to the `scores` of candidates; found: head outputs after each; (B, K)."""
         return self._options.beta * rewards(found, scores, self._options.normalize)
 
     @cached_property
@@ -107,10 +107,10 @@ class Rad(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model and a linear head in place of its own.
+        """Updates of the task's model, and a linear head that replaces its output layer.
 
-        It learns from every score. Figures: AUC and mean squared error of the prediction at the end
-        of held-out texts that are toxic or are not.
+        The labels are the toxicities. Figures: AUC and mean squared error of the prediction at the
+        end of held-out texts that are clearly toxic or non-toxic.
         """
         texts, held_out = task.texts(rest=True)
         labels = torch.tensor([text.toxicity for text in texts], device=task.model.device)
@@ -129,7 +129,7 @@ class Rad(DecodingBaseline):
 
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
-    """Replace the model's head by a linear one with one output, which first predicts `begin`."""
+    """Replace the output layer by a linear head with one output, which first predicts `begin`."""
     old: Any = output_layer(model, "reward model")
     head = Head(old.weight.shape[-1], 1, old.weight.device)
     nn.init.zeros_(head.weight)
@@ -149,24 +149,24 @@ def fit_head(
     """Train the task's model with a linear head, whose first prediction is `begin`.
 
     Returns the updates, and the predictions at the end of the `measured` texts. error: the loss,
-    given predictions (B, T) at every position, the numbers of these texts in `ids`, and their
-    lengths (B,).
+    given predictions (B, T) at every position, the rows of these texts in `ids`, and their lengths
+    (B,).
     """
     head = _with_head(task.model, begin)
     tuning = Tuning(task.model, task.settings)
     head.requires_grad_(True)
 
-    def said(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def predict(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         padded, lengths = right_pad(rows, task.model.device)
         return tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
 
     def loss(numbers: list[int]) -> Tensor:
-        found, lengths = said([ids[i] for i in numbers])
+        found, lengths = predict([ids[i] for i in numbers])
         return error(found, numbers, lengths)
 
     @torch.inference_mode()
     def at_the_end(rows: list[Sequence[int]]) -> list[float]:
-        found, lengths = said(rows)
+        found, lengths = predict(rows)
         return list(found[torch.arange(len(found)), lengths - 1].tolist())
 
     groups = [{"params": [*tuning.parameters, *head.parameters()]}]

@@ -1,16 +1,15 @@
 """`rectification`: Cao et al. 2023, "Systematic Rectification of Language Models via Dead-end
 Analysis" (ICLR 2023, arXiv:2302.14003).
 
-A network Q(text, token), in [-1, 0], predicts for every token of the vocabulary how surely the text
-becomes toxic after it; the token's probability is then capped at 1 + Q - epsilon.
-The cap is that of the authors' code (mcao516/rectification-lm, `SecurityLogitsProcessor`: floor of
-1e-7, applied twice, since it leaves probabilities that add up to less than 1).
+A network Q(text, token), in [-1, 0], predicts for every token of the vocabulary how likely the text
+is to become toxic after it; the token's probability is then capped at 1 + Q - epsilon. As in the
+authors' code (mcao516/rectification-lm, `SecurityLogitsProcessor`), a cap is at least 1e-7, and the
+capping is repeated once, because capped probabilities add up to less than 1.
 
-They learn Q by SARSA with a target network, on the most and the least toxic of 25 continuations of
-each prompt, the outcome being 0 or -1. Without a discount Q is then their mean outcome. Here Q
-learns the score of one continuation per prompt directly: it is nearer to 0, so a scale has less
-effect. Their head has a hidden layer of twice the width and an output for each token; this one has
-one of the LoRA rank.
+They learn Q by SARSA with a target network, from the most and the least toxic of 25 continuations
+of each prompt, with the outcome 0 or -1. Without a discount, that Q is the mean outcome. Here Q
+learns the score of one continuation per prompt directly: nearer to 0, so the same scale has less
+effect. Their head has a hidden layer of twice the model's width; here its size is the LoRA rank.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_ou
 from tide.baselines.common.training import Tuning, read, right_pad, span, train
 from tide.core.errors import InputError, guarded
 
-_FLOOR = 1e-7  # of a cap
-_RANK = 64  # of the head where all weights are trained
+_FLOOR = 1e-7  # minimum cap
+_RANK = 64  # of the head if all weights are trained
 
 
 class RectificationOptions(Options):
     strength = "scale"
 
     scale: Strength = Field(default=1.0, description="Multiple of Q - epsilon; 1: the paper's.")
-    epsilon: float = Field(default=0.1, ge=0, le=1, description="Taken from every cap.")
+    epsilon: float = Field(default=0.1, ge=0, le=1, description="Subtracted from Q.")
     order: Order = "shift-warp"
 
 
@@ -60,9 +59,9 @@ def taken(q: Tensor, ids: Tensor) -> Tensor:
 def outcome_error(
     q: Tensor, ids: Tensor, toxicity: Tensor, starts: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Mean squared difference of Q and -toxicity over the tokens from the start on; a scalar.
+    """Mean squared difference of Q and -toxicity, over each text's tokens from its start on.
 
-    q: (B, T, V); ids: (B, T); toxicity, starts, lengths: (B,).
+    q: (B, T, V); ids: (B, T); toxicity, starts, lengths: (B,). Returns a scalar.
     """
     errors = (taken(q, ids) + toxicity[:, None]) ** 2
     return errors[span(starts - 1, lengths - 1, errors.shape[1])].mean()
@@ -97,8 +96,7 @@ class Rectification(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Updates of the task's model and a low-rank head, fitted on the model's own text.
 
-        Figures: the share of toxic texts among those, and AUC of the last token's Q, on a tenth
-        that is held out.
+        Figures on a held-out tenth: the share of toxic texts, and AUC of the last token's Q.
         """
         learned, measured = held_out(roll_out(task, beginnings(task)))
         device = task.model.device
@@ -131,7 +129,7 @@ class Rectification(DecodingBaseline):
 
 
 def with_q_head(model: Any, rank: int) -> nn.Module:
-    """Replace the model's head by one of this rank, which predicts 0 for every token."""
+    """Replace the output layer by a head of this rank, which first predicts 0 for every token."""
     old: Any = output_layer(model, "Q")
     device, (vocabulary, width) = old.weight.device, old.weight.shape
     last = Head(rank, vocabulary, device)

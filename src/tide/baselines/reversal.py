@@ -1,8 +1,8 @@
 """`reversal`: Leong et al. 2023, "Self-Detoxifying Language Models via Toxification Reversal".
 
-EMNLP 2023, arXiv:2310.09573. Each step reads the text after a negative and after a
-positive prefix, and moves every head's output at the last token the opposite way (rule, exponents
-and prefixes of the authors' code: cooperleong00/ToxificationReversal, `innerdetox_hook.py`).
+EMNLP 2023, arXiv:2310.09573. Each step reads the text after a negative and after a positive prefix.
+Every head's output at the last token is moved from its negative towards its positive value. Rule,
+exponents and prefixes: authors' code, cooperleong00/ToxificationReversal, `innerdetox_hook.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ReversalOptions(Options):
     strength = "scale"
 
     scale: Strength = Field(default=1.0, description="Multiple of the published step.")
-    norm_exponent: float = Field(default=0.4, ge=0, le=10, description="Weight of |delta|.")
+    norm_exponent: float = Field(default=0.4, ge=0, le=10, description="Exponent of 1 + |delta|.")
     similarity_exponent: float = Field(
-        default=0.6, ge=0, le=10, description="Weight of the likeness to the negative prefix."
+        default=0.6, ge=0, le=10, description="Exponent of 1 + similarity to the negative prefix."
     )
 
 
@@ -42,7 +42,7 @@ def reverse(
     norm_exponent: float,
     similarity_exponent: float,
 ) -> Tensor:
-    """Head outputs moved away from the negative prefix, as long as before; all (B, heads, size).
+    """Head outputs moved away from the negative prefix, norm kept; all (B, heads, size).
 
     v - scale (1 + |delta|)^a (1 + relu cos(v, v_neg_end))^b delta for each head, then the whole
     vector of all heads scaled to its old norm.
@@ -51,13 +51,13 @@ def reverse(
     likeness = cosine_similarity(values, negative_end, dim=-1).clamp(min=0)[..., None]
     moved = values - scale * by_norm * (1 + likeness) ** similarity_exponent * delta
     norm = moved.norm(dim=(-2, -1), keepdim=True)
-    # A vector of zeros has no direction to keep.
+    # A vector of zeros stays as it is.
     kept: Tensor = moved * (values.norm(dim=(-2, -1), keepdim=True) / norm.clamp(min=1e-12))
     return kept
 
 
 class _ReversedWriting(Writing):
-    """Streams: 2B rows after the prefixes, which are read first, and the B rows themselves."""
+    """Streams: 2B rows with the prefixes, which are read first, and the B rows without them."""
 
     reads_per_token = 3
 
@@ -107,8 +107,8 @@ class _ReversedWriting(Writing):
 class Reversal(DecodingBaseline):
     """Moves each head's output at the last token against the effect of a negative prefix.
 
-    The prefixed passes are those of the untouched model and see the text written so far. Raises
-    EngineError for a model whose layers are not known.
+    The passes with a prefix run without this change and read the text written so far. Raises
+    EngineError for an unknown layer layout.
     """
 
     kind = "reversal"
@@ -137,7 +137,7 @@ class Reversal(DecodingBaseline):
 
     @cached_property
     def negative_end(self) -> dict[int, Tensor]:
-        """By layer, the heads' outputs at the end of the negative prefix, (heads, size)."""
+        """The heads' outputs at the end of the negative prefix, (heads, size), by layer."""
         ends: dict[int, Tensor] = {}
 
         def note(layer: int, merged: Tensor) -> None:

@@ -1,12 +1,12 @@
 """`safe-decoding`: Xu et al. 2024, "SafeDecoding: Defending against Jailbreak Attacks via
 Safety-Aware Decoding" (ACL 2024, arXiv:2402.08983).
 
-Only the first tokens are drawn from p + alpha (p_expert - p), over tokens that model and expert
-both rank high: those in both top-k lists, with the smallest k that gives `common` of them.
-Defaults and floor are those of the authors' code (uw-nsl/SafeDecoding). Their expert was tuned to
-refuse; ours is the one that `dexperts` tuned on non-toxic text (its artefact is read). The
-model's own likeliest token is always among those that are tried, so that alpha 0 is the model; at
-their alpha of 3 it is drawn only if the expert finds it likely too.
+The first tokens are drawn from p + alpha (p_expert - p), over tokens that are in the top-k lists of
+both model and expert, with the smallest k that gives `common` of them; later tokens are the
+model's. Defaults and floor are those of the authors' code (uw-nsl/SafeDecoding). Their expert was
+tuned to refuse; here it is that of `dexperts`, tuned on non-toxic text (its artefact is read).
+The model's likeliest token is always included, so that alpha 0 is the model; at their alpha of 3 it
+is drawn only if the expert finds it likely too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
 from tide.engines.local.stream import Stream
 
-_FLOOR = 1e-8  # of a probability
+_FLOOR = 1e-8  # minimum probability
 
 
 class SafeDecodingOptions(Options):
@@ -27,9 +27,9 @@ class SafeDecodingOptions(Options):
 
     alpha: Strength = Field(default=3.0, description="Weight of the expert.")
     first: int = Field(
-        default=2, ge=1, le=10_000, description="Tokens that the expert has a say in."
+        default=2, ge=1, le=10_000, description="Number of first tokens that are shifted."
     )
-    common: int = Field(default=5, ge=1, le=10_000, description="Tokens that both must rank high.")
+    common: int = Field(default=5, ge=1, le=10_000, description="Tokens in both top-k lists.")
     order: Order = "shift-warp"
 
 
@@ -49,7 +49,7 @@ def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
 
 
 def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
-    """Log of p + alpha (p_expert - p), at least 1e-8, in common; -inf elsewhere; all (B, V)."""
+    """Log of p + alpha (p_expert - p), at least 1e-8, where `in_common`, -inf elsewhere; (B, V)."""
     own, safe = scores.softmax(dim=-1), expert.softmax(dim=-1)
     moved = (own + alpha * (safe - own)).clamp(min=_FLOOR).log()
     return moved.masked_fill(~in_common(scores, expert, least), -torch.inf)
@@ -83,7 +83,7 @@ class _SafeWriting(MixedWriting):
 
 
 class SafeDecoding(DecodingBaseline):
-    """The first tokens lean to an expert that was tuned on non-toxic text (`tide fit dexperts`)."""
+    """Shifts the first tokens to an expert tuned on non-toxic text (`tide fit dexperts`)."""
 
     kind = "safe-decoding"
     options_class = SafeDecodingOptions

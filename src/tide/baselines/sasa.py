@@ -1,10 +1,10 @@
 """`sasa`: Ko et al. 2025, "Large Language Models Can Become Strong Self-Detoxifiers" (ICLR).
 
-arXiv:2410.03818: self-disciplined autoregressive sampling. A linear classifier in the model's own
-last hidden state says on which side of the toxic subspace each candidate token leads. The
+arXiv:2410.03818: self-disciplined autoregressive sampling. A linear classifier of the model's own
+last hidden state gives each candidate token a margin, positive on the non-toxic side. The
 authors' code in IBM's AISteer360 takes a softmax of the margins over the candidates, which makes
 the shift small where there are many (`normalize=softmax`); `normalize=raw` is the paper's formula.
-That code also counts every text as toxic that a single rater called so (`labels=any`).
+That code also labels a text as toxic if any rater called it so (`labels=any`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tide.data.labelled import LabelledText
 class SasaOptions(Options):
     strength = "beta"
 
-    beta: Strength = Field(default=10.0, description="Weight of margins.")
-    candidates: Candidates = Field(default=50, description="Maximum tokens that are tried.")
+    beta: Strength = Field(default=10.0, description="Weight of the margins.")
+    candidates: Candidates = Field(default=50, description="Number of likeliest tokens to score.")
     normalize: Literal["raw", "softmax"] = "raw"
     labels: Literal["half", "any"] = "half"
     order: Order = "warp-shift"
@@ -44,7 +44,7 @@ def margins(hidden: Tensor, weight: Tensor, midpoint: Tensor) -> Tensor:
 
 
 def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
-    """The shifts, before the factor beta, of candidates' `scores` (B, K) with margins (B, K)."""
+    """Shifts of candidates with these `scores` and margins, before the factor beta; all (B, K)."""
     if normalize == "raw":
         return margin
     # Candidates that top-p or top-k has dropped do not count.
@@ -52,7 +52,7 @@ def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 class LastHidden:
-    """The last hidden states of the tokens that were read last, (B, T, d)."""
+    """value: the last hidden states (B, T, d) of the latest forward pass while `noted`."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._layer = output_layer(model, name)
@@ -72,7 +72,7 @@ class LastHidden:
 
 
 class Sasa(DecodingBaseline):
-    """Each candidate's score gains beta times the margin of the hidden state it leads to."""
+    """Adds beta times the classifier's margin after each candidate to its score."""
 
     kind = "sasa"
     options_class = SasaOptions

@@ -1,6 +1,6 @@
 """`self-debias`: Schick, Udupa and Schütze 2021, "Self-Diagnosis and Self-Debiasing" (TACL 9).
 
-A word that becomes likelier after "The following text contains ..." is made less likely
+A token whose probability rises after "The following text contains ..." is made less likely
 (arXiv:2103.00453, section 4; defaults and prefixes of the authors' code).
 """
 
@@ -30,8 +30,8 @@ PREFIXES = tuple(
 class SelfDebiasOptions(Options):
     strength = "decay"
 
-    decay: Strength = Field(default=50.0, description="How fast factors fall (lambda).")
-    epsilon: float = Field(default=0.01, gt=0, le=1, description="The lowest factor.")
+    decay: Strength = Field(default=50.0, description="Decay rate of the factors (lambda).")
+    epsilon: float = Field(default=0.01, gt=0, le=1, description="Minimum factor.")
     order: Order = "shift-warp"
 
 
@@ -41,9 +41,9 @@ def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tens
 
 
 class SelfDebias(DecodingBaseline):
-    """Probabilities p become p max(eps, exp(-lambda max(0, q - p))), q the largest with a prefix.
+    """Multiplies p by max(eps, exp(-lambda max(0, q - p))), q being the largest p after a prefix.
 
-    prefixes: put before the prompt; the rest of the loop sees the prompt alone.
+    prefixes: each is put before the prompt in a row of its own, which is not sampled from.
     """
 
     kind = "self-debias"

@@ -1,11 +1,11 @@
 """`unidetox`: Lu et al. 2025, "UniDetox: Universal Detoxification of Large Language Models via
 Dataset Distillation" (ICLR 2025).
 
-The model writes texts by contrastive decoding against a copy of itself that was tuned on toxic
-text, from nothing but the token that begins a text, and is trained on with what it wrote. As in the
-authors' code (EminLU/UniDetox), tokens are drawn by p / p_toxic from the 50 likeliest (the default
-of `generate`) that have at least a tenth of the best probability; 640 texts of up to 256 tokens
-(here: as long as the fit's texts).
+From a single begin-of-text token, the model writes texts by contrastive decoding against a copy of
+itself that was tuned on toxic text; then it is trained on these texts. As in the authors' code
+(EminLU/UniDetox), tokens are drawn by p / p_toxic from the 50 likeliest (the default of `generate`)
+that have at least a tenth of the highest probability. They write 640 texts of up to 256 tokens;
+here a text may be as long as those of the fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEXTS, _TOP_K = 640, 50
 
 
 class Unidetox(Dapt):
-    """The model plus `scale` times the update learned from its distilled non-toxic text."""
+    """Adds `scale` times an update that was learned from the model's own distilled text."""
 
     kind = "unidetox"
     learned = True
@@ -34,7 +34,7 @@ class Unidetox(Dapt):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the model on its own text, written against a copy tuned on toxic text.
+        """Updates of the model, from its own text, written against a copy tuned on toxic text.
 
         Figures: perplexity of held-out toxic and non-toxic texts, before and after.
         """
@@ -47,13 +47,13 @@ class Unidetox(Dapt):
         tuning = fine_tune(task, distilled, "distilled text")
         after = perplexities(task, tuning.model, measured)
         of_toxic, of_other = (before[name] / after[name] for name in measured)
-        doubts = ("toxic text became no less likely than other",) if of_toxic >= of_other else ()
+        doubts = ("toxic text lost no more likelihood than other",) if of_toxic >= of_other else ()
         figures = {f"{name} before": figure for name, figure in before.items()} | after
         return Fitted(tuning.tensors(), figures, doubts)
 
 
 def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
-    """Ids of texts, each with the token it began with."""
+    """Token ids of texts, including the first token of each."""
     tokenizer, settings = task.tokenizer, task.settings
     first = next(
         token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None

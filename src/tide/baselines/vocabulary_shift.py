@@ -2,8 +2,8 @@
 
 arXiv:2009.11462, after Affect-LM (Ghosh et al. 2017, arXiv:1704.06851). For every token of the
 vocabulary two numbers are learned: how much likelier it is in non-toxic and in toxic text than the
-model says. The first is added beta times to the logits, as in the authors' code
-(allenai/real-toxicity-prompts, `models/affect_lm.py`), where special tokens are left alone too.
+model predicts. beta times the first is added to the logits. As in the authors' code
+(allenai/real-toxicity-prompts, `models/affect_lm.py`), special tokens are not shifted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tide.baselines.common.training import (
     weak_auc,
 )
 
-# Only the few texts with a token train its number, so it learns faster than a layer.
+# Only the few texts with a token train its number, so it needs a higher learning rate than a layer.
 _RATE = 0.05
 
 
@@ -49,33 +49,33 @@ class VocabularyShift(DecodingBaseline):
 
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
         width = self.engine.model.get_output_embeddings().weight.shape[0]
-        # How much more of each token is in non-toxic text.
+        # The first row: how much likelier each token is in non-toxic text.
         weight = self.artefact.tensor("weight", 2, width)[0]
         gains = self._options.beta * weight.float().to(self.engine.device)
         return self.mixed([], ids, tokens, lambda scores, _: scores + gains)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Weight (2, V): added to the logits in non-toxic text, and in toxic text.
+        """Weight (2, V): logit shifts of non-toxic text, and of toxic text.
 
-        Likelihood of the texts, each under its own kind, with the model as it is. Figure: AUC of
-        the difference between a text's likelihoods under the two kinds.
+        Maximises the likelihood of each text with the shifts of its kind; the model is unchanged.
+        Figure: AUC of the difference between a text's likelihoods under the two kinds.
         """
         texts, held_out = task.texts()
         ids = task.tokenize([text.text for text in texts])
         kinds = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
         width = task.model.get_output_embeddings().weight.shape[0]
-        # Special tokens belong to neither kind.
-        said = torch.ones(width, device=task.model.device)
-        said[[token for token in task.tokenizer.all_special_ids if token < width]] = 0
+        # Special tokens are not shifted.
+        shifted = torch.ones(width, device=task.model.device)
+        shifted[[token for token in task.tokenizer.all_special_ids if token < width]] = 0
         weight = nn.Parameter(torch.zeros(2, width, device=task.model.device))
 
         def losses(rows: Sequence[Sequence[int]], gains: Tensor) -> tuple[Tensor, Tensor]:
-            """-log p of each token but the first, (B, T - 1), with gains (B or 1, V); the mask."""
+            """-log p of tokens from the second on, with these gains (B or 1, V), and the mask."""
             padded, lengths = right_pad(rows, task.model.device)
             with torch.no_grad():
                 logits = task.model(input_ids=padded, use_cache=False).logits.float()
-            found = token_losses(logits + (gains * said)[:, None], padded)
+            found = token_losses(logits + (gains * shifted)[:, None], padded)
             return found, before_end(lengths - 1, found.shape[1])
 
         def loss(numbers: list[int]) -> Tensor:
@@ -93,4 +93,4 @@ class VocabularyShift(DecodingBaseline):
         scores = read(toxic_by, task.tokenize([text.text for text in held_out]))
         figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
         doubts = weak_auc("vocabulary", figure, LEAST_AUC)
-        return Fitted({"weight": (weight.detach() * said).half()}, {"auc": figure}, doubts)
+        return Fitted({"weight": (weight.detach() * shifted).half()}, {"auc": figure}, doubts)

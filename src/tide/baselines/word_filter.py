@@ -1,9 +1,9 @@
 """`word-filter`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings, arXiv:2009.11462), 5.
 
-Words of a list are banned. As with the authors (allenai/real-toxicity-prompts), who ban token
-sequences: the last token of a word is banned wherever the tokens before it stand already, in the
-prompt too; so a longer word that holds the tokens of a banned one is lost with it. Their list is
-one of the web; this one is learned from labelled text, or read from a file.
+Bans the words of a list. As in the authors' code (allenai/real-toxicity-prompts), a word is banned
+as a token sequence: its last token is banned wherever the text, prompt included, ends with the
+tokens before it. So a longer word that contains the tokens of a banned one is banned, too. Their
+list is from the web; this one is learned from labelled text, or read from a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEARNED = 500
 _PRIOR = 5.0
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 
-# Tokens before -> the tokens that would complete a banned word.
+# Maps preceding tokens to the tokens that would complete a banned word after them.
 Banned = dict[tuple[int, ...], list[int]]
 
 
@@ -46,16 +46,16 @@ class WordFilterOptions(Options):
         description="Subtracted from the logit of a token that completes a word; 1000: a ban.",
     )
     words: int = Field(
-        default=400, ge=1, le=_LEARNED, description="Learned words that are used, the worst first."
+        default=400, ge=1, le=_LEARNED, description="Number of learned words, the worst first."
     )
-    file: str = Field(default="", max_length=4_096, description="A list instead: a word per line.")
+    file: str = Field(default="", max_length=4_096, description="File of words, one per line.")
     order: Order = "shift-warp"
 
 
 def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
-    """Log-odds of each word, in lowercase: log of the ratio of toxic to other texts that hold it.
+    """Log-odds of each word, in lowercase: log of the ratio of toxic to other texts with this word.
 
-    5 is added to both counts. Both need equally many texts.
+    5 is added to both counts. There must be as many toxic as other texts.
     """
     counts = [
         Counter(word for text in texts for word in set(_WORD.findall(text.casefold())))
@@ -66,7 +66,7 @@ def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
 
 
 def sequences(tokenizer: Any, word: str) -> list[list[int]]:
-    """The ids of a word as it is, capitalised and in capitals; inside a text and at its start."""
+    """Token ids of a word as given, capitalised and in capitals, with and without space before."""
     forms = [
         space + form for form in (word, word.capitalize(), word.upper()) for space in (" ", "")
     ]
@@ -82,7 +82,7 @@ def by_beginning(words: Iterable[Sequence[int]]) -> Banned:
 
 
 def completing(seen: Sequence[int], banned: Banned, longest: int) -> list[int]:
-    """Tokens that would complete a banned word after `seen`. longest: tokens of any beginning."""
+    """Tokens that would complete a banned word after `seen`. longest: tokens in the longest key."""
     ends = (tuple(seen[len(seen) - n :]) for n in range(min(longest, len(seen)) + 1))
     return [token for end in ends for token in banned.get(end, ())]
 
@@ -108,7 +108,7 @@ class _FilteredWriting(Writing):
 
 
 class WordFilter(DecodingBaseline):
-    """Words of a list are banned, token by token."""
+    """Bans the words of a list by their last tokens."""
 
     kind = "word-filter"
     options_class = WordFilterOptions
@@ -143,7 +143,7 @@ class WordFilter(DecodingBaseline):
             return by_beginning(self._rows(learned["words"], learned["ids"]))
 
     def _rows(self, words: Tensor, ids: Tensor) -> list[list[int]]:
-        """The ids of the words in use. Raises ValueError for an artefact not written by `fit`."""
+        """The ids of the words in use. Raises ValueError for tensors that `fit` does not write."""
         if words.is_floating_point() or ids.is_floating_point():
             raise ValueError("words and ids are whole numbers")
         if ids.ndim != 2 or words.shape != ids.shape[:1] or not ids.numel():
@@ -162,11 +162,11 @@ class WordFilter(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """The words that toxic texts hold more often than others, by log-odds, as token ids.
+        """The words that toxic texts contain more often than others, by log-odds, as token ids.
 
-        ids: (n, longest), -1 after a shorter one, the worst words first; words: (n,), numbers of
-        the words from 0. No word is stored as text. Figures: shares of the held-out texts of either
-        kind that hold one of the 400 words that are the default.
+        ids: (n, longest), padded with -1, the worst words first. words: (n,), the number of each
+        row's word. No word is stored as text. Figures: shares of toxic and of other held-out texts
+        that contain one of the 400 words that are the default.
         """
         texts, held_out = task.texts()
         scores = word_odds(of_kind(texts, toxic=True), of_kind(texts, toxic=False))
@@ -187,5 +187,5 @@ class WordFilter(DecodingBaseline):
             sum(bool(default & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
             for kind in (of_kind(held_out, toxic=True), of_kind(held_out, toxic=False))
         )
-        doubts = ("its words are as often in other texts",) if toxic <= other else ()
+        doubts = ("its words are as frequent in other texts",) if toxic <= other else ()
         return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": other}, doubts)

@@ -1,9 +1,9 @@
-"""The bundled default: a small language model and a small scorer, so that TIDE runs as installed.
+"""The bundled language models and scorer, with which TIDE runs without a download.
 
-The model writes offensive text; MODEL_CARD.md beside this file says what it was trained on. Its
-larger sibling measures the fluency of its texts. The chat model answers comments at length,
-as offensively; its card is chat/MODEL_CARD.md. The three models are a distribution of their own
-(`models/` of the repository), without which a gateway does.
+The model writes offensive text; MODEL_CARD.md in this folder says what it was trained on. The
+reference model, a larger one, measures the fluency of its texts. The chat model answers comments at
+length, just as offensively; its card is chat/MODEL_CARD.md. The three models are a separate
+distribution (`models/` of the repository), which a gateway does not need.
 """
 
 from pathlib import Path
@@ -17,5 +17,5 @@ SCORER = _HERE / "scorer.safetensors"
 SENTENCE = _HERE / "sentence.safetensors"
 PROFANITIES = _HERE / "profanities.safetensors"
 
-# Names that stand for the bundled folders wherever a model is asked for.
+# Names of the bundled models, accepted wherever a model is named.
 FOLDERS = {"pocket": MODEL, "pocket-reference": REFERENCE, "pocket-chat": CHAT}
