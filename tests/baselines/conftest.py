@@ -14,12 +14,12 @@ from tide.baselines import Baseline, load_baseline
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import CallableScorer
 
-# The two that differ most run with every change.
+# gpt2 and gemma2, which differ most, run with every change.
 KINDS = ("gpt2", "gemma2", "llama")
 
 
 def with_slow(*quick: str) -> list[Any]:
-    """All kinds; those that are not in `quick` are slow tests."""
+    """All kinds; those that are not in `quick` are marked as slow."""
     return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 
 
@@ -39,7 +39,7 @@ class World:
 
 @pytest.fixture(scope="session")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
-    """Each kind once: of a fixture with parameters pytest keeps the last alone."""
+    """Makes each kind once: pytest caches only the last value of a parametrised fixture."""
     return cache(lambda kind: make_world(tmp_path_factory.mktemp(kind), kind))
 
 

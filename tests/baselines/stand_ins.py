@@ -1,4 +1,4 @@
-"""Baselines of tiny models with random learned parts, and their plain, uncached computation."""
+"""Random artefacts for tiny models, and a plain computation of every baseline, without caches."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def at(spec: str, strength: float) -> str:
 
 OFF = {kind: at(spec, 0) for kind, spec in STRENGTHS.items()}
 
-# What a score is prepared with before it is shifted.
+# Warps the scores before they are shifted, or returns them as they are.
 Prepare = Callable[[Tensor], Tensor]
 Ids = list[int]
 
@@ -100,7 +100,7 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
             tensors[f"{prefix}{layer}.B"] = randn(deep, 2, scale=0.3)
         return tensors
 
-    # Half of the tokens as words of one token, and words of two.
+    # Words of one token (every second token), and words of two tokens.
     words = [[token, -1] for token in range(3, VOCAB, 2)] + [[a, 302 - a] for a in range(4, 300, 2)]
     width = model.config.hidden_size
 
@@ -136,20 +136,20 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
 
 
 class Plain:
-    """What each baseline computes, one row at a time and from scratch at every token.
+    """Computes each baseline one row at a time and from scratch at every token.
 
-    A method for each: the scores of the next token after the tokens `ids` of `prompt` and the new
-    ones. prepare: for the scores before they are shifted.
+    One method for each baseline returns the scores of the next token after `ids`, the tokens of
+    `prompt`, and `new`, the tokens written so far. prepare: applied before the scores are shifted.
     """
 
     def __init__(self, folder: Path, engine: TransformersEngine, artefacts: Path) -> None:
         self.folder, self.engine, self.artefacts = folder, engine, artefacts
         self._loaded: dict[tuple[str, str], Any] = {}
-        self._moved: list[Tensor] = []  # of pplm
+        self._moved: list[Tensor] = []  # the moved cache of pplm
         self.model = self.load("")
 
     def load(self, kind: str, part: str = "") -> Any:
-        """The model with these updates, and their head, if there is one."""
+        """The model with these updates, and with their head if there is one."""
         if (kind, part) in self._loaded:
             return self._loaded[kind, part]
         model = AutoModelForCausalLM.from_pretrained(self.folder)
@@ -197,7 +197,7 @@ class Plain:
         return model(torch.tensor([ids])).logits[0, -1]
 
     def hooked(self, register: str, hook: Callable[[int], Any], ids: list[int]) -> Tensor:
-        """The next logits, with a hook of its number at each attention output projection."""
+        """The next-token logits, with `hook(i)` at the i-th attention output projection."""
         modules = enumerate(projections(self.model))
         handles = [getattr(module, register)(hook(i)) for i, module in modules]
         logits = self.next(self.model, ids)
@@ -251,11 +251,11 @@ class Plain:
         return guide(scores, GEDI_SCALE * (clean - dirty)[None], GediOptions(omega=5))[0]
 
     def pplm(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        """Keys and values of every layer as one tensor each, moved token by token."""
+        """Keeps keys and values of a layer as one tensor, moved before every token."""
         from transformers.cache_utils import DynamicCache
 
         parts, embeddings = self.tensors("pplm"), self.model.get_input_embeddings()
-        table = embeddings(torch.arange(len(embeddings.weight)))  # which Gemma scales
+        table = embeddings(torch.arange(len(embeddings.weight)))  # Gemma scales its rows
         old_name = "past_key_values"  # up to transformers 5.23
         name = "cache" if "cache" in signature(self.model.forward).parameters else old_name
 
@@ -300,7 +300,7 @@ class Plain:
     def _of_candidates(
         self, kind: str, ids: Ids, scores: Tensor, gains: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """The 8 likeliest, with gains by the head's output after each."""
+        """The scores of the 8 likeliest tokens plus their gains, given the head's outputs."""
         top = scores.topk(8)
         found = torch.stack(
             [self.next(self.load(kind, "lora."), [*ids, t])[0] for t in top.indices]
@@ -348,7 +348,7 @@ class Plain:
         heads = self.model.config.num_attention_heads
 
         def values(ids: Ids) -> list[Tensor]:
-            """By layer, the heads' outputs of the untouched model, (T, heads, size)."""
+            """The heads' outputs of the unmodified model by layer, (T, heads, size)."""
             noted: list[Tensor] = []
 
             def note(layer: int) -> Any:
@@ -367,7 +367,7 @@ class Plain:
             def call(module: Any, args: Any) -> Any:
                 x = args[0].clone()
                 for t in range(len(ids) - 1, x.shape[1]):
-                    back = x.shape[1] - t  # the prefixed rows are longer in front
+                    back = x.shape[1] - t  # from the end, since the prefixed rows are longer
                     delta = negative[layer][-back] - positive[layer][-back]
                     x[0, t] = reverse(
                         x[0, t].unflatten(-1, (heads, -1)), delta, end[layer][-1],

@@ -1,4 +1,4 @@
-"""What a fit works on: a tiny model, texts of two kinds, and a judge that likes them short."""
+"""A small fit task: a tiny model, texts of two kinds, and a scorer that prefers short texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A strength that goes to nothing takes the effect with it: no jump between it and the model."""
+"""As a strength goes to 0, so does its effect: there is no jump next to the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tide.engines.local.sampler import Sampler
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "is fine is fine"]
 STEPS = 4
-# Without top-p, whose edge is a jump of its own.
+# Without top-p, because the edge of a nucleus is a jump, too.
 SAMPLING = Sampling(temperature=0.8, max_new_tokens=STEPS)
 SMALL = 1e-4
-# The rules and filters that are no default.
+# Rules and filters that are not the default.
 MORE = [
     "destein:alpha=0.4,rule=heads",
     "dexperts:alpha=2,anti_only=true",
@@ -33,7 +33,7 @@ def drawn_from(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities that each token was drawn from, (steps * prompts, V), and the tokens.
 
-    forced: what is drawn, (steps, prompts), whatever they are; without it the likeliest.
+    forced: tokens to draw, (steps, prompts), whatever their scores; without it the likeliest.
     """
     scores: list[Tensor] = []
     tokens: list[Tensor] = []
@@ -60,15 +60,15 @@ def divergence(scores: Tensor, other: Tensor) -> float:
 def test_the_effect_goes_to_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
-    """The model's distribution, of the tokens that a system draws among, is where it begins."""
+    """At strength 0 a system draws from the model's distribution over its candidates."""
     own, tokens = drawn_from(world, monkeypatch, "destein:alpha=0")
     off, same = drawn_from(world, monkeypatch, at(spec, 0))
     assert torch.equal(tokens, same)
-    # Candidates are few at any strength, 0 as well.
+    # There are few candidates at any strength, also at 0.
     kept = own.masked_fill(off == -torch.inf, -torch.inf).log_softmax(dim=-1)
     assert divergence(off, kept) < 1e-5
     small, _ = drawn_from(world, monkeypatch, at(spec, SMALL), tokens)
     whole, _ = drawn_from(world, monkeypatch, spec)
-    first = slice(len(PROMPTS))  # what follows another token is another distribution
+    first = slice(len(PROMPTS))  # after different tokens the distributions differ anyway
     assert divergence(small, off) < 1e-5
     assert divergence(whole[first], off[first]) > 1e-3

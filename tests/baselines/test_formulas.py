@@ -1,4 +1,4 @@
-"""Losses, and rules that `stand_ins` does not compute again, on cases worked out by hand."""
+"""Losses, and rules that `stand_ins` does not recompute, on cases computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INF = math.inf
 
 
 def test_dexperts_without_an_expert() -> None:
-    """The model stands in for it, with the logits that its nucleus leaves out."""
+    """The model itself is the expert, with its logits before the nucleus is cut."""
     base = tensor([[0.6, 0.35, 0.05]]).log()
     got = ensemble(base, base, base, tensor([[0.1, 0.8, 0.1]]).log(), 1.0, 0.9)
     expected = [2 * math.log(0.6) - math.log(0.1), 2 * math.log(0.35) - math.log(0.8), -INF]
@@ -37,7 +37,7 @@ def test_dexperts_without_an_expert() -> None:
 def test_dexperts_leaves_nothing_out_of_a_whole_nucleus() -> None:
     base = torch.randn(20, 50_000, generator=torch.Generator().manual_seed(0))
     likely = base.sort(descending=True).values.softmax(-1)
-    assert (likely.cumsum(-1) - likely >= 1).any()  # the sum of the likelier ones, in float32
+    assert (likely.cumsum(-1) - likely >= 1).any()  # float32: the mass before a token rounds to 1
     assert ensemble(base, base, base, base, 2.0, 1.0).isfinite().all()
 
 
@@ -47,7 +47,7 @@ def test_rad_rewards() -> None:
     clamped = rewards(toxicity, scores, "clamp")
     assert clamped[0].tolist() == pytest.approx([0.8, 0.0, 1.0, 0.4])
     assert rewards(toxicity, scores, "minmax")[1].tolist() == [0.5] * 4
-    # A candidate that top-p dropped sets no bound.
+    # A candidate that top-p dropped is neither minimum nor maximum.
     scores[0, 1] = -INF
     assert rewards(toxicity, scores, "minmax")[0, [0, 2, 3]].tolist() == pytest.approx(
         [4 / 7, 1.0, 0.0]
@@ -55,7 +55,7 @@ def test_rad_rewards() -> None:
 
 
 def test_rad_rewards_of_a_broken_reward_model_stay_broken() -> None:
-    """Half a reward for every candidate would be the model itself under the name of rad."""
+    """A reward of 0.5 for every candidate would hide the fault: rad would write as the model."""
     got = rewards(tensor([[0.2, math.nan, 0.1]]), torch.zeros(1, 3), "minmax")
     assert got.isnan().any()
 
@@ -76,11 +76,11 @@ def test_sasa() -> None:
 
 
 def test_destein() -> None:
-    """(6, 8) has the direction (0.6, 0.8); from that, half of (1, 0): (0.1, 0.8), 10 long again."""
+    """(6, 8) has the direction (0.6, 0.8); less half of (1, 0): (0.1, 0.8), scaled to norm 10."""
     got = steer(tensor([6.0, 8.0]), tensor([3.0, 0.0]), 0.5)
     length = math.hypot(0.1, 0.8)
     assert got.tolist() == pytest.approx([1 / length, 8 / length], rel=1e-5)
-    # What attention does not add to has no direction, and stays.
+    # A vector of zeros has no direction, and stays.
     assert steer(tensor([0.0, 0.0]), tensor([3.0, 0.0]), 0.5).tolist() == [0.0, 0.0]
 
 
@@ -88,7 +88,7 @@ def test_destein_by_heads() -> None:
     """Two slices of two: along the vector (cosine 1, twice the step), and across it (cosine 0).
 
     (3, 0) against (2, 0) at alpha 0.25: 1 - 0.25 * 2 > 0, so its direction stays. (0, 2) against
-    (1, 0): (-0.25, 1), normalised. Each is as long as it was.
+    (1, 0): (-0.25, 1), normalised. Each keeps its norm.
     """
     got = steer_heads(tensor([3.0, 0.0, 0.0, 2.0]), tensor([2.0, 0.0, 1.0, 0.0]), 0.25, 2)
     across = math.sqrt(1 + 0.0625)
@@ -96,7 +96,7 @@ def test_destein_by_heads() -> None:
 
 
 def test_reversal() -> None:
-    """One head of two: v = (3, 4), delta = (0, 3), as like the negative end as (0, 1): 0.8.
+    """One head of size 2: v = (3, 4), delta = (0, 3), cosine of v and the end (0, 1) = 0.8.
 
     Step: (1 + 3)^0.5 * (1 + 0.8)^1 * (0, 3) = (0, 10.8); (3, -6.8) scaled back to length 5.
     """
@@ -114,9 +114,9 @@ def guided(scores: torch.Tensor, clean: torch.Tensor, **options: float) -> list[
 
 
 def test_gedi_guide() -> None:
-    """P = (0.5, 0.3, 0.2), P(clean) = (0.2, 0.5, 0.9), omega 1: in proportion 0.1, 0.15, 0.18.
+    """P = (0.5, 0.3, 0.2), P(clean) = (0.2, 0.5, 0.9), omega 1: the products are 0.1, 0.15, 0.18.
 
-    From the least clean on they add up to 0.233, 0.581, 1: below 0.3 is only the first.
+    Normalised and summed from the least clean on: 0.233, 0.581, 1. Only the first is below 0.3.
     """
     scores, clean = tensor([0.5, 0.3, 0.2]).log(), tensor([0.2, 0.5, 0.9])
     expected = pytest.approx([-INF, math.log(0.15), math.log(0.18)])
@@ -126,12 +126,12 @@ def test_gedi_guide() -> None:
     # The cleanest stays in any case.
     got = guided(scores, clean, filter_p=1.0, target_p=1.0)
     assert [math.isfinite(x) for x in got] == [False, False, True]
-    # Below omega 1 the filter comes in with it: 0.3 of 0.3 is less than the first one's mass.
+    # Below omega 1 filter_p is multiplied by omega: 0.3 * 0.3 is less than the mass of the first.
     assert all(map(math.isfinite, guided(scores, clean, omega=0.3, filter_p=0.3)))
 
 
 def test_gedi_class_bias() -> None:
-    """Odds of 1 : 4 and 1 : 1 become 4 : 4 and 4 : 1; what is clean enough is asked without it."""
+    """Odds of 1 : 4 and 1 : 1 become 4 : 4 and 4 : 1; target_p applies to odds without the bias."""
     scores, clean = tensor([0.5, 0.5]).log(), tensor([0.2, 0.5])
     got = guided(scores, clean, class_bias=math.log(4), filter_p=0)
     assert got == pytest.approx([math.log(0.25), math.log(0.4)])
@@ -140,21 +140,21 @@ def test_gedi_class_bias() -> None:
 
 
 def test_gedi_repetition() -> None:
-    """5, 4 and 0 are 10, 9, 5. The first, halved: 5, 9, 5, or 6, 10, 6; the third, halved: 3."""
+    """5, 4, 0 become 10, 9, 5. Halving the first: 5, 9, 5, then 6, 10, 6. Halving the third: 3."""
     written = [tensor([0]), tensor([2])]
     assert penalise(tensor([[5.0, 4.0, 0.0]]), written, 2.0).tolist() == [[6.0, 10.0, 3.0]]
-    # Twice the same: twice halved. A row that is not at its largest is not raised.
+    # Twice the same token: halved twice. Other scores rise only if the maximum is halved.
     assert penalise(tensor([[5.0, 4.0, 1.0]]), [tensor([2])] * 2, 2.0).tolist() == [[10, 9, 1.5]]
 
 
 def test_word_filter_log_odds() -> None:
-    """Texts that hold a word count, not how often; 5 is added: (5 + 5) / (0 + 5), 6 / 6."""
+    """Counts texts with the word, not occurrences, plus 5: (5 + 5) / (0 + 5) for rain."""
     got = word_odds(["Rain rain"] * 5 + ["A fine day"], ["a DAY"])
     assert got == pytest.approx({"rain": math.log(2), "a": 0, "fine": math.log(6 / 5), "day": 0})
 
 
 def test_fudge_loss() -> None:
-    """Logits of log 3 are 0.75: -log 0.75 twice (a clean text), -log 0.25 once (a toxic one)."""
+    """Log 3 is P = 0.75: -log 0.75 twice (a clean text), -log 0.25 once (a toxic one)."""
     third = math.log(3)
     logits = tensor([[9.0, third, third], [third, 9.0, 9.0]])
     got = prefix_loss(logits, tensor([1.0, 0.0]), tensor([1, 0]), tensor([3, 1]))
@@ -162,7 +162,7 @@ def test_fudge_loss() -> None:
 
 
 def test_rectification_error() -> None:
-    """One text, of which the last two tokens, 1 and 0, were written: Q of -0.5 and -0.25."""
+    """One toxic text, whose last two tokens, 1 and 0, were written with Q of -0.5 and -0.25."""
     q = torch.zeros(1, 4, 2)
     q[0, 1, 1], q[0, 2, 0] = -0.5, -0.25
     ids = tensor([[0, 0, 1, 0]])
@@ -172,7 +172,7 @@ def test_rectification_error() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_pplm_stands_still_without_a_gradient(dtype: torch.dtype) -> None:
-    """Where the classifier is sure, it underflows to 0 in half precision."""
+    """The gradient of a sure classifier underflows to 0 in half precision."""
     cache = [torch.ones(2, 1, 3, 4, dtype=dtype) for _ in range(2)]
     gradients = [torch.zeros_like(cache[0]), torch.zeros_like(cache[1])]
     gradients[0][1, 0, 0, 0] = 1.0
@@ -205,7 +205,7 @@ floats = st.floats(-10, 10, width=32).filter(lambda x: abs(x) > 1e-3 or x == 0)
 
 @given(st.lists(floats, min_size=12, max_size=12), st.floats(0, 3, width=32))
 def test_steering_keeps_lengths(values: list[float], strength: float) -> None:
-    """Whatever is steered keeps its norm, and at scale 0 reversal is exact."""
+    """Steering keeps the norm, and reversal at scale 0 changes nothing."""
     x, v, end = torch.tensor(values).view(3, 2, 2)
     flat, across = x.flatten(), v.flatten()
     for moved in (

@@ -1,4 +1,4 @@
-"""The fit of `quark`: its divergence is from the model as it was, in any precision."""
+"""The fit of `quark` measures the divergence from the original model, in any precision."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_the_model_as_it_was_stays_as_it_was(
     settings = FitSettings(steps=8, batch_size=8, learning_rate=1e-2, rank=rank)
     task = tiny_task(tmp_path, monkeypatch, settings, dtype)
     as_it_was = copy.deepcopy(task.model)
-    # All that is read, and what was said of it before.
+    # The batches that are read, and the logits of the original model for their written tokens.
     rows: list[Tensor] = []
-    told: list[Tensor] = []
+    originals: list[Tensor] = []
     pad, loss = quark.right_pad, quark.unlearning_loss
 
     def padded(*arguments: Any) -> Any:
@@ -35,14 +35,14 @@ def test_the_model_as_it_was_stays_as_it_was(
         return found
 
     def noted(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
-        told.append(before)
+        originals.append(before)
         return loss(logits, before, tokens)
 
     monkeypatch.setattr(quark, "right_pad", padded)
     monkeypatch.setattr(quark, "unlearning_loss", noted)
     fitted = Quark.fit(task)
-    assert len(told) == 8
-    for ids, before in zip(rows, told, strict=True):
+    assert len(originals) == 8
+    for ids, before in zip(rows, originals, strict=True):
         with torch.no_grad():
             wanted = as_it_was(input_ids=ids).logits.float().flatten(0, 1)
         nearest = torch.cdist(before, wanted, compute_mode="donot_use_mm_for_euclid_dist")

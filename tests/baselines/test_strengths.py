@@ -1,4 +1,4 @@
-"""Options out of all proportion are refused; whatever is left is written, or said to overflow."""
+"""Extreme options are refused; with all others a text is written, or one error says why not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tide.plugins.options import format_value
 
 
 def is_number(annotation: Any) -> bool:
-    """A number, or one or nothing."""
+    """Whether the annotation is a number, or a number or None."""
     return annotation in (int, float) or any(map(is_number, get_args(annotation)))
 
 

@@ -1,4 +1,4 @@
-"""The list of words: a file's own, or as many learned ones as are asked for."""
+"""The banned words: those of a file, or a number of learned ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLING = Sampling(temperature=0.0, max_new_tokens=12)
 
 
 def test_words_of_a_file_are_not_written(gpt2: World, tmp_path: Path) -> None:
-    """Without an artefact, and in any case of letters."""
+    """Needs no artefact, and bans a word in lower case, capitalised and in capitals."""
     path = tmp_path / "words.txt"
     path.write_text("\n  rain  \n")
     baseline = load_baseline(f"word-filter:file={path}", gpt2.engine)
@@ -26,7 +26,7 @@ def test_words_of_a_file_are_not_written(gpt2: World, tmp_path: Path) -> None:
     forms = [gpt2.engine.tokenize([form])[0] for form in ("rain", " Rain", "RAIN")]
     assert all(len(form) > 1 for form in forms), ids
     for form in forms:
-        # Whatever stands, the last token of the word is never the next one.
+        # After the first tokens of a word, its last token is not the next one.
         beginning = gpt2.engine.tokenizer.decode(form[:-1])
         assert gpt2.engine.tokenize([beginning])[0] == form[:-1]
         (written,) = baseline.generate([beginning], SAMPLING, [0])
@@ -68,7 +68,7 @@ def test_bad_files(gpt2: World, tmp_path: Path, content: bytes | None, message: 
 def test_an_artefact_of_another_shape_is_refused(
     gpt2: World, tmp_path: Path, change: dict[str, torch.Tensor]
 ) -> None:
-    """Also where the identity of a run asks for it, before anything is written."""
+    """`config()`, which identifies a run, already raises, before anything is written."""
     folder = tmp_path / "word-filter"
     shutil.copytree(gpt2.artefacts / "word-filter", folder)
     save_file(

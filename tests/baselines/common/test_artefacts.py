@@ -54,7 +54,7 @@ def tensors_of(folder: Path, kind: str) -> dict[str, torch.Tensor]:
 def test_an_artefact_that_lacks_something_is_refused(
     gpt2: World, kind: str, tmp_path: Path
 ) -> None:
-    """Each of its tensors in turn: missing, of another shape, not finite."""
+    """Each tensor in turn is missing, of another shape, or not finite."""
     shutil.copytree(gpt2.artefacts / kind, tmp_path / kind)
     whole = tensors_of(tmp_path, kind)
     for name in {min(whole), max(whole), *(name for name in whole if "head" in name)}:
@@ -74,7 +74,7 @@ def test_an_artefact_that_lacks_something_is_refused(
 def test_tensors_that_are_all_of_a_wrong_shape_are_refused(
     gpt2: World, kind: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Shapes that would fit anything among them, as one number does."""
+    """Includes shapes that broadcast to any other, such as that of one number."""
     shutil.copytree(gpt2.artefacts / kind, tmp_path / kind)
     wrong = {
         name: torch.zeros(shape, dtype=tensor.dtype)
@@ -129,13 +129,13 @@ def test_an_auxiliary_model_is_checked(gpt2: World, tmp_path: Path) -> None:
     note.write_text(json.dumps({**json.loads(note.read_text()), **info}))
     with pytest.raises(InputError, match=r"dapt: its artefact was fitted on the smaller model"):
         write("dapt")
-    assert write("dexperts") == own  # the same model by another name
-    # Another one in its place.
+    assert write("dexperts") == own  # the same weights under another name
+    # Other weights in the same folder.
     model.lm_head.weight.data *= 2
     model.save_pretrained(small)
     with pytest.raises(InputError, match=r"dexperts: was fitted on another version of '.*small'"):
         write("dexperts")
-    # The same weights, with as many other tokens.
+    # The same weights, with another vocabulary of the same size.
     save_causal_lm(small, "gpt2", word_marks=True)
     message = r"vocabulary mismatch: the tokens of '.*small' differ from those of"
     with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""What every baseline writes, in batches and with caches, against the plain computation."""
+"""The output of every baseline, batched and with caches, against a plain computation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_baseline_is_tested() -> None:
 @pytest.mark.parametrize("world", with_slow("gemma2"), indirect=True)
 @pytest.mark.parametrize("name", sorted(OFF))
 def test_without_strength_it_is_the_model(world: World, name: str) -> None:
-    """In a left-padded batch, token for token; and it leaves the engine's model alone."""
+    """Token for token, in a left-padded batch; and the engine's model stays unchanged."""
     expected = base(world, PROMPTS, GREEDY, SEEDS)
     assert len(set(expected)) > 1
     assert tokens(world.load(OFF[name]), PROMPTS, GREEDY, SEEDS) == expected
@@ -50,7 +50,7 @@ def test_without_strength_it_is_the_model(world: World, name: str) -> None:
     assert base(world, PROMPTS, GREEDY, SEEDS) == expected
 
 
-# What the model is and how is drawn from it do not meet: each kind is tested with one of the two.
+# Architecture and sampling do not interact: each architecture is tested with one sampling.
 PAIRS = [("gemma2", GREEDY), ("gpt2", DRAWN), pytest.param("llama", DRAWN, marks=pytest.mark.slow)]
 
 
@@ -69,7 +69,7 @@ def test_batches_and_caches_change_nothing(world: World, name: str, sampling: Sa
 
 @pytest.mark.parametrize("name", sorted(ORDERS))
 def test_the_other_order(gpt2: World, name: str) -> None:
-    """What is drawn in the default order is tested above; to ask for it changes nothing."""
+    """The default order is tested above; giving it explicitly changes nothing."""
     usual = gpt2.load(f"{STRENGTHS[name]},order={ORDERS[name]}")
     assert usual.config() == gpt2.load(STRENGTHS[name]).config()
     assert "order" not in usual.name
@@ -103,7 +103,7 @@ def test_the_other_order(gpt2: World, name: str) -> None:
 def test_tokens_are_counted(
     gpt2: World, name: str, per_prompt_token: int, own: int, per_draw: int, per_token: int
 ) -> None:
-    """A row's count is its own, whatever shares its batch."""
+    """The count of a row does not depend on the other rows of its batch."""
     baseline = gpt2.load(STRENGTHS.get(name, name))
     ids = gpt2.engine.tokenize(PROMPTS)
     written = baseline.generate(PROMPTS, GREEDY, SEEDS)
@@ -117,7 +117,7 @@ def test_tokens_are_counted(
 
 @pytest.mark.parametrize(("first", "extra"), [(1, 0), (3, 2), (99, 5)])
 def test_the_expert_of_the_first_tokens_reads_no_more(gpt2: World, first: int, extra: int) -> None:
-    """Of 6 tokens, all but the last are read by the model, and all but the last of its by it."""
+    """The model reads all 6 tokens but the last, and the expert all of its own but the last."""
     spec = f"safe-decoding:first={first}"
     for row, ids in zip(
         gpt2.load(spec).generate(PROMPTS, GREEDY, SEEDS), gpt2.engine.tokenize(PROMPTS), strict=True
@@ -127,7 +127,7 @@ def test_the_expert_of_the_first_tokens_reads_no_more(gpt2: World, first: int, e
 
 
 def test_a_prefix_alone_is_a_longer_prompt(gpt2: World) -> None:
-    """At scale 1, without a pass of the model over the prompt itself."""
+    """At scale 1 the model does not read the prompt without the prefix."""
     longer = ["Rain fell.\n" + prompt for prompt in PROMPTS]
     written = gpt2.load("prefix:text=Rain fell.").generate(PROMPTS, DRAWN, SEEDS)
     expected = base(gpt2, longer, DRAWN, SEEDS)
@@ -147,7 +147,7 @@ def test_a_prefix_alone_is_a_longer_prompt(gpt2: World) -> None:
 
 
 def test_the_amateur_may_be_another_model(gpt2: World) -> None:
-    """The model itself as its own amateur leaves nothing but what is plausible."""
+    """With the model as its own amateur, the score of every plausible token is 0."""
     alone = load_baseline(f"contrastive:coefficient=1,amateur={gpt2.folder}", gpt2.engine)
     (first, *_) = alone.generate(PROMPTS[:1], GREEDY, SEEDS[:1])
     assert alone.config()["artefact"] is None
@@ -157,7 +157,7 @@ def test_the_amateur_may_be_another_model(gpt2: World) -> None:
 
 
 def test_candidates_that_top_p_drops_are_not_read(gpt2: World) -> None:
-    """Nor counted: at a nucleus of one token each draw reads one."""
+    """Nor are they counted: with a nucleus of one token, each draw reads one candidate."""
     ids = gpt2.engine.tokenize(PROMPTS)
     sampling = DRAWN.model_copy(update={"top_p": 1e-6})
     for spec, per_prompt_token, per_token in (("sasa:candidates=8", 1, 0), ("rad", 2, 1)):
@@ -211,7 +211,7 @@ def test_a_stop_token_ends_a_row_alone(gpt2: World) -> None:
 
 
 def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`max_batch` holds for the sequences of a forward pass, candidates and prefixes included."""
+    """`max_batch` limits the sequences of a forward pass, including candidates and prefixes."""
     baseline = gpt2.load(STRENGTHS["sasa"])
     monkeypatch.setattr(gpt2.engine, "max_batch", 4 * 8)
     whole = baseline.generate(PROMPTS, DRAWN, SEEDS)
@@ -222,7 +222,7 @@ def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPat
         Stream, "advance", lambda self, ids: (sizes.append(len(ids)), step(self, ids))[1]
     )
     assert baseline.generate(PROMPTS, DRAWN, SEEDS) == whole
-    assert max(sizes) == 2 * 8  # less where top-p leaves fewer
+    assert max(sizes) == 2 * 8  # fewer where top-p leaves fewer candidates
 
 
 @pytest.mark.parametrize("name", ["dapt", "pplm", "reversal"])
@@ -242,7 +242,7 @@ def test_records_say_what_ran(gpt2: World, name: str) -> None:
     assert config["baseline"] == name
     assert isinstance(config["artefact"], str) == bool(baseline.artefact_kind(baseline._options))
     assert isinstance(baseline, Baseline)
-    # The name says it again, with the strength even where it is the default.
+    # The name is a spec of the same baseline, with the strength even where it is the default.
     again = gpt2.load(baseline.name)
     assert (again.name, again.config()) == (baseline.name, baseline.config())
 
@@ -265,7 +265,7 @@ def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
 @pytest.mark.parametrize("world", with_slow("gpt2"), indirect=True)
 @pytest.mark.parametrize("name", ["contrastive", "dexperts", "gedi", "pplm", "rad", "self-debias"])
 def test_lengths_stop_strings_and_penalties_without_strength(world: World, name: str) -> None:
-    """As the model: the end of a text is held back from what looks at the logits again, too."""
+    """As with the model alone: baselines that read the logits again see stop tokens banned, too."""
     (whole, *_) = base(world, PROMPTS, GREEDY, SEEDS)
     with ending_with(world.engine, whole[1]):
         text = world.engine.texts([whole[3:5]])[0]
@@ -283,7 +283,7 @@ def test_lengths_stop_strings_and_penalties_without_strength(world: World, name:
 
 @pytest.mark.parametrize("name", sorted(STRENGTHS))
 def test_no_baseline_ends_before_the_least_length(gpt2: World, name: str) -> None:
-    """Not even one that keeps the likeliest tokens alone, of which the end may be all."""
+    """Not even one that drops all tokens but the likeliest, which may be stop tokens."""
     baseline = gpt2.load(STRENGTHS[name])
     prompts, seeds = PROMPTS[:2], SEEDS[:2]
     firsts = {row[0] for row in base(gpt2, prompts, GREEDY, seeds)}

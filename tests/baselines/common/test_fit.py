@@ -107,7 +107,7 @@ def test_a_split_is_apart_and_keeps_pairs_together() -> None:
 
 
 def test_scores_between() -> None:
-    """Neither toxic nor not: left out, or there beside the others, or toxic by a single rater."""
+    """Texts that are neither kind are left out, added by `rest`, or toxic by `by_any`."""
     between = [LabelledText(f"so-so {i}", 0.3, "a") for i in range(25)]
     data = Labelled([*many("a", 30, 40), *between], [])
     assert Counter(t.toxicity for t in data.balanced(0)) == {0.9: 30, 0.0: 30}

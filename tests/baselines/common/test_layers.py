@@ -36,7 +36,7 @@ def test_heads_of_every_architecture(kind: str) -> None:
             changed = model(torch.tensor([[5, 6, 7]])).logits
         for projection in heads.projections:
             assert projection.bias is None or not projection.bias.any()
-        # Of nothing the projection makes nothing.
+        # The projection maps zeros to zeros.
         with heads.hooked(lambda layer, x: torch.zeros_like(x), outputs=True):
             assert torch.equal(model(torch.tensor([[5, 6, 7]])).logits, changed)
         after = model(torch.tensor([[5, 6, 7]])).logits

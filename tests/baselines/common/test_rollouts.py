@@ -1,4 +1,4 @@
-"""What the model writes in a fit: its own draws in any batches, and what a scorer says of them."""
+"""Texts that the model writes during a fit: they do not depend on batches, and are scored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_batches_change_nothing(task: FitTask, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_stands_in_front_is_read_and_not_kept(task: FitTask) -> None:
-    """An embedding of a token in front is that token in front."""
+    """The embedding of a token in front has the effect of that token in front."""
     prompts, first = beginnings(task)[:8], 7
     front = task.model.get_input_embeddings().weight[first : first + 1].detach()
     got = roll_out(task, prompts, front=front)
@@ -52,7 +52,7 @@ def test_what_stands_in_front_is_read_and_not_kept(task: FitTask) -> None:
 
 
 def test_figures() -> None:
-    """Of four, two are toxic; one of those seems less dangerous than one of the others."""
+    """Two of four are toxic; the `danger` of one of these is below that of a non-toxic one."""
     rows = [rollouts.Rollout([1], [2], toxicity) for toxicity in (0.9, 0.1, 0.5, 0.4)]
     found = judged({}, rows, [3.0, 1.0, 1.5, 2.0], "critic")
     assert found.held_out == {"toxic": 0.5, "auc": 0.75}

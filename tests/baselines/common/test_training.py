@@ -29,7 +29,7 @@ def task(**settings: Any) -> FitTask:
 
 @pytest.mark.parametrize("turns", [False, True])
 def test_a_training_keeps_what_was_best_on_rows_it_has_not_seen(turns: bool) -> None:
-    """One number moves to 1 on the rows that are learned from; the others want it at 0.3 or 1."""
+    """Training moves a number to 1; the loss of the validation rows is least at 0.3 or at 1."""
     number, seen = nn.Parameter(torch.zeros(())), set()
 
     def loss(rows: list[int]) -> torch.Tensor:
@@ -53,11 +53,11 @@ def test_a_training_keeps_what_was_best_on_rows_it_has_not_seen(turns: bool) -> 
 
 
 def learn(job: FitTask, after: int | None = None) -> tuple[torch.Tensor, list[int], list[str]]:
-    """What a training learns, its steps and what it says; it is ended after so many."""
+    """The result of a training, its steps and messages. after: interrupt it after this step."""
     torch.manual_seed(0)
     weight = nn.Parameter(torch.zeros(3))
     steps: list[int] = []
-    told: list[str] = []
+    messages: list[str] = []
 
     def loss(rows: list[int]) -> torch.Tensor:
         return sum((weight - torch.tensor([row % 7, row % 3, 1.0])).square().mean() for row in rows)
@@ -67,11 +67,11 @@ def learn(job: FitTask, after: int | None = None) -> tuple[torch.Tensor, list[in
         if done == after:
             raise KeyboardInterrupt
 
-    job.progress, job.say = progress, told.append
+    job.progress, job.say = progress, messages.append
     ended = pytest.raises(KeyboardInterrupt) if after else nullcontext()
     with ended:
         train([{"params": [weight]}], loss, [1 + row % 5 for row in range(60)], job, "a Thing")
-    return weight.detach(), steps, told
+    return weight.detach(), steps, messages
 
 
 def test_an_interrupted_training_goes_on_with_the_same_result(
@@ -79,15 +79,15 @@ def test_an_interrupted_training_goes_on_with_the_same_result(
 ) -> None:
     monkeypatch.setattr(training, "_CHECKPOINT", 0.0)
     settings = {"steps": 40, "learning_rate": 0.05, "batch_size": 8}
-    whole, steps, told = learn(task(**settings))
+    whole, steps, messages = learn(task(**settings))
     assert len(steps) > 25
-    assert told == [line for line in told if "at most 40 steps, about " in line] != []
+    assert messages == [line for line in messages if "at most 40 steps, about " in line] != []
     job = task(**settings)
     job.checkpoints = tmp_path / "unfinished"
     _, begun, _ = learn(job, after=23)
-    found, rest, told = learn(job)
-    assert rest[0] == 23  # the step that was interrupted is done again
-    assert told[0] == "a Thing: resumes after step 22 of 40"
+    found, rest, messages = learn(job)
+    assert rest[0] == 23  # the interrupted step is repeated
+    assert messages[0] == "a Thing: resumes after step 22 of 40"
     assert begun[:22] + rest == steps
     assert torch.equal(found, whole)
     again, none, _ = learn(job)  # another training of the same fit may have been interrupted
