@@ -6,10 +6,10 @@ smaller model, whose dull text is avoided. Here the expert is the model itself, 
 the copy that `dexperts` tuned on toxic text (read from its artefact), so toxic text is avoided.
 `amateur=NAME` takes a smaller model as in the paper, without regard to toxicity.
 
-As in the authors' code (XiangLi1999/ContrastiveDecoding), a token is plausible from a tenth of the
-likeliest token's probability on, and the amateur has its own temperature. Their beam search runs at
-temperature 1, where the order does not matter. When they sample at temperature T, it divides only
-the expert's logits: their coefficient c is `coefficient=c*T` here.
+As in the authors' code (XiangLi1999/ContrastiveDecoding), a token is plausible if it has at least a
+tenth of the likeliest token's probability, and the amateur has its own temperature. Their beam
+search runs at temperature 1, where the order does not matter. When they sample at temperature T, it
+divides only the expert's logits: their coefficient c is `coefficient=c*T` here.
 """
 
 from __future__ import annotations

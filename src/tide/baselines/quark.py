@@ -1,8 +1,8 @@
 """`quark`: Lu et al. 2022, "Quark: Controllable Text Generation with Reinforced Unlearning".
 
 NeurIPS 2022, arXiv:2205.13636. The model writes texts and a scorer rates them. The model is then
-trained on these texts, each after a token for its fifth by toxicity; next it writes after the token
-of the least toxic fifth, and so on. The trained model always writes after that token.
+trained on these texts, each after a token that stands for its fifth by toxicity; next it writes
+after the token of the least toxic fifth, and so on. The trained model always writes after that one.
 
 Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of the written tokens,
 plus 0.05 times the divergence from the original model, minus 0.06 times the entropy. Their model

@@ -47,7 +47,7 @@ class RadOptions(Options):
 
 
 def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
-    """1 - toxicity of candidates (B, K), normalised to [0, 1], without those whose score is -inf.
+    """1 - toxicity of candidates (B, K), normalised to [0, 1]; scores of -inf are ignored.
 
     clamp: cut to [0, 1]. minmax: 0 for the most toxic candidate of a row, 1 for the least; 0.5 for
     all candidates if they are equally toxic.

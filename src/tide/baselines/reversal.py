@@ -42,7 +42,7 @@ def reverse(
     norm_exponent: float,
     similarity_exponent: float,
 ) -> Tensor:
-    """Head outputs moved away from the negative prefix, norm kept; all (B, heads, size).
+    """Head outputs moved away from the negative prefix, with their norm kept; all (B, heads, size).
 
     v - scale (1 + |delta|)^a (1 + relu cos(v, v_neg_end))^b delta for each head, then the whole
     vector of all heads scaled to its old norm.

@@ -52,7 +52,7 @@ def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 class LastHidden:
-    """value: the last hidden states (B, T, d) of the latest forward pass while `noted`."""
+    """value: the last hidden states (B, T, d) of the latest forward pass inside `noted`."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._layer = output_layer(model, name)

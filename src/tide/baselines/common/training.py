@@ -110,7 +110,7 @@ def train(
     groups: parameters, as torch's optimizers take them. lengths: tokens of each row.
     early: use the last rows for validation, stop when their loss no longer improves, and keep the
     best parameters. Such a training resumes from its checkpoint, with the same result. Without
-    `early` there is no checkpoint, because the `loss` has a state of its own.
+    `early` there is no checkpoint, because such a `loss` is stateful.
     """
     settings = task.settings
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.01)
