@@ -398,7 +398,7 @@ def test_a_cheap_mistake_costs_no_loading(
 
 
 def test_a_weak_opponent_is_marked_wherever_it_stands(tmp_path: Path) -> None:
-    doubt = "the expert knows held-out text of its kind hardly better than the other"
+    doubt = "the expert predicts held-out text of its kind hardly better than the other"
     runs = [search_run("tide", prompts=6), made_up([[0.1, 0.6]] * 6, "dexperts")]
     runs[1].config["doubts"] = [doubt]
     made = report(runs, out=tmp_path, against="dexperts")

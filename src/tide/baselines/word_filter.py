@@ -46,9 +46,9 @@ class WordFilterOptions(Options):
         description="Subtracted from the logit of a token that completes a word; 1000: a ban.",
     )
     words: int = Field(
-        default=400, ge=1, le=_LEARNED, description="Number of learned words, the worst first."
+        default=400, ge=1, le=_LEARNED, description="Number of learned words to use, worst first."
     )
-    file: str = Field(default="", max_length=4_096, description="File of words, one per line.")
+    file: str = Field(default="", max_length=4_096, description="Use a file: one word per line.")
     order: Order = "shift-warp"
 
 
