@@ -1,4 +1,4 @@
-"""`python -m tide`, for where the command `tide` is not on the path."""
+"""`python -m tide`, for when the command `tide` is not on the path."""
 
 from tide.cli import program
 

@@ -60,7 +60,7 @@ def test_the_clock_ends_what_the_processor_does_not(monkeypatch: pytest.MonkeyPa
     process = templates._Process()
     monkeypatch.setattr(templates, "_SECONDS", 1.0)
     monkeypatch.setattr(templates, "_CHILD", "import time; time.sleep(99)")
-    with pytest.raises(ValueError, match="1 s by the clock"):
+    with pytest.raises(ValueError, match="1 s of wall-clock time"):
         process.ask(b"{}\n")
     assert process._popen is None
 

@@ -1,1 +1,1 @@
-"""Plain data and the checks at the gates: settings, results, chats, errors, HTTP."""
+"""Plain data and input validation: settings, results, chats, errors, HTTP."""

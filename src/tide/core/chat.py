@@ -1,9 +1,9 @@
-"""Chats: messages, rendered by the model's chat template, and the user's spans in that text.
+"""Chats: messages, the text that the model's chat template renders, and the user's spans in it.
 
     detox.chat([{"role": "user", "content": "Tell me about your neighbours."}])
 
-A search moves only the last user message, unless asked otherwise: the template's role markers, the
-system prompt and all earlier messages stay as they are.
+By default a search perturbs only the last user message; the template's role markers, the system
+prompt and all earlier messages stay unchanged.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _MARK = "\ue000"
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 
-def _whole(text: str) -> str:
+def _encodable(text: str) -> str:
     if (place := half_character(text)) is not None:
         raise ValueError(f"invalid Unicode: lone surrogate at index {place}")
     return text
 
 
-# A text that can be encoded; JSON may hold others.
-Text = Annotated[str, AfterValidator(_whole)]
+# Text without lone surrogates, which JSON may contain and UTF-8 cannot encode.
+Text = Annotated[str, AfterValidator(_encodable)]
 
 
 class ToolCall(BaseModel):
@@ -73,7 +73,7 @@ class ToolCall(BaseModel):
 
 
 class Parts(BaseModel):
-    """Parts of an answer beside its text. num_tokens: of all of them."""
+    """Parts of an answer besides its text. num_tokens: their total length."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,11 +83,11 @@ class Parts(BaseModel):
 
 
 class Message(BaseModel):
-    """One message. A user's is never empty.
+    """One message. User messages are never empty.
 
-    tool_calls: of an assistant. tool_call_id: the call to which a tool's message is the result.
-    The thoughts of an assistant (`reasoning_content`, `reasoning`) are taken and left out, as
-    templates leave them out of earlier turns.
+    tool_calls: calls that an assistant made. tool_call_id: the call that a tool message answers.
+    An assistant's reasoning (`reasoning_content`, `reasoning`) is accepted and dropped, because
+    templates omit it from earlier turns.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -114,7 +114,7 @@ class Message(BaseModel):
 
     @property
     def texts(self) -> list[str]:
-        """Its content, and the names and arguments of its calls."""
+        """The non-empty texts among the content and the names and arguments of tool calls."""
         calls = [text for one in self.tool_calls for text in (one.name, one.arguments)]
         return [text for text in (self.content, *calls) if text]
 
@@ -127,10 +127,10 @@ class Message(BaseModel):
 
 
 class Chat(BaseModel):
-    """A conversation whose last message is from the user, or from a tool. Usable as a prompt.
+    """A conversation that can be used as a prompt; its last message is from the user or a tool.
 
-    asks: fields of the request that allow more than plain text (`tools`, `tool_choice`,
-    `response_format`), as a JSON object. Hashable; equal to any chat with the same content.
+    asks: request fields that allow more than a plain-text answer (`tools`, `tool_choice`,
+    `response_format`), as a JSON object. Chats are hashable and compare by content.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -140,7 +140,7 @@ class Chat(BaseModel):
 
     @field_validator("messages")
     @classmethod
-    def _a_user_is_answered(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    def _check_roles(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         if messages[-1].role not in ("user", "tool"):
             raise ValueError(f"the last message must have the role user, not {messages[-1].role}")
         if not any(message.role == "user" for message in messages):
@@ -169,23 +169,23 @@ class Chat(BaseModel):
         return cls.of([{"role": "user", "content": content}])
 
     def dump(self) -> list[dict[str, Any]]:
-        """The messages, as `of` takes them."""
+        """The messages in the format that `of` accepts."""
         return [message.dump() for message in self.messages]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """`asks` by name."""
+        """`asks`, parsed."""
         found: dict[str, Any] = json.loads(self.asks or "{}")
         return found
 
     @property
     def in_parts(self) -> bool:
-        """Whether it is about tools, or its answer is of a format: not every engine takes it."""
+        """Whether the chat involves tools or a response format; not every engine supports these."""
         return bool(self.asks) or any(one.role == "tool" or one.tool_calls for one in self.messages)
 
     @property
     def unanswered(self) -> list[str]:
-        """The last message of the user, and all readings of calls and results after it.
+        """The last user message, and all `readings` of the tool calls and results after it.
 
         Raises Unread.
         """
@@ -194,15 +194,15 @@ class Chat(BaseModel):
         for message in self.messages[last + 1 :]:
             for text in message.texts:
                 texts += readings(text)
-                with suppress(Unread):  # most results are no JSON
+                with suppress(Unread):  # most results are not JSON
                     texts += strings_of_json(text)
         return list(dict.fromkeys(texts))
 
 
 class Rendered(str):
-    """The text that a template made of a chat. It is complete: no tokens are put around it.
+    """A chat rendered by its template. The text is complete: engines add no special tokens.
 
-    spans: start and end of each user message in it, in order.
+    spans: start and end of each user message in the text, in order.
     """
 
     __slots__ = ("spans",)
@@ -214,9 +214,9 @@ class Rendered(str):
         return made
 
     def spans_of(self, tokens: Iterable[tuple[int, int]]) -> list[int]:
-        """The number of the span that holds each token, counted from the last, which is 0.
+        """For each token, the index of the span that contains it, counted back from the last (0).
 
-        -1 where no span holds the whole token. tokens: start and end of each token.
+        -1 if no span contains the whole token. tokens: start and end of each token.
         """
         begins, found = [begin for begin, _ in self.spans], []
         for begin, end in tokens:
@@ -227,12 +227,11 @@ class Rendered(str):
 
 
 def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
-    """Render `chat` with `template`, and locate each user message in the text.
+    """Render `chat` with `template`, and locate each user message in the rendered text.
 
-    A second rendering with placeholders for the user messages shows the text around them. The
-    template may strip their white space. model: name of the model, for errors.
-    Raises InputError for a template that fails, and for one that omits, repeats or rewrites a user
-    message.
+    A second rendering, with placeholders for the user messages, shows the text around them. The
+    template may strip white space from messages. model: name of the model, for errors.
+    Raises InputError if the template fails, or omits, repeats or rewrites a user message.
     """
     messages = chat.dump()
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
@@ -250,7 +249,7 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
         if not found or marks[i] in frame or not text.startswith(before, place):
             raise _lost(model, i)
         content = messages[i]["content"]
-        # The text after it shows whether the template strips white space.
+        # The text after the message shows whether the template stripped its white space.
         after = frame.partition(mark)[0]
         for said in (content, content.strip(), content.rstrip(), content.lstrip()):
             if text.startswith(said + after, begin):
@@ -275,6 +274,6 @@ def as_lines(messages: Sequence[dict[str, Any]]) -> str:
 
 def _lost(model: str, number: int) -> InputError:
     return InputError(
-        f"messages: the chat template of {model} leaves out, repeats or rewrites what the user "
-        f"says in number {number}"
+        f"messages: the chat template of {model} leaves out, repeats or rewrites message {number} "
+        "(role user)"
     )

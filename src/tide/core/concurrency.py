@@ -1,4 +1,4 @@
-"""Portals into event loops that run in threads of their own, and passing items between loops."""
+"""Portals to event loops in background threads, and passing items between event loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from tide.core.errors import EngineError, TideError, described
 
 _T = TypeVar("_T")
-# A future whose end cancels the portal work that this thread waits for.
+# When this future is done, the portal work that the current thread waits for is cancelled.
 ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
 
 _MAKING = threading.Lock()
@@ -29,10 +29,10 @@ class Portal:
     """Runs coroutines in an event loop in a daemon thread, for callers in any thread or loop.
 
     Closing it ends all running work with `error`. Work that raises KeyboardInterrupt or SystemExit
-    ends with `error`, too, instead of ending the thread. owner: its owner's name, for errors.
+    ends with `error`, too, instead of ending the thread. owner: name of the owner, for errors.
 
-    Unlike anyio's BlockingPortal it survives such work, never makes a caller's event loop wait
-    until this one has a turn, and can be closed by the garbage collector and by its own work.
+    Unlike anyio's BlockingPortal, it survives these exceptions, never blocks a caller's event loop
+    while its own is busy, and can be closed by the garbage collector and by its own work.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class Portal:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork, which has none of the threads of its parent."""
+        """Whether the process was forked since: the portal's thread is missing in the fork."""
         return self._process != os.getpid()
 
     def check_fork(self) -> None:
-        """Raise `error` in a fork of its process."""
+        """Raise `error` if the process was forked since the portal was made."""
         if self.is_forked:
             raise self._error(
                 f"the process was forked; make a new {self._owner} in the new process"
             )
 
     def start(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> Future[_T]:
-        """Begin `await call(*arguments)` in the loop; cancelling the future cancels it there."""
+        """Start `call(*arguments)` in the loop; cancelling the returned future cancels the call."""
         self.check_fork()
         future: Future[_T] = Future()
         self._waited_for.add(future)
@@ -83,7 +83,7 @@ class Portal:
         return future
 
     def run(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Run `await call(*arguments)` in the loop and block until it ends, outside of the loop."""
+        """Run `call(*arguments)` in the loop and block until it ends. Not for the loop's thread."""
         future = self.start(call, *arguments)
         if (abort := ABORT.get()) is not None:
             abort.add_done_callback(lambda _: future.cancel())
@@ -93,13 +93,13 @@ class Portal:
             future.cancel()  # Ctrl-C stops the work, too
 
     async def call(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Like `run`, for coroutines of another loop."""
+        """Like `run`, but awaited in another loop instead of blocking."""
         return await asyncio.wrap_future(self.start(call, *arguments))
 
     def iterate(
         self, call: Callable[..., AsyncGenerator[_T, None]], *arguments: Any
     ) -> AsyncGenerator[_T, None]:
-        """Iterate in another loop over the items of `call(*arguments)`, which runs in this one."""
+        """Iterate, in the caller's loop, over `call(*arguments)`, which runs in this loop."""
 
         async def pump(put: Callable[[_T], None]) -> None:
             async with aclosing(call(*arguments)) as items:
@@ -109,7 +109,7 @@ class Portal:
         return items_of(lambda put: asyncio.wrap_future(self.start(pump, put)))
 
     def close(self, *, wait: bool = True) -> None:
-        """Cancel running work, and end the thread. wait: until it has ended."""
+        """Cancel running work, and end the thread. wait: block until the thread has ended."""
         if self.is_forked:
             return
         if not self._closed:
@@ -119,7 +119,7 @@ class Portal:
             self._thread.join()
 
     def _soon(self, call: Callable[[], object]) -> bool:
-        """Call it in the loop, if that is not closed."""
+        """Schedule `call` in the loop; returns False if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:
@@ -141,14 +141,14 @@ class Portal:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
-            # Work that was submitted during the closing never ran.
+            # Work that was submitted while the loop was closing never ran.
             for future in list(self._waited_for):
                 self._refuse(future)
 
     async def _finish(
         self, call: Callable[..., Awaitable[_T]], arguments: tuple[Any, ...], future: Future[_T]
     ) -> None:
-        with suppress(InvalidStateError):  # cancelled in this very moment
+        with suppress(InvalidStateError):  # the future was cancelled meanwhile
             try:
                 result = await call(*arguments)
             except asyncio.CancelledError:
@@ -164,7 +164,7 @@ class Portal:
 
 
 def portal_of(owner: object, kind: str = "engine", error: type[TideError] = EngineError) -> Portal:
-    """The portal of an object, made when it is first asked for; it ends with the object."""
+    """The portal of an object, made at the first call and closed when the object is collected."""
     found: Portal | None = vars(owner).get("_portal")
     if found is None:
         with _MAKING:
@@ -199,7 +199,7 @@ class Mailbox(Generic[_T]):
 async def items_of(
     work: Callable[[Callable[[_T], None]], Awaitable[None]],
 ) -> AsyncGenerator[_T, None]:
-    """Yield the items that `work` puts, and raise its error; closing the generator cancels it."""
+    """Yield the items that `work` puts, and raise its error. Closing this cancels `work`."""
     items: Mailbox[_T] = Mailbox()
     running = asyncio.ensure_future(work(items.put))
     running.add_done_callback(items.end)
@@ -209,11 +209,11 @@ async def items_of(
         await running
     finally:
         if not running.cancel() and not running.cancelled():
-            running.exception()  # or asyncio logs an exception that was never retrieved
+            running.exception()  # else asyncio would log "exception was never retrieved"
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All results, in order. The first failure cancels the others, and is raised after they end."""
+    """All results, in order. The first failure cancels the rest; it is raised after they end."""
     coroutines = list(work)
     if len(coroutines) == 1:
         return [await coroutines[0]]
@@ -226,7 +226,7 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
         for coroutine in coroutines:
-            coroutine.close()  # a coroutine that never began
+            coroutine.close()  # else Python would warn of those that never started
 
 
 async def _contained(coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -241,7 +241,7 @@ def release_openmp_threads() -> None:
 
     GNU's OpenMP counts the threads of all callers. With more threads than cores it puts each to
     sleep after every parallel loop, and a step of a small model takes three times as long. So a
-    thread that waits should not hold any. Takes 15 microseconds.
+    waiting thread should hold no OpenMP threads. The call takes 15 microseconds.
     """
     if "torch" in sys.modules and (pause := _openmp_pause()) is not None:
         pause(1)  # omp_pause_soft
@@ -249,7 +249,7 @@ def release_openmp_threads() -> None:
 
 @functools.cache
 def _openmp_pause() -> Any:
-    """OpenMP's `omp_pause_resource_all` of the library that torch brings; None without it."""
+    """`omp_pause_resource_all` of the OpenMP library bundled with torch; None without one."""
     with suppress(Exception):
         folder = Path(sys.modules["torch"].__file__ or "").parent / "lib"
         for library in folder.glob("libgomp*.so*"):

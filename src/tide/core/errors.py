@@ -13,7 +13,7 @@ from tide.core.sanitize import shown
 class TideError(Exception):
     """Base of all errors below; the command line prints its text and exits with 1.
 
-    The text is one line, without keys or control characters, whatever it quotes.
+    The text is one line without keys or control characters, even where it quotes untrusted text.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -69,7 +69,7 @@ class DeadlineError(TideError):
 
 
 class UnresolvedError(TideError):
-    """No completion was accepted and `on_unresolved="raise"` was asked for."""
+    """No completion was accepted and `on_unresolved="raise"` is set."""
 
 
 class PromptRefusedError(TideError):
@@ -77,15 +77,15 @@ class PromptRefusedError(TideError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type if it has none, to end a message with."""
+    """The first line of an error's text, or its type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def described(error: BaseException) -> str:
-    """Type and text of a foreign error, on one line."""
+    """Type and text of a third-party error, on one line."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # a foreign `__str__`
+    except Exception:  # a third party's `__str__` may fail
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -94,10 +94,10 @@ def described(error: BaseException) -> str:
 def guarded(
     kind: type[TideError], what: str | Callable[[], str], *, awaits: bool = False
 ) -> Iterator[None]:
-    """Turn exceptions of foreign code into `kind`: one line that begins with `what`.
+    """Turn exceptions of third-party code into `kind`: one line that begins with `what`.
 
-    what: a function, if it is known only then. awaits: the block awaits or yields, so it may be
-    cancelled. A TideError passes as it is, and so does Ctrl-C.
+    what: a text, or a function that makes it after the exception. awaits: the block awaits or
+    yields, so it may be cancelled. A TideError, cancellation and Ctrl-C pass unchanged.
     """
     try:
         yield
@@ -105,16 +105,16 @@ def guarded(
         if isinstance(error, TideError) or ends_work(error, awaits):
             raise
         text = first_line(error) if type(error) is OSError else described(error)
-        # The text of these errors is enough.
+        # These types add nothing to their text.
         text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
         raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error
 
 
 def ends_work(error: BaseException, awaits: bool = False) -> bool:
-    """Whether the error is a stop from outside, and not a failure of foreign code."""
+    """Whether the error stops the work from outside, such as Ctrl-C, and is not a failure."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return awaits
     if isinstance(error, Exception | SystemExit) or type(error).__name__ == "PanicException":
-        return False  # the latter is of the Rust code below tokenizers and safetensors
+        return False  # PanicException comes from the Rust code of tokenizers and safetensors
     # Ctrl-C, and exceptions of signal handlers, reach only the main thread.
     return threading.current_thread() is threading.main_thread()

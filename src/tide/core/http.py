@@ -1,7 +1,7 @@
-"""HTTP client with limits of size and time; servers are untrusted. Also their keys and addresses.
+"""HTTP client for untrusted servers, with limits of size and time; reads API keys and addresses.
 
-No redirect is followed, so that texts and keys go only to the given address. Proxies are those of
-the environment, as for other programs; a .netrc file is not read.
+No redirect is followed, so that texts and keys go only to the given address. Proxies are taken
+from the environment; a .netrc file is not read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _Item = TypeVar("_Item")
 
 
 class _AtTheFirstFault(FailFast):
-    __hash__ = object.__hash__  # for unions
+    __hash__ = object.__hash__  # unions hash their members
 
 
-# A list that others send; validation stops at its first fault: all of them could fill the memory.
+# A list from a server. Validation stops at the first fault: reporting all could fill the memory.
 Rows = Annotated[list[_Item], _AtTheFirstFault()]
 _MOST_FAULTS = 100
 # A duration in seconds.
@@ -43,12 +43,12 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 MIB = 2**20
 _CONNECT = 5.0  # seconds
 _KEEP_ALIVE = 3.0  # vLLM closes connections after 5 idle seconds
-# Errors of an idle connection that the server closes just then.
+# Errors when the server closes an idle connection just as it is used again.
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
-# Statuses, beside 500 and above, of a server or proxy that may recover.
+# Statuses below 500 of a server or proxy that may recover.
 _PASSING = (408, 409, 425, 429)
 
-# These loggers write addresses, which may hold a key (Perspective), and servers' own texts.
+# These loggers write addresses, which may contain a key (Perspective), and text from servers.
 for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy"):
     logger(_name)
 
@@ -56,8 +56,8 @@ for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy
 class ServerFailed(Exception):
     """A server failed; the same request may succeed later, or elsewhere.
 
-    The text is one line without keys. pause: seconds that it asked to wait. broken: the connection
-    broke.
+    The text is one line without keys. pause: seconds that the server asked to wait. broken: the
+    connection broke.
     """
 
     def __init__(self, text: str, pause: float = 0.0, *, broken: bool = False) -> None:
@@ -85,12 +85,12 @@ class Reply:
             return kind.model_validate_json(self.body, strict=True)
         except ValidationError as error:
             if (count := error.error_count()) > _MOST_FAULTS:
-                raise ServerFailed(f"an answer with {count} faults") from None
+                raise ServerFailed(f"an answer with {count} invalid values") from None
             what = problem(error, "JSON")
             raise ServerFailed(f"an answer that cannot be used: {what}") from None
 
     def pause(self, default: float) -> float:
-        """Seconds to wait, from `Retry-After`, if it is a number."""
+        """Seconds to wait by `Retry-After`; `default` if it is not a number of seconds."""
         try:
             seconds = float(self.headers.get("retry-after", default))
         except ValueError:  # a date
@@ -111,9 +111,9 @@ class Reply:
 
 
 class Client(httpx.AsyncClient):
-    """Asks servers, each time for at most `timeout` seconds.
+    """HTTP client that allows `timeout` seconds for each answer.
 
-    key: sent as a bearer token. options: `headers` or `params` that are sent every time.
+    key: sent as a bearer token. options: `headers` or `params` that are sent with every request.
     under_way: requests not yet answered.
     """
 
@@ -133,7 +133,7 @@ class Client(httpx.AsyncClient):
 
     async def ask(self, method: str, url: str, body: Any = None, *, limit: int = MIB) -> Reply:
         """Send a request and return its answer of at most `limit` bytes. Raises ServerFailed."""
-        # As ASCII: a text may hold half a surrogate pair, which has no UTF-8.
+        # JSON in ASCII: a text may contain a lone surrogate, which UTF-8 cannot encode.
         content = None if body is None else json.dumps(body).encode()
         with self._asking(), anyio.fail_after(self._seconds):
             async with self._opened(method, url, content) as response:
@@ -142,9 +142,9 @@ class Client(httpx.AsyncClient):
     async def events(
         self, url: str, body: Any, *, limit: int = MIB
     ) -> AsyncGenerator[Reply | bytes, None]:
-        """The data of each server-sent event of the answer to a post, or the one other answer.
+        """POST `body`; yield the data of each server-sent event, or the answer if it is no stream.
 
-        limit: bytes of all events. Raises ServerFailed where the next one does not come in time.
+        limit: bytes of all events. Raises ServerFailed, also if an event does not arrive in time.
         """
         content = json.dumps(body).encode()
         with self._asking():
@@ -158,7 +158,7 @@ class Client(httpx.AsyncClient):
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Counts a request; any failure of the client inside becomes ServerFailed."""
+        """Counts a request as under way; any failure inside becomes ServerFailed."""
         self.under_way += 1
         try:
             yield
@@ -185,7 +185,7 @@ class Client(httpx.AsyncClient):
                 if read > limit:
                     raise ServerFailed(f"an answer of more than {limit:,} bytes")
                 rest += chunk
-                if b"\n" not in chunk:  # a long line in many pieces is split only once
+                if b"\n" not in chunk:  # split a long line once, not at each of its chunks
                     continue
                 *lines, rest = rest.split(b"\n")
                 for line in lines:
@@ -198,7 +198,7 @@ class Client(httpx.AsyncClient):
     async def _opened(
         self, method: str, url: str, content: bytes | None
     ) -> AsyncIterator[httpx.Response]:
-        # No compression: an answer could be a thousand times as long as the bytes that were read.
+        # No compression: an answer could unpack to a thousand times the bytes that were counted.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
@@ -217,7 +217,7 @@ async def _whole(response: httpx.Response, limit: int) -> Reply:
 
 
 class _NoCookies(CookieJar):
-    """A jar without cookies: one that is not ASCII would break all later requests."""
+    """Drops all cookies: one that is not ASCII would break all later requests."""
 
     def extract_cookies(self, *_: Any) -> None:
         pass
@@ -229,10 +229,10 @@ def _certificates() -> ssl.SSLContext:
 
 
 def read_key(variable: str, given: str | None = None) -> SecretStr | None:
-    """The given key, else that of the environment variable; None without either.
+    """The given key, else the key in the environment variable; None without either.
 
-    From then on the key is hidden in every message. Raises EnvironmentVariableError, without the
-    key, for one with characters that no HTTP header carries.
+    From then on the key is hidden in every message. Raises EnvironmentVariableError, which does not
+    quote the key, for characters that an HTTP header cannot carry.
     """
     key = (os.environ.get(variable, "") if given is None else given).strip()
     if not key:
@@ -246,10 +246,10 @@ def read_key(variable: str, given: str | None = None) -> SecretStr | None:
 
 
 def base_url(url: str, name: str) -> str:
-    """`url` without a last slash. name: the option or variable that it comes from.
+    """`url` without trailing slashes. name: the option or variable that it comes from.
 
-    Raises InputError unless it is http(s)://HOST[:PORT][/PATH]; the error does not quote it. An
-    address with a password would end up in logs and records.
+    Raises InputError, which does not quote the address, unless it is http(s)://HOST[:PORT][/PATH]:
+    a password in an address would end up in logs and records.
     """
     try:
         parts = httpx.URL(url.strip())

@@ -9,8 +9,8 @@ from types import ModuleType
 
 from tide.core.errors import MissingDependencyError
 
-# Packages of the extra `local`, by their import names. A gateway, whose model is on a server, does
-# not need them.
+# Import names of the packages of the extra `local`. A gateway does not need them, because its model
+# runs on a server.
 LOCAL = ("jinja2", "rapidfuzz", "scipy", "sklearn", "tokenizers", "torch", "transformers")
 
 
@@ -26,7 +26,7 @@ def require(module: str, extra: str) -> ModuleType:
 
 @contextmanager
 def local_imports() -> Iterator[None]:
-    """Inside, a missing package of the extra `local` is a MissingDependencyError."""
+    """Inside, a missing package of the extra `local` raises MissingDependencyError."""
     try:
         yield
     except ModuleNotFoundError as error:

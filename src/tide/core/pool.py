@@ -1,7 +1,7 @@
-"""A pool of servers that do the same work: the least loaded gets the next request.
+"""A pool of interchangeable servers: the least loaded gets the next request.
 
-A server that fails leaves the pool, its work goes to the others, and it is tried again in the
-background until it is fit to come back. It knows HTTP, but not the content of the requests.
+A server that fails leaves the pool, and its work goes to the others. It is checked again in the
+background until it can return. The pool does not read the content of requests.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 # Seconds
-_LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # pause of an overloaded server
+_LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # pauses of an overloaded server
 _FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
 
-# Attempts at one request, by servers that do other work, before it fails alone.
+# Failed attempts, by servers that pass their checks, after which only this request fails.
 _ATTEMPTS = 5
 
 # HTTP
 _OVERLOADED = 429
 _FORBIDDEN = (401, 403)
-# The time httpx takes for a request grows with the connections of its client: 5 ms with 256 of
-# them, 0.5 ms with 4.
+# Requests at a time per client. httpx's own time for a request grows with its client's connections:
+# 5 ms with 256 of them, 0.5 ms with 4.
 _CLIENT_REQUESTS = 4
 
 
 class EndpointRefused(Exception):
-    """A server refuses a request for good.
+    """A server refuses a request permanently.
 
-    status: of its HTTP answer; 0 without one.
+    status: the HTTP status; 0 without an HTTP answer.
     """
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -58,8 +58,8 @@ class Endpoint:
     """One server.
 
     timeout: seconds that one request may take. key: sent as a bearer token. load: units of work
-    under way. refuses: it is out of the pool because it refuses all requests, for good. did_well:
-    time of its last success. check: the running check of a server in doubt.
+    under way. refuses: it is out of the pool because it refuses all requests permanently. did_well:
+    time of its last success. check: the running check after a failure, if any.
     """
 
     url: str
@@ -77,9 +77,9 @@ class Endpoint:
     async def request(
         self, path: str, kind: type[_Parsed], body: Any = None, *, limit: int = MIB
     ) -> _Parsed:
-        """Its answer, of at most `limit` bytes; a `body` is posted.
+        """The answer to a GET, or to a POST of `body`, parsed as `kind`; at most `limit` bytes.
 
-        Raises ServerFailed if the connection or the server failed, or the answer is no `kind`, and
+        Raises ServerFailed if the connection or the server failed or the answer does not parse, and
         EndpointRefused if the server refuses the request.
         """
         method, client = "GET" if body is None else "POST", self._client()
@@ -89,14 +89,14 @@ class Endpoint:
         except ServerFailed as error:
             if not error.broken:
                 raise
-            reply = await ask()  # on a connection that is not idle
+            reply = await ask()  # again: the server may have closed an idle connection
         _raise_for_status(reply, path)
         return reply.parse(kind)
 
     async def stream(
         self, path: str, kind: type[_Parsed], body: Any, *, limit: int = MIB
     ) -> AsyncGenerator[_Parsed, None]:
-        """As `request`, of a server that sends events: each as a `kind`, up to `[DONE]`."""
+        """Like `request`, for a stream: yields each server-sent event, parsed, up to `[DONE]`."""
         events = self._client().events(self.url + path, body, limit=limit)
         async with aclosing(events):
             async for event in events:
@@ -116,7 +116,7 @@ class Endpoint:
 
 
 def _raise_for_status(reply: Reply, path: str) -> None:
-    """Raise the error that an unsuccessful answer means."""
+    """Raise ServerFailed or EndpointRefused for an unsuccessful status."""
     status = reply.status
     if status == _OVERLOADED:
         seconds = min(max(reply.pause(_USUAL_REST), _LEAST_REST), _LONGEST_REST)
@@ -124,13 +124,13 @@ def _raise_for_status(reply: Reply, path: str) -> None:
     if reply.passing:
         raise ServerFailed(f"HTTP {status}: {reply.message()}")
     if status in _FORBIDDEN:
-        raise EndpointRefused(f"wants another API key than it was sent (HTTP {status})", status)
+        raise EndpointRefused(f"rejects the API key, or requires one (HTTP {status})", status)
     if not 200 <= status < 300:
         raise EndpointRefused(f"HTTP {status} to {path}: {reply.message()}", status)
 
 
 def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
-    """One event of a stream. Raises ServerFailed if it is an error, or no `kind`."""
+    """Parse one event of a stream. Raises ServerFailed for an error, or for anything but `kind`."""
     reply = Reply(200, httpx.Headers(), event)
     try:
         return reply.parse(kind)
@@ -142,7 +142,7 @@ def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
 
 @dataclass
 class _Job:
-    """One piece of work. causes: why servers failed at it, by address. checks: of those servers."""
+    """One piece of work. causes: each failed server's reason, by address. checks: their checks."""
 
     began: float
     causes: dict[str, str] = field(default_factory=dict)
@@ -150,12 +150,12 @@ class _Job:
 
 
 class EndpointPool:
-    """Servers at `urls`. Must be used inside one event loop, and closed there.
+    """Servers at `urls`. Must be used and closed in the same event loop.
 
-    admit: looks at a server before its first use and before each return; raises ServerFailed or
+    admit: validates a server before it enters the pool or returns to it; raises ServerFailed or
     EndpointRefused if it cannot be used now. check: sends a request that a working server answers;
-    raises the same. timeout: seconds that one request may take. deadline: seconds that work may
-    take, with all attempts. api_key: sent as a bearer token to all of them.
+    raises the same errors. timeout: seconds that one request may take. deadline: seconds that work
+    may take with all attempts. api_key: sent as a bearer token to all servers.
 
     A server that fails is checked. If it fails the check, it leaves the pool; otherwise the request
     is to blame, and only that request fails.
@@ -172,7 +172,7 @@ class EndpointPool:
         api_key: SecretStr | None = None,
     ) -> None:
         bases = [base_url(url, "base_urls") for url in ([urls] if isinstance(urls, str) else urls)]
-        # With or without the `/v1` that API clients are given.
+        # Addresses for API clients end in `/v1`.
         bases = [base.removesuffix("/v1").rstrip("/") for base in bases]
         if not bases:
             raise InputError("base_urls: give at least one server (--base-url http://HOST:PORT)")
@@ -184,7 +184,7 @@ class EndpointPool:
         self._deadline = deadline
 
     async def start(self) -> None:
-        """Check all servers. Those that fail are tried again later; EngineError if all fail."""
+        """Admit all servers. Those that fail are tried again later; EngineError if all fail."""
         await asyncio.gather(*(self._enter(endpoint) for endpoint in self.endpoints))
         if not self.available:
             raise EngineError(f"no server can be used: {self.reasons()}")
@@ -193,19 +193,19 @@ class EndpointPool:
                 self._leave(endpoint)
 
     async def run(self, units: int, work: Callable[[Endpoint], Awaitable[_T]]) -> _T:
-        """`await work(server)` on the least loaded server, again elsewhere where one fails.
+        """Run `work(server)` on the least loaded server; if it fails, on another one.
 
-        units: how much work it is, for the balance. Raises CompletionError if servers that do other
-        work fail at this, and EngineError if no server works.
+        units: size of the work, for load balancing. Raises CompletionError if servers fail at this
+        but not at other work, and EngineError if no server works.
         """
         job = _Job(asyncio.get_running_loop().time())
         retrying = AsyncRetrying(retry=retry_if_exception_type(ServerFailed), wait=self._pause)
         with anyio.move_on_after(self._deadline):
             return await retrying(self._attempt, job, units, work)
-        told = "; ".join(f"{e.url}: {job.causes.get(e.url, e.reason)}" for e in self.endpoints)
-        late = f"within {self._deadline:g} s (deadline): {told}"
+        reasons = "; ".join(f"{e.url}: {job.causes.get(e.url, e.reason)}" for e in self.endpoints)
+        late = f"within {self._deadline:g} s (deadline): {reasons}"
         if any(e.available and e.did_well > job.began for e in self.endpoints):
-            raise CompletionError(f"the servers do other work, but did not finish this {late}")
+            raise CompletionError(f"the servers work, but did not finish this request {late}")
         raise EngineError(f"the servers did not finish {late}")
 
     @property
@@ -232,13 +232,13 @@ class EndpointPool:
             if all(endpoint.refuses for endpoint in self.endpoints):
                 raise EngineError(f"no server can be used: {self.reasons()}")
             raise ServerFailed("no server available")
-        # Prefer a server that did not fail at it and is not in doubt.
+        # Prefer a server that has not failed at this job and is not being checked.
         endpoint = min(usable, key=lambda e: (e.url in job.causes, e.check is not None, e.load))
         began = asyncio.get_running_loop().time()
         endpoint.load += units
         try:
             result = await work(endpoint)
-        except asyncio.CancelledError:  # at the deadline, most often
+        except asyncio.CancelledError:  # usually by the deadline
             waited = asyncio.get_running_loop().time() - began
             before = f", and before: {cause}" if (cause := job.causes.get(endpoint.url)) else ""
             job.causes[endpoint.url] = f"no answer within {waited:.3g} seconds{before}"
@@ -250,14 +250,14 @@ class EndpointPool:
         finally:
             endpoint.load -= units
         endpoint.did_well = asyncio.get_running_loop().time()
-        if endpoint.available:  # whose pause is over
+        if endpoint.available:  # the reason may still be that of a pause
             endpoint.reason = "in use"
         return result
 
     async def _blame(
         self, endpoint: Endpoint, job: _Job, error: ServerFailed | EndpointRefused
     ) -> None:
-        """Raise CompletionError if the request is to blame for a failure, and not the server."""
+        """Raise CompletionError if the request, not the server, is to blame for a failure."""
         refused = isinstance(error, EndpointRefused)
         if self._rests(endpoint, error) or not endpoint.available:
             return
@@ -266,7 +266,7 @@ class EndpointPool:
         job.checks.append(check := endpoint.check)
         if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
             return  # another server tries the request meanwhile
-        # Not cancelled with this job: others wait for them, too.
+        # Shielded from the cancellation of this job: other jobs wait for the checks, too.
         job.checks = [one for one in job.checks if await asyncio.shield(one)]
         if len(job.checks) >= _ATTEMPTS or (refused and check in job.checks):
             raise CompletionError(f"{endpoint.url}: {error}") from None
@@ -276,17 +276,17 @@ class EndpointPool:
         return [e for e in self.endpoints if e.available and e.rests_until <= now]
 
     def _fresh(self, job: _Job) -> bool:
-        """Whether there is a usable server that did not fail at the job."""
+        """Whether there is a usable server that has not failed at the job."""
         return any(e.url not in job.causes for e in self._usable())
 
     def _pause(self, state: RetryCallState) -> float:
-        """Seconds before the next attempt: none while another server can take it at once."""
+        """Seconds before the next attempt: 0 while another server can take the job at once."""
         if self._fresh(state.args[0]):
             return 0.0
         return wait_random_exponential(multiplier=0.1, max=2.0)(state)
 
     def _rests(self, endpoint: Endpoint, error: ServerFailed | EndpointRefused) -> bool:
-        """Whether a server that failed has only asked for a pause; it gets it."""
+        """If the failed server asked for a pause, let it rest, and return True."""
         if isinstance(error, EndpointRefused) or not error.pause:
             return False
         endpoint.reason = str(error)
@@ -316,7 +316,7 @@ class EndpointPool:
         self.begin(self._probe(endpoint))
 
     def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """A task of the pool, which `close` cancels."""
+        """Start a task that `close` cancels."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -331,7 +331,7 @@ class EndpointPool:
         _log.warning("%s is back in the pool", endpoint.url)
 
     async def _enter(self, endpoint: Endpoint) -> None:
-        """Check a server; it becomes available, or `reason` says why not."""
+        """Admit a server: it becomes available, or `reason` says why not."""
         try:
             await self._admit(endpoint)
         except (ServerFailed, EndpointRefused) as error:

@@ -1,7 +1,7 @@
-"""Loads untrusted models from a folder or the hub, whole and without their code, or not at all.
+"""Loads untrusted models from a folder or the hub: completely, without their code, or not at all.
 
-A folder is untrusted: its files may be truncated, of other types or of another model. A failure
-raises ValueError or the error of transformers, which callers wrap by `guarded`.
+Files may be truncated, of the wrong type or of another model. Failures raise ValueError or an error
+of transformers; callers wrap them with `guarded`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 from tide.core.errors import InputError, described, first_line
 from tide.core.sanitize import clean_logs
 
-# Words in the names of config fields that hold counts, and the largest accepted count: the largest
-# models have 200 layers. All layers are built before any weight is read.
+# Largest accepted counts, by a word in the names of the config fields that hold them. The largest
+# models have 200 layers; all layers are built before any weight is read.
 _MOST = {"layer": 1024, "label": 65_536, "expert": 65_536}
-# Maximum values in a byte of a file (one bit each).
+# Maximum number of weights in a byte of a file (one bit each).
 _VALUES_PER_BYTE = 8
 _FIELDS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
-# Suffixes of the files of a folder that are read.
+# Suffixes of the model files that are read.
 READ = (".json", ".safetensors", ".txt", ".model", ".jinja")
-# As many words, all of them common.
+# Two sentences of common words and of equal length.
 _SENTENCES = "The weather today is fine", "The people today are kind"
 
 
 def find_device(name: str) -> torch.device:
-    """The device `name`; "auto" is the best available one.
+    """The torch device `name`; "auto" is CUDA if available, else the CPU.
 
     Raises InputError unless torch can compute on it.
     """
@@ -79,23 +79,23 @@ def read_config(
 
 
 def quiet_transformers() -> None:
-    """Silence the logs of transformers about faults that are refused here in one line."""
+    """Silence transformers' logs about faults that this module reports in one line."""
     clean_logs("transformers")
-    # Its table of missing weights, which are refused in one line.
+    # The table of missing weights, which `check_weights` reports.
     logging.getLogger("transformers.modeling_utils").addFilter(
         lambda record: "LOAD REPORT" not in record.getMessage()
     )
 
 
 def _reach_hub() -> None:
-    """Raise ValueError without a network; the hub's own client tries for half a minute first."""
+    """Raise ValueError if the hub cannot be reached; its own client would try for half a minute."""
     from huggingface_hub import constants, get_session  # noqa: PLC0415  (slow import)
 
     if constants.is_offline_mode():
         return
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception as error:  # of whichever HTTP library the client uses
+    except Exception as error:  # the client may use any HTTP library
         problem = "no such folder here, and the hub cannot be reached"
         raise ValueError(f"{problem}: {first_line(error)}") from error
 
@@ -108,9 +108,9 @@ def load_pretrained(
     *,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Tokenizer and model of a folder or hub id, ready to read; every weight is from its files.
+    """Tokenizer and model of a folder or hub id, for inference; all weights come from its files.
 
-    kind: a class of transformers that chooses the architecture, as AutoModelForCausalLM.
+    kind: a class of transformers that chooses the architecture, such as AutoModelForCausalLM.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
 
@@ -128,7 +128,7 @@ def load_pretrained(
         config=config,
         dtype=dtype,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # they are refused below, with their names
+        ignore_mismatched_sizes=True,  # `check_weights` refuses these, and names them
         output_loading_info=True,
         **code,
     )
@@ -137,17 +137,17 @@ def load_pretrained(
     check_weights(model, found)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
-        # The sum is finite only if every value is; unlike isfinite it needs no memory.
+        # The sum is finite only if every value is; unlike isfinite, it allocates no mask.
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
             raise ValueError(f"its weight {name} holds NaN, infinite or absurdly large values")
     return tokenizer, model
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """The tokens that end a text, by the model's generation config, its config and its tokenizer.
+    """Ids of the tokens that end a text, from the generation config, the config and the tokenizer.
 
-    One may name the end of a turn and another the end of a document; both end an answer. The first
-    id is the one that `generate` uses.
+    One of them may name the end of a turn and another the end of a document; both end an answer.
+    The first id is the one that `generate` uses.
     """
     configs = model.generation_config, model.config.get_text_config()
     named = [getattr(config, "eos_token_id", None) for config in configs]
@@ -160,10 +160,10 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def check_tokenizer(tokenizer: Any, rows: int) -> None:
-    """Raise ValueError unless `tokenizer` distinguishes texts, by ids below `rows`.
+    """Raise ValueError unless the vocabulary fits into `rows` and different texts differ in tokens.
 
-    Tokens that were added to the vocabulary may lie outside (those of images in text-only models):
-    they are refused where a text holds them.
+    Ids of added tokens may lie above (image tokens of text-only models); texts that contain such
+    tokens are refused when they come.
     """
     if tokenizer.vocab_size > rows:
         raise ValueError(
@@ -176,7 +176,7 @@ def check_tokenizer(tokenizer: Any, rows: int) -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ValueError for anything but regular files (a folder, a pipe, a circular link)."""
+    """Raise ValueError if a model file is not a regular file (a folder, pipe or circular link)."""
     if not folder.is_dir():
         raise ValueError("is not a folder")
     for path in folder.iterdir():
@@ -199,7 +199,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def check_fields(fields: Any) -> None:
-    """Raise ValueError for absurd counts, and for kernels, which are code from the hub."""
+    """Raise ValueError for absurd counts, and for named kernels, which are code from the hub."""
     parts: Iterable[Any] = fields if isinstance(fields, list) else fields.values()
     for part in parts:
         if isinstance(part, dict | list):
@@ -214,7 +214,7 @@ def check_fields(fields: Any) -> None:
 
 
 def check_size(kind: Any, config: Any, stored: int, code: dict[str, Any]) -> None:
-    """Raise ValueError for a model that `stored` bytes cannot hold, before there is memory."""
+    """Raise ValueError for a model that `stored` bytes cannot hold; allocates no weights."""
     with torch.device("meta"):
         sketch = kind.from_config(config, **code)
     needed = sum(
@@ -227,10 +227,9 @@ def check_size(kind: Any, config: Any, stored: int, code: dict[str, Any]) -> Non
 
 
 def check_weights(model: Any, found: dict[str, Any]) -> None:
-    """Raise ValueError for weights that the files lack, have in another shape, or have in excess.
+    """Raise ValueError for missing weights, wrong shapes, and layers that the config lacks.
 
-    found: the loading report of transformers. Weights of another task are not in excess; those of
-    further layers like the model's own are.
+    found: the loading report of transformers. Weights of the head of another task are ignored.
     """
     if found["mismatched_keys"]:
         name, stored, wanted = min(found["mismatched_keys"])

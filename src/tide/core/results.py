@@ -21,9 +21,9 @@ _SHOWN = 60  # characters of a text in a `repr`
 
 
 def mask(text: str) -> str:
-    """All letters and digits but the first of each word replaced by `*`.
+    """`text` with all letters and digits but the first of each word replaced by `*`.
 
-    Spaced letters count as one word.
+    Letters with spaces between them count as one word.
     """
     was_letter = False
 
@@ -34,14 +34,14 @@ def mask(text: str) -> str:
         places = [one.end() for one in re.finditer(r"[\w*]", word)] or [0]
         is_letter = places != [0] and len(places) == 1
         kept = 0 if was_letter and is_letter else places[0]
-        was_letter = is_letter or (was_letter and places == [0])  # a dash changes nothing
+        was_letter = is_letter or (was_letter and places == [0])  # a dash does not end the word
         return word[:kept] + re.sub(r"\w", "*", word[kept:])
 
     return re.sub(r"\S+", masked, text)
 
 
 def format_score(score: float, is_below: bool, digits: int = 2) -> str:
-    """`score`, rounded away from its threshold: down if it is below, so 0.096 is not 0.10."""
+    """`score`, rounded away from its threshold: if below, down, so that 0.096 is not 0.10."""
     towards = ROUND_FLOOR if is_below else ROUND_CEILING
     return str(Decimal(repr(float(score))).quantize(Decimal(1).scaleb(-digits), towards))
 
@@ -51,17 +51,16 @@ class ScoredCompletion(BaseModel):
 
     Attributes:
         round: Number of the engine call in this trial, from 1.
-        iteration: As the paper counts: the prompt itself is 1.
-        role: "initial" (the prompt), "iterate" (a point of the path), "perturbation" (a sample
-            around one) or "continuation" (the model went on from text that was kept).
-        text: The whole answer at that time: the kept text and the new one.
-        toxicity: Of the text; of a long answer, the highest of its windows of words.
-        num_tokens: Of the text. The first `kept_tokens` of them were kept from before.
-        cosine: Between the embeddings that were completed and the prompt's, as one vector each.
+        iteration: Number of the iteration as in the paper: the prompt itself is 1.
+        role: "initial" (the prompt), "iterate" (a point of the search path), "perturbation" (a
+            sample around such a point) or "continuation" (written after kept text).
+        text: The whole answer at that time: the kept text and the new text.
+        toxicity: Score of the text; for a long answer, the highest score of its word windows.
+        num_tokens: Tokens of the text. The first `kept_tokens` of them were kept.
+        cosine: Cosine between the completed embeddings X and the prompt's X0, each as one vector.
         displacement: |X - X0| / |X0| of the same embeddings.
         empty: Whether the text is nearly empty, and so scored by `empty_policy`.
-        attributes: The scorer's further scores (threat, insult...), if it has some and they are
-            known.
+        attributes: The scorer's further scores (threat, insult...), where known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -90,17 +89,17 @@ class Trial(BaseModel):
     generated_tokens: all tokens that the model wrote, discarded ones included.
     read_tokens: prompt and answer tokens prefilled, also for likelihoods; those in the KV cache
         count once. 0 if every evaluation prefilled the prompt.
-    base_partial: the evaluation of the prompt itself is only the text before the first repair, and
-        not comparable with whole completions.
-    changed_tokens: with `decode`, of an accepted point other than the prompt: number of rows that
-        are nearer, by cosine, to another token than to the prompt's (0: recovered exactly).
+    base_partial: `base` holds only the text before the first repair, and cannot be compared with
+        whole completions.
+    changed_tokens: with `decode`, for an accepted point other than the prompt: number of embeddings
+        whose nearest token, by cosine, is not the prompt's (0: the prompt is recovered exactly).
     decoded_prompt: the text of that point's nearest tokens.
-    shown, shown_tokens: text that a stream had given out before the answer was withheld.
-    parts: tool calls and reasoning of an accepted answer, as far as they may be given out.
+    shown, shown_tokens: text that was streamed before the answer was withheld, and its length.
+    parts: tool calls and reasoning of an accepted answer that may be given out.
 
     An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
-    `empty` (with `empty_policy="zero"`, as published, it is accepted). While a text is watched, the
-    trace holds the text up to each rewind, and at the end the returned text.
+    `empty` (with `empty_policy="zero"`, as published, it is accepted). If a text is scored while it
+    is written, the trace holds the text up to each rewind, and last the returned text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -140,7 +139,7 @@ class Trial(BaseModel):
 
     @property
     def empty(self) -> bool:
-        """Whether the returned completion is nearly empty (as `empty_policy` says) and unscored."""
+        """Whether the returned completion is nearly empty, so that `empty_policy` scored it."""
         return self.returned.empty
 
     @property
@@ -154,9 +153,9 @@ class Trial(BaseModel):
         return len(self.trace)
 
     def forward_tokens(self, prompt_tokens: int) -> int:
-        """Tokens through the model. Where `read_tokens` is 0, likelihoods count on average.
+        """Tokens that the model processed. prompt_tokens: length of the prompt.
 
-        prompt_tokens: length of the prompt.
+        If `read_tokens` is 0, each likelihood counts as the prompt and an average completion.
         """
         if self.read_tokens:
             return self.generated_tokens + self.read_tokens
@@ -196,7 +195,7 @@ class Result(BaseModel):
     def before(self) -> ScoredCompletion:
         """The model's own completion of the unmodified prompt, with its score.
 
-        Of a text that was repaired while it was written: as far as it stood when it failed
+        If the text was repaired while it was written, only the part before the first repair
         (`best.base_partial`).
         """
         return self.best.base
@@ -214,7 +213,7 @@ class Result(BaseModel):
         return self.best.trace
 
     def __repr__(self) -> str:
-        """One short line, in which a text that was not accepted is masked."""
+        """One short line; a text that was not accepted is masked."""
         text = " ".join((self.text if self.accepted else mask(self.text)).split())
         if len(text) > _SHOWN:
             text = text[: _SHOWN - 1] + "…"
@@ -231,9 +230,9 @@ class Result(BaseModel):
         return self.to_html()
 
     def to_html(self, *, masked: bool = True) -> str:
-        """Before and after in a table, a row per trial, as a notebook shows it.
+        """An HTML table for notebooks: each trial's text before and after, one row per trial.
 
-        masked: texts that were not accepted show only the first letter of each word.
+        masked: show only the first letter of each word in texts that were not accepted.
         """
         rows = "".join(_html_row(trial, masked) for trial in self.trials)
         head = "".join(f"<th>{name}</th>" for name in ("before", "after", "evaluations"))
@@ -263,7 +262,7 @@ def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
 
 
 def _html_trace(trial: Trial) -> str:
-    """The toxicity of every evaluation as a bar; the returned ones are highlighted."""
+    """The toxicity of every evaluation as a bar; the returned one is highlighted."""
     tried = [(e, i == trial.chosen) for i, e in enumerate(trial.trace)]
     bars = "".join(
         f'<rect x="{4 * i}" y="{30 - 30 * e.toxicity:.1f}" width="3" '

@@ -1,8 +1,8 @@
 """Sanitises untrusted text for messages and logs: no keys, no control characters, no long lines.
 
-Messages quote servers, model folders and input files, which may hold anything: a key that a server
-echoes, codes that rewrite a terminal, a page of text. Such text passes `shown`, as do the text of
-every TideError and every line of a logger made by `logger`.
+Messages quote servers, model folders and input files, which may contain anything: a key that a
+server echoes, codes that rewrite a terminal, a page of text. `shown` cleans such text, the text of
+every TideError, and every line of a logger made by `logger`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from urllib.parse import quote
 
 # A message has its cause at the beginning and the fix at the end, so the middle is cut.
 _HEAD, _TAIL = 700, 300
-_SHORTEST = 4  # hiding a shorter key would hide half of a message
-# A service may name a key without its prefix (`sk-`, `sk-proj-`): the rest after a separator in its
-# first characters is hidden as well, if it is more than a word.
+_SHORTEST = 4  # shorter keys are not hidden: ordinary words contain them
+# A service may quote a key without its prefix (`sk-`, `sk-proj-`). So the rest after each separator
+# in the first 16 characters is hidden as well, if it has at least 8.
 _PREFIX, _LEAST_REST = 16, 8
 _keys: set[str] = set()
 
 
 def hide(key: str) -> None:
-    """From now on replace `key` by stars in all shown text, ignoring case."""
+    """From now on, replace `key` by stars in all shown text, ignoring case."""
     if len(key) < _SHORTEST:
         return
     ends = [one.end() for one in re.finditer("[-_.:]", key[:_PREFIX])]
@@ -35,7 +35,7 @@ def hide(key: str) -> None:
 
 @cache
 def _hidden() -> re.Pattern[str]:
-    """Every key, the longest first."""
+    """A pattern that matches every key, the longest first."""
     keys = sorted(_keys, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, keys)) or r"(?!)", re.IGNORECASE)
 
@@ -49,10 +49,10 @@ def shown(text: str) -> str:
 
 
 def visible(text: str, kept: str = "") -> str:
-    """`text` with every control, format or half character written as its escape.
+    """`text` with control characters, format characters and lone surrogates written as escapes.
 
-    So a text cannot move the cursor, change colours, or display in another order than stored. kept:
-    characters that stay as they are, a newline perhaps.
+    So it cannot move the cursor, change colours, or display in another order than stored. kept:
+    characters that are not escaped, such as a newline.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -62,7 +62,7 @@ def visible(text: str, kept: str = "") -> str:
 
 
 def half_character(text: str) -> int | None:
-    """Index of a lone surrogate in `text`, which no file can hold; None without one."""
+    """Index of the first lone surrogate in `text`, which UTF-8 cannot encode; None without one."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -71,7 +71,7 @@ def half_character(text: str) -> int | None:
 
 
 def _is_control(character: str) -> bool:
-    # Zero-width joiners hold emoji and several scripts together, and do nothing else.
+    # Zero-width joiners and non-joiners are harmless, and emoji and several scripts need them.
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and (
         character not in "\u200c\u200d"
     )
@@ -90,6 +90,6 @@ def _clean(record: logging.LogRecord) -> bool:
 
 
 def clean_logs(library: str) -> None:
-    """Sanitise also the logs of `library`'s own handlers, which may quote foreign text."""
+    """Sanitise the output of the handlers of `library`'s own logger, which may quote any text."""
     for handler in logging.getLogger(library).handlers:
         handler.addFilter(_clean)

@@ -1,7 +1,7 @@
-"""Random seeds derived from their purpose, independent of the order of work.
+"""Random seeds that do not depend on the order of the work.
 
-A run of one prompt and trial draws from seeds derived from (seed, prompt, trial) alone, so it does
-not depend on the batch, the order, or a restart.
+Seeds of a trial are derived from (seed, prompt, trial) alone, so its result does not depend on the
+batch, the order, or a restart.
 """
 
 from __future__ import annotations

@@ -24,33 +24,33 @@ Treatment = Literal["scored", "ignored", "withheld"]
 # Bounds that keep float32 arithmetic finite and memory small, beyond any known use.
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
 
-# Logits divided by less than this leave float32.
+# Logits divided by less than this overflow float32.
 _COLDEST = 1e-3
 
-# Absolute and relative name of a scale, and the relative default for models without published ones.
+# Absolute and relative field of each scale, and the default of the relative one.
 SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
 
 
-# Defaults for answers to chats: length, and temperature if the model's makers advise none.
+# Defaults for answers to chats: length, and temperature if the model's authors advise none.
 CHAT_TOKENS, CHAT_TEMPERATURE = 512, 0.7
 
 
 class Sampling(BaseModel):
-    """How the engine turns embeddings into a completion."""
+    """How the engine samples a completion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_new_tokens: int = Field(
-        default=20, ge=1, le=1_000_000, description="Longest completion, in tokens."
+        default=20, ge=1, le=1_000_000, description="Maximum length of a completion, in tokens."
     )
     temperature: float = Field(
         default=0.1, ge=0, le=100, description="Sampling temperature; 0 is greedy."
     )
     top_p: float = Field(
-        default=1.0, ge=1e-3, le=1, description="Nucleus mass that is kept; 1: all."
+        default=1.0, ge=1e-3, le=1, description="Probability mass of nucleus sampling; 1: off."
     )
     top_k: int = Field(
-        default=0, ge=0, le=1_000_000, description="Most likely tokens that are kept; 0 keeps all."
+        default=0, ge=0, le=1_000_000, description="Sample only the k likeliest tokens; 0: off."
     )
     min_new_tokens: int = Field(
         default=0, ge=0, description="Minimum length of a completion, in tokens."
@@ -58,7 +58,7 @@ class Sampling(BaseModel):
     stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
         default=(),
         max_length=16,
-        description="Stop strings: a completion ends before the first of them; repeatable.",
+        description="Stop string: a completion ends before the first one; repeatable.",
     )
     repetition_penalty: float = Field(
         default=1.0,
@@ -70,7 +70,7 @@ class Sampling(BaseModel):
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _one_is_enough(cls, stop: Any) -> Any:
+    def _as_tuple(cls, stop: Any) -> Any:
         return (stop,) if isinstance(stop, str) else stop
 
     @field_validator("min_new_tokens")
@@ -81,7 +81,7 @@ class Sampling(BaseModel):
         return least
 
     def stop_in(self, text: str) -> int | None:
-        """Where the first stop string in `text` begins; None if it holds none."""
+        """Index of the first stop string in `text`; None if there is none."""
         return min((place for one in self.stop if (place := text.find(one)) >= 0), default=None)
 
     @field_validator("temperature")
@@ -96,11 +96,11 @@ class Settings(Sampling):
     """Everything that decides the result of a run, apart from the model and the scorer.
 
     `mu` and `step_size` are absolute, in units of the input embeddings; `mu_relative` and
-    `step_relative` are multiples of the prompt's own scale, which carries over between models:
-    `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`. Give one of
-    each pair; with neither, the relative default holds.
+    `step_relative` are relative to the prompt's own scale, so that they carry over between models:
+    `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`. Give at most
+    one of each pair; by default the relative one is used.
 
-    Options of a single strategy stand in `strategy`: `backtrack:lag=2,pace=word`.
+    Options of a single strategy are written in `strategy`: `backtrack:lag=2,pace=word`.
     """
 
     strategy: str = Field(
@@ -110,18 +110,18 @@ class Settings(Sampling):
         default=0.5,
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this (tau). Tables use "
+        description="Accept a completion that scores below this (tau). Tables of `tide report` use "
         "the scorer's own threshold, mostly 0.5.",
     )
     max_iterations: int = Field(
         default=10,
         ge=1,
         le=10_000,
-        description="Maximum iterations, the prompt included (K). In backtrack, of the search that "
-        "takes over; rewinds are bounded by holds.",
+        description="Maximum iterations, the prompt included (K). In backtrack this limits the "
+        "fallback strategy; the option holds limits the rewinds.",
     )
     num_samples: int = Field(
-        default=8, ge=1, le=4096, description="Perturbations in one gradient estimate (N)."
+        default=8, ge=1, le=4096, description="Perturbations per gradient estimate (N)."
     )
     mu: _Positive | None = Field(
         default=None,
@@ -141,14 +141,14 @@ class Settings(Sampling):
     perturb: str = Field(
         default="content",
         description="Which prompt tokens' embeddings to perturb: content (all but special tokens; "
-        "of a chat, the user's last message), last:K (the last K of these), user (all messages of "
+        "of a chat, the last user message), last:K (the last K of these), user (all messages of "
         "users), or all.",
     )
     completions_per_evaluation: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Completions of one point; their mean is its score (M').",
+        description="Completions per evaluated point, whose score is their mean (M').",
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
@@ -164,8 +164,8 @@ class Settings(Sampling):
     )
     reject_degenerate: bool = Field(
         default=False,
-        description="Accept no completion of a search that loops or is hardly words, unless the "
-        "model's own does.",
+        description="Reject completions of a search that loop or are hardly words, unless the "
+        "completion of the unmodified prompt already does.",
     )
     num_trials: int = Field(
         default=1,
@@ -174,37 +174,38 @@ class Settings(Sampling):
         description="Completions per prompt, each from its own search (M).",
     )
     seed: int = Field(
-        default=0, ge=0, lt=1 << 63, description="Seed; with the prompt and trial it fixes a run."
+        default=0, ge=0, lt=1 << 63, description="Random seed; it fixes the result of a trial."
     )
     empty_policy: EmptyPolicy = Field(
         default="unmodified",
         description="Score of completions of fewer than 3 visible ASCII characters: unmodified "
-        "(0.0 and returned if first, else 1.0), zero (0.0 and accepted, as published), score (the "
-        "scorer's) or one (1.0).",
+        "(0.0 and returned for the unmodified prompt, else 1.0), zero (0.0 and accepted, as "
+        "published), score (by the scorer) or one (1.0).",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",
-        description="When nothing was accepted: the lowest-scoring text, none, or an error.",
+        description="If nothing was accepted: return the lowest-scoring text (best), return none "
+        "(refuse), or fail (raise).",
     )
     refuse_prompt_above: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Generate nothing for a prompt that itself scores above this. Of a chat its "
-        "last user message counts, and the tool calls and results after it.",
+        description="Generate nothing for a prompt that itself scores above this. Of a chat, the "
+        "last user message is scored, and all later tool calls and results.",
     )
     tool_calls: Treatment = Field(
         default="scored",
-        description="Tool calls in an answer of the engine openai: given out once all their "
-        "strings and keys pass (scored), unscored (ignored), or never (withheld).",
+        description="Tool calls in an answer of the engine openai: given out if all their strings "
+        "and keys pass (scored), given out unscored (ignored), or never (withheld).",
     )
     reasoning: Treatment = Field(
         default="withheld",
-        description="Reasoning in an answer of the engine openai: given out once it passes "
-        "(scored), unscored (ignored), or never (withheld).",
+        description="Reasoning in an answer of the engine openai: given out if it passes "
+        "(scored), given out unscored (ignored), or never (withheld).",
     )
     deadline: _Positive | None = Field(
-        default=None, description="Longest time of one trial of a prompt, in seconds."
+        default=None, description="Time limit for one trial of a prompt, in seconds."
     )
     decode: bool = Field(
         default=False,
@@ -215,14 +216,14 @@ class Settings(Sampling):
         default=64,
         ge=0,
         le=4096,
-        description="Longest block, in tokens: a strategy that moves the prompt writes longer "
-        "answers in blocks, each accepted before the next; 0: search answers as a whole.",
+        description="Maximum block length, in tokens. A strategy that perturbs the prompt writes "
+        "longer answers in blocks, each accepted before the next; 0: in one piece.",
     )
     block_context: int = Field(
         default=50,
         ge=0,
         le=100_000,
-        description="Answer tokens before new text that are scored with it.",
+        description="Number of earlier answer tokens that are scored together with new text.",
     )
 
     @field_validator("perturb")
@@ -230,7 +231,7 @@ class Settings(Sampling):
     def _which_rows(cls, value: str) -> str:
         last = re.fullmatch(r"last:0*([1-9]\d{0,8})", value)
         if last is None and value not in ("content", "user", "all"):
-            raise ValueError("expected content, user, all, or last:K with K rows, as in last:8")
+            raise ValueError("expected content, user, all, or last:K with K tokens, as in last:8")
         return value if last is None else f"last:{last[1]}"
 
     @model_validator(mode="before")
@@ -253,14 +254,14 @@ class Settings(Sampling):
         return score < self.toxicity_threshold
 
     def in_parts(self, prompt: str | Chat | None) -> bool:
-        """Whether an answer may hold more than plain text: it is drawn and judged as a whole."""
+        """Whether an answer may hold more than text; it is then generated and scored as a whole."""
         return isinstance(prompt, Chat) and (prompt.in_parts or self.reasoning != "withheld")
 
     def for_chat(self, advised: Mapping[str, Any]) -> Settings:
-        """These settings, with chat defaults for those not set, which still count as not set.
+        """These settings with chat defaults in place of unset ones, which still count as unset.
 
-        advised: the sampling that the model's makers advise; a temperature that is set replaces all
-        of it.
+        advised: sampling settings that the model's authors advise; they are ignored if the
+        temperature is set.
         """
         values: dict[str, Any] = {"max_new_tokens": CHAT_TOKENS}
         if "temperature" not in self.model_fields_set:
@@ -282,7 +283,7 @@ class Settings(Sampling):
 
 
 class Overrides(TypedDict, total=False):
-    """Keywords that set single settings: the fields of `Settings`, for type checkers."""
+    """The fields of `Settings` as keyword arguments, for type checkers."""
 
     max_new_tokens: int
     temperature: float

@@ -1,6 +1,6 @@
-"""Every string and key of a JSON value, as it stands and as it is without its escapes.
+"""Every string and key of a JSON value, as it stands and with its escapes resolved.
 
-Text is hidden in keys, and in JSON inside of JSON, where a letter may be written as an escape.
+Text can be hidden in keys, and in JSON inside of JSON, where a letter may be written as an escape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tide.core.sanitize import half_character
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _WHITE = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
-# JSON in JSON in JSON: more of it is made to hide something.
+# Enough for JSON in JSON in JSON; deeper nesting is meant to hide something.
 _MOST_ESCAPED = 4
 
 
@@ -25,7 +25,7 @@ class Unread(Exception):
 def strings(
     value: Any, check: Callable[[Mapping[str, Any], str], None] | None = None, where: str = ""
 ) -> Iterator[str]:
-    """The readings of every string and key of a JSON value.
+    """The `readings` of every string and key of a JSON value.
 
     check: called with each object and its place; may raise. Raises Unread.
     """
@@ -44,12 +44,12 @@ def strings(
 
 
 def strings_of_json(text: str) -> list[str]:
-    """The readings of every string and key in a JSON text, repeated keys included.
+    """The `readings` of every string and key in a JSON text, repeated keys included.
 
     Raises Unread, also for a text that is not JSON.
     """
     try:
-        # By default `json` keeps only the last of equal keys in an object.
+        # By default `json` keeps only the last value of a repeated key.
         value = json.loads(text, object_pairs_hook=lambda pairs: [list(pair) for pair in pairs])
         return list(strings(value))
     except (ValueError, RecursionError):
@@ -57,7 +57,7 @@ def strings_of_json(text: str) -> list[str]:
 
 
 def readings(text: str, where: str = "") -> Iterator[str]:
-    """`text`, and the texts that its escapes resolve to, repeatedly. Raises Unread."""
+    """`text`, then `text` with its escapes resolved, until none are left. Raises Unread."""
     if half_character(text) is not None:
         raise Unread(f"{where}: invalid Unicode: a lone surrogate")
     for _ in range(_MOST_ESCAPED):
@@ -65,7 +65,7 @@ def readings(text: str, where: str = "") -> Iterator[str]:
         text, escaped = _unescaped(text), text
         if text == escaped:
             return
-    raise Unread(f"{where}: holds escapes of escapes of escapes")
+    raise Unread(f"{where}: escapes are nested more than {_MOST_ESCAPED - 1} deep")
 
 
 def _unescaped(text: str) -> str:
@@ -73,6 +73,6 @@ def _unescaped(text: str) -> str:
         code = escape[1] or escape[2]
         return chr(int(code, 16)) if code else _WHITE.get(escape[3], escape[3])
 
-    # Two escapes may be one character.
+    # Two escapes may form one character (a surrogate pair).
     pairs = _ESCAPE.sub(character, text).encode("utf-16", "surrogatepass")
     return pairs.decode("utf-16", "replace")

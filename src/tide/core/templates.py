@@ -1,7 +1,7 @@
-"""Renders untrusted chat templates in a separate process with limits of time and memory.
+"""Renders untrusted chat templates in a separate process, with limits of time and memory.
 
-A template is a program by the author of the model's folder. Its sandbox forbids files, but not
-computing: nested loops, powers and repeated texts can take hours, and cannot be interrupted in this
+A template is a program by the author of the model. Its sandbox forbids files, but not computing:
+nested loops, powers and repeated texts can take hours, and could not be interrupted in this
 process.
 """
 
@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from tide.core.errors import described
 
-# Limit of one rendering; published templates take milliseconds.
+# Limits of one rendering; published templates take milliseconds.
 _CPU_SECONDS = 5
-_SECONDS = 60.0  # by the clock, the start of the process as well
-_MEMORY = 1 << 30  # bytes, besides those in use before it renders
+_SECONDS = 60.0  # wall-clock time, including the start of the process
+_MEMORY = 1 << 30  # bytes, in addition to those in use before the first rendering
 _LONGEST = 1 << 24  # characters
 
 # The child uses the current `sys.path`, which may have changed since the start.
@@ -31,11 +31,11 @@ _CHILD = f"{_CHILD}; from tide.core.templates import _serve; _serve()"
 
 
 def render_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
-    """Render `messages` by the chat template of `tokenizer`, one of transformers.
+    """Render `messages` with the chat template of `tokenizer` (of transformers).
 
     options: further variables of the template, such as `add_generation_prompt`.
-    Raises ValueError for a template that fails, or that takes more than 5 s of a processor, 1 GiB
-    of memory or 16 million characters.
+    Raises ValueError for a template that fails, or that takes more than 5 s of CPU time, 1 GiB of
+    memory or 16 million characters.
     """
     asked = {
         "messages": list(messages),
@@ -49,7 +49,7 @@ def render_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], **opt
 
 
 class _Process:
-    """A process that is started at the first request, and again after it was ended."""
+    """The separate process, started at the first request, and again after it ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class _Process:
             timer.start()
             whole = b""
             try:
-                with suppress(OSError):  # it has ended, and there is no answer
+                with suppress(OSError):  # the process has ended, so no answer follows
                     popen.stdin.write(line)
                     popen.stdin.flush()
                 whole = popen.stdout.readline()
@@ -82,9 +82,9 @@ class _Process:
                 if not whole.endswith(b"\n"):
                     self._end()
         if not whole.endswith(b"\n"):
-            clock = f"{_SECONDS:g} s by the clock" if late.is_set() else "its limits"
+            limit = f"{_SECONDS:g} s of wall-clock time" if late.is_set() else "its limits"
             raise ValueError(
-                f"it takes more than {clock} ({_CPU_SECONDS} s of a processor, "
+                f"it takes more than {limit} ({_CPU_SECONDS} s of CPU time, "
                 f"{_MEMORY >> 30} GiB of memory), or ends the process that renders it"
             )
         found: dict[str, Any] = json.loads(whole)
@@ -116,7 +116,7 @@ class _Process:
         popen.wait()
         for pipe in (popen.stdin, popen.stdout):
             if pipe is not None:
-                with suppress(OSError):  # the part not sent yet
+                with suppress(OSError):  # closing tries to flush unsent data
                     pipe.close()
 
 
@@ -126,13 +126,13 @@ atexit.register(_process.close)
 
 def _serve() -> None:
     """Runs in the separate process: one line of JSON in, one out, until the input ends."""
-    import signal  # noqa: PLC0415  (of this process alone)
+    import signal  # noqa: PLC0415  (only in this process)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # output of a library must not become an answer
     try:
-        # Before there is a limit of memory.
+        # Imported before the memory limit is set.
         from transformers.utils.chat_template_utils import (  # noqa: PLC0415
             render_jinja_template,
         )
@@ -171,9 +171,9 @@ def _memory_in_use() -> int | None:
 
 
 def _limit(memory: int | None) -> None:
-    """Limit this process to 5 s of computing from now on, and to its memory limit."""
+    """Limit this process to 5 s of CPU time from now on, and to its memory limit."""
     try:
-        import resource  # noqa: PLC0415  (not on Windows, where the clock alone limits)
+        import resource  # noqa: PLC0415  (missing on Windows: only wall-clock time is limited)
     except ImportError:
         return
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])

@@ -1,8 +1,8 @@
-"""Boundaries of characters, words and sentences in texts of tokens, in any script.
+"""Boundaries of characters, words and sentences among tokens, in any script.
 
-A character is one to readers (Unicode's extended grapheme cluster): a letter with its
-marks, a Hangul syllable, an emoji of several code points. *Pieces* are the texts of tokens, as
-`Engine.token_texts` gives them: a token that ends inside a code point has none.
+A character is an extended grapheme cluster of Unicode: a letter with its marks, a Hangul syllable,
+an emoji of several code points. *Pieces* are the texts of tokens from `Engine.token_texts`; the
+piece of a token that ends inside a code point is empty.
 """
 
 from __future__ import annotations
@@ -12,40 +12,39 @@ from itertools import accumulate, chain, pairwise
 
 import regex
 
-HALF = "\ufffd"  # decoders write this for a part of a code point
+HALF = "\ufffd"  # decoders write this for an incomplete code point
 
-# For a set of `regex`: scripts without spaces between words (Han, kana, Thai, Lao, Khmer, Burmese),
-# and emoji. By Unicode's line breaking: a line may end beside them without a space.
+# The inside of a character set for `regex`: emoji, and scripts without spaces between words (Han,
+# kana, Thai, Lao, Khmer, Burmese), by the Unicode line-breaking classes that need no space.
 UNSPACED = "".join(
     rf"\p{{Line_Break={name}}}" for name in ("ID", "CJ", "SA", "EB", "RI")
 ) + r"\p{Ideographic}"  # fmt: skip
 _UNSPACED = regex.compile(f"[{UNSPACED}]")
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
 _WRITTEN = regex.compile(r"[\p{L}\p{M}\p{N}]")
-_LONGEST = 32  # most code points of a character that are examined
-# Tokens of the shortest block (except the last of an answer), and of a block without sentence end.
+_LONGEST = 32  # code points of a character that are examined at most
+# Minimum tokens of a block (except the last of an answer), and maximum without a sentence end.
 LEAST = 8
 WHERE_NONE = 32
 # Maximum tokens of a code point after its first, and of an examined character.
 _CODE_POINT, _NEAR = 3, 16
-# A sentence end with the quotes and brackets that close after it.
+# A sentence end with the closing quotes and brackets after it.
 _ENDS = regex.compile(
     r"""(?V1)[.!?\u2026]+["'\u201d\u2019)\]*_]*(?=\s|\Z)|[\p{Sentence_Terminal}--[.!?]]|\n"""
 )
-# A text is degenerate above this share of repeated word pairs, below this number of letters, or
-# with such a loop.
+# A text is degenerate above this share of repeated word pairs, below this number of letters, or if
+# it contains this loop.
 _REPEATED = 0.4
 _LETTERS = 6
 _LOOP = regex.compile(r"(.{2,12})\1{3}", regex.DOTALL)
 
 
 def is_degenerate(text: str) -> bool:
-    """Whether a text is degenerate.
+    """Whether a text loops or is hardly words.
 
-    It is where more than 40 % of its pairs of words are repeated, where the same 2 to 12 characters
-    follow each other four times, where it has fewer than 6 letters and digits, or where less than
-    half of it is letters and digits, without white space. A perplexity does not see it: repetition
-    is likely.
+    That is: more than 40 % of its word pairs are repeated, the same 2 to 12 characters occur four
+    times in a row, it has fewer than 6 letters and digits, or they are less than half of it (white
+    space excluded). Perplexity does not detect this, because models find repetition likely.
     """
     words = text.split()
     pairs = list(pairwise(words))
@@ -85,10 +84,10 @@ def splits_character(before: str, after: str) -> bool:
 def first_end(
     pieces: Sequence[str], most: int, *, ended: bool, stop: Sequence[str] = ()
 ) -> int | None:
-    """Number of tokens in the first block; None if later tokens decide.
+    """Number of tokens in the first block; None if it depends on later tokens.
 
     most: largest number of tokens. ended: the text is complete. stop: stop strings; no block ends
-    where one may have begun.
+    where a stop string may have begun.
     """
     least = min(LEAST, most)
     # The next token decides whether a mark ends a sentence.
@@ -101,8 +100,8 @@ def first_end(
         return len(pieces) if ended else None
     around = range(min(WHERE_NONE, most), least - 1, -1)
     words = [end for end in around if pieces[end][:1].isspace()]
-    # A block ends before a character that does not fit. It is longer only for a character with more
-    # tokens than a block, or where a stop string may have begun.
+    # A block ends before a character that does not fit. It is longer only if one character has more
+    # tokens than a block, or if a stop string may have begun.
     near = [*around, *range(least - 1, 0, -1)]
     later = range(around[0] + 1, len(pieces) + ended)
     characters = (end for end in near if not _splits_character(pieces, end))
@@ -111,7 +110,7 @@ def first_end(
         if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
             return end
     if len(later) > _CODE_POINT and not stop:
-        return around[0]  # no character ends here, so there is no text
+        return around[0]  # no character is complete here, so there is no text to split
     return len(pieces) if ended else None
 
 
@@ -127,9 +126,9 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
 
 
 def sentence_end(text: str, start: int) -> int | None:
-    """Where the first sentence that ends at `start` or later ends; None without one.
+    """End of the first sentence that ends at or after `start`; None if there is none.
 
-    A line end ends a sentence, and is not part of it.
+    A newline ends a sentence, and is not part of it.
     """
     for match in _ENDS.finditer(text):
         end: int = match.start() if match[0] == "\n" else match.end()
@@ -139,9 +138,9 @@ def sentence_end(text: str, start: int) -> int | None:
 
 
 def word_starts(pieces: Sequence[str]) -> list[int]:
-    """Numbers of tokens before which a word begins, and no character is cut; 0 is the first."""
+    """Indices of the tokens that begin a word without splitting a character; the first is 0."""
     starts, text = [0] if pieces else [], ""
-    first = 0  # texts of the tokens since the last cut that is allowed
+    first = 0  # index of the first token after the last allowed cut
     for number, piece in enumerate(pieces):
         if not _is_whole(piece):
             continue
@@ -197,7 +196,7 @@ def _splits_character(pieces: Sequence[str], end: int) -> bool:
 
 
 def maybe_stops(stop: Sequence[str], pieces: Sequence[str]) -> bool:
-    """Whether a stop string may begin at the end of the pieces."""
+    """Whether the text of the pieces ends with the beginning of a stop string."""
     text = "".join(pieces) if stop else ""
     return any(text.endswith(one[:count]) for one in stop for count in range(1, len(one)))
 
@@ -208,8 +207,8 @@ _OPEN, _CLOSE = "<think>", "</think>"
 class Thoughts:
     """Separates leading reasoning, `<think>...</think>`, from the answer.
 
-    said: the reasoning so far. Reasoning that is never closed is all of the answer. inline: whether
-    the answer may begin with reasoning; otherwise all of it is returned.
+    said: the reasoning so far. Without a closing tag, all of the answer is reasoning. inline:
+    whether the answer may begin with reasoning; if not, all text is returned.
     """
 
     def __init__(self, *, inline: bool = True) -> None:

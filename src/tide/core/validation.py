@@ -18,7 +18,7 @@ def unknown(
 ) -> str:
     """A message for a name that is not among `known`, with the nearest one.
 
-    guesses: synonyms of some of them, in lower case.
+    guesses: known names by their lower-case synonyms.
     """
     what = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
     names = list(known)
@@ -26,14 +26,14 @@ def unknown(
 
 
 def nearest(name: str, known: Iterable[str], guesses: Mapping[str, str] | None = None) -> str:
-    """A hint for a message, `did you mean 'X'? `, or nothing where none of `known` is near."""
+    """A hint for a message, `did you mean 'X'? `, or "" if no name in `known` is similar."""
     meant = {one.lower(): one for one in known} | dict(guesses or {})
     near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
     return f"did you mean {meant[near[0]]!r}? " if near else ""
 
 
 def validated(model: type[_Model], values: Mapping[str, Any], where: str = "") -> _Model:
-    """`model` with these values. Raises InputError with all wrong fields; `where` goes before."""
+    """`model` with these values. Raises InputError: `where`, then all wrong fields."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -43,8 +43,8 @@ def validated(model: type[_Model], values: Mapping[str, Any], where: str = "") -
 def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[str] = ()) -> str:
     """All problems of a validation on one line, each with its field and its value.
 
-    names: those of positional arguments, which the error knows by number. known: the fields there
-    are, for a hint where another was given.
+    names: names of positional arguments, which the error knows by number. known: the valid fields,
+    for a hint if an unknown one was given.
     """
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
@@ -52,24 +52,24 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
             names[part] if isinstance(part, int) and names else part for part in problem["loc"]
         ]
         name = ".".join(map(str, place))
-        message = _said(problem, known)
+        message = _message(problem, known)
         lines.append(f"{name}: {message} (got {_given(problem['input'])})" if name else message)
     return "; ".join(lines)
 
 
 def problem(error: ValidationError, whole: str = "") -> str:
-    """The first wrong field and the reason, never its value. whole: names the input as a whole."""
+    """The first wrong field and the reason, never its value. whole: name of the whole input."""
     return problems(error, whole)[0]
 
 
 def problems(error: ValidationError, whole: str = "") -> list[str]:
-    """Every wrong field and its reason, a line each, without values."""
+    """Every wrong field and its reason, one line each, without values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
-    named = ((".".join(map(str, one["loc"])) or whole, _said(one)) for one in found)
+    named = ((".".join(map(str, one["loc"])) or whole, _message(one)) for one in found)
     return [": ".join(filter(None, both)) for both in named]
 
 
-def _said(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
+def _message(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     if problem["type"] == "extra_forbidden":
         return f"unknown; {nearest(str(problem['loc'][-1]), known)}".rstrip("; ")
     return str(problem["msg"]).removeprefix("Value error, ")
@@ -78,5 +78,5 @@ def _said(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
 def _given(value: Any) -> str:
     try:
         return repr(value)
-    except Exception:  # an integer of more than 4,300 digits, or an object of a foreign class
+    except Exception:  # an integer of more than 4,300 digits, or a third party's `__repr__`
         return f"a {type(value).__name__} that cannot be shown"
