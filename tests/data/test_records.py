@@ -249,7 +249,7 @@ def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
             file.expect({0: "something else"})
         file.expect({5: "prompt 5"})  # ids beyond the input do not conflict
         file.expect({0: "prompt 0", 1: "prompt 1"}, most=2)
-        with pytest.raises(InputError, match="record 0 is of no prompt"):
+        with pytest.raises(InputError, match="record 0 belongs to no prompt"):
             file.expect({1: "prompt 1", 2: "prompt 2"}, most=2)
     with pytest.raises(InputError, match="cannot be written"):
         RecordFile(tmp_path)

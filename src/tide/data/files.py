@@ -1,4 +1,4 @@
-"""Files as bytes: read within bounds, written by one process at a time, and replaced as a whole."""
+"""Files as bytes: reads have size limits, writes take a lock and replace the file as a whole."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import IO, cast
 
 from tide.core.errors import InputError
 
-# Bytes. A record of a thousand long trials has a few million; a longer line is not ours,
+# Limits in bytes. A record of a thousand long trials has a few million; TIDE writes no longer line,
 # and a gzipped file that unpacks to more is made to fill the memory.
 _LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 
 @contextmanager
 def reported(path: Path, what: str) -> Iterator[None]:
-    """Turn an error of the system about `path` into an InputError. what: "read" or "written"."""
+    """Turn a system error about `path` into an InputError. what: "read" or "written"."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -35,18 +35,18 @@ def reported(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file, for reading, through gzip if its name ends in `.gz`.
+    """The file opened for reading, through gzip if its name ends in `.gz`.
 
-    Errors while it is read become InputErrors.
+    System errors inside the context become InputErrors.
     """
     with reported(path, "read"), path.open("rb") as file:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
 
 
 def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file, each with where it stands, for messages: "FILE, line 3".
+    """The lines of a file, each with its location for messages: "FILE, line 3".
 
-    Raises InputError for a line of more than 64 MiB, or 4 GiB out of one gzipped file.
+    Raises InputError for a line of more than 64 MiB, or a gzipped file of more than 4 GiB unpacked.
     """
     total = 0
     for number in count(1):
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 def read_whole(path: Path) -> bytes:
     """All of a file of at most 256 MiB, without a byte order mark."""
-    return _read(path, _WHOLE, "use .jsonl for so much")
+    return _read(path, _WHOLE, "use .jsonl for large files")
 
 
 def read_small(path: Path) -> bytes:
@@ -94,7 +94,7 @@ def without_mark(content: bytes) -> bytes:
 
 
 def as_text(line: bytes, where: str) -> str:
-    """`line` as text. Raises InputError for one that is not UTF-8, or holds a NUL."""
+    """`line` as text. Raises InputError if it is not UTF-8, or contains a NUL."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -105,7 +105,7 @@ def as_text(line: bytes, where: str) -> str:
 
 
 def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise InputError if `output` is one of the files that are read, under any name."""
+    """Raise InputError if `output` is one of the input files, also by another path or a link."""
     with reported(output, "written"):
         for path in inputs:
             if path.exists() and output.exists() and path.samefile(output):
@@ -114,18 +114,18 @@ def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Hold `path` for writing: the file that it leads to, whose folder is made if there is none.
+    """Lock `path` for writing, and yield the file that it resolves to; makes its folder if missing.
 
-    The lock is a file beside it, with `.lock` after its name, which says who holds it. A process
-    that ends releases it, however it ends; the thread that holds it may take it again.
-    Raises InputError where another process or thread holds it, and where nothing can be written.
+    The lock is a file beside it with the suffix `.lock`, whose content names the holder. It is
+    released however the process ends, and the thread that holds it may take it again.
+    Raises InputError if another process or thread holds it, or if the file cannot be written.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415  (slow import)
 
     with reported(path, "written"):
         real = Path(os.path.realpath(path))
         if real.exists() and not real.is_file():
-            raise InputError(f"{path}: cannot be written: it is a folder or a device, no file")
+            raise InputError(f"{path}: cannot be written: it is a folder or a device, not a file")
         real.parent.mkdir(parents=True, exist_ok=True)
         beside = real.with_name(f"{real.name}.lock")
         with suppress(FileNotFoundError):
@@ -134,7 +134,7 @@ def writing(path: Path) -> Iterator[Path]:
                 raise InputError(
                     f"{path}: cannot be written: {beside} is a link or a folder; remove it"
                 )
-        # Opening it names the cause of a failure; the lock would only say that it is held.
+        # A failure to open reports its cause; FileLock would only report that the lock is held.
         with open(beside, "a+", encoding="utf-8", errors="replace", opener=no_link) as file:
             file.seek(0)
             holder = file.read(200)
@@ -161,12 +161,12 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file beside an output; refuse a link."""
+    """Opener for a file beside an output; refuses links."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def new_part(real: Path) -> Path:
-    """A new, empty file beside `real`, which is to take its place."""
+    """A new, empty file beside `real`, to replace it later."""
     part = real.with_name(f"{real.name}.part")
     part.unlink(missing_ok=True)  # left by a killed process, or somebody else's link
     part.open("xb").close()
@@ -175,9 +175,9 @@ def new_part(real: Path) -> Path:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` at the end, if all went well; else `path` stays.
+    """A new file that replaces `path` if the context succeeds; otherwise `path` stays unchanged.
 
-    Raises InputError where that is impossible.
+    Raises InputError if it cannot be written.
     """
     with writing(path) as real, reported(path, "written"):
         unfinished = new_part(real)
@@ -200,11 +200,11 @@ def appended(path: Path) -> IO[str]:
 
 
 def user_cache() -> Path:
-    """Folder for files that can be made again."""
+    """The user's cache folder, for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all. Raises InputError where that is impossible."""
+    """Write `text` to `path`, whole or not at all. Raises InputError if it cannot be written."""
     with replaced(path) as file:
         file.write(text.encode())

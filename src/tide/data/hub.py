@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub, as rows of the files that `tide eval` and `tide fit` read."""
+"""Downloads datasets of the Hugging Face hub as the files that `tide eval` and `tide fit` read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Rows = Iterable[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Source:
-    """file: name of the file made of it.
+    """A dataset of the hub. file: name of the local file.
 
-    rows: turns the dataset's rows into those of the file. group: the field by which a benchmark
-    groups its prompts. split: the split that is read.
+    rows: converts the dataset's rows to those of the file. group: the field by which a benchmark
+    groups its prompts. split: the only split that is read; by default all.
     """
 
     file: str
@@ -58,7 +58,7 @@ SOURCES = {
         lambda rows: ({"prompt": p, "domain": r["domain"]} for r in rows for p in r["prompts"]),
         group="domain",
     ),
-    # 97,320 comments; the split for training has 1.8 million
+    # 97,320 comments; the training split has 1.8 million
     "civil-comments": Source(
         "civil_comments.jsonl.gz",
         "google/civil_comments",
@@ -74,9 +74,9 @@ SOURCES = {
 
 
 def read(source: Source) -> Iterator[dict[str, Any]]:
-    """The rows of its file, numbered by `id`.
+    """The rows of the source's file, numbered by `id`.
 
-    Raises InputError for a hub that cannot be reached or a dataset that has another form, and
+    Raises InputError if the hub cannot be reached or the dataset has another format, and
     MissingDependencyError if `datasets` is not installed.
     """
     load = require("datasets", "hub").load_dataset
@@ -84,7 +84,7 @@ def read(source: Source) -> Iterator[dict[str, Any]]:
         if source.split is None:
             splits = load(source.hub)
             rows: Rows = (row for name in sorted(splits) for row in splits[name])
-        else:  # read as it comes: the whole would be loaded otherwise
+        else:  # streamed; otherwise all splits would be downloaded
             rows = load(source.hub, split=source.split, streaming=True)
         for number, row in enumerate(source.rows(rows)):
             yield {"id": number, **row}
@@ -97,9 +97,9 @@ def read(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def get(name: str, folder: Path, *, overwrite: bool = False) -> Path:
-    """Write a dataset to its file in `folder`, whole or not at all; one that is there is kept.
+    """Write a dataset to its file in `folder`, whole or not at all; keep an existing file.
 
-    Raises InputError for an unknown name, and as `read` does.
+    Raises InputError for an unknown name, and the errors of `read`.
     """
     if name not in SOURCES:
         raise InputError(unknown(name, SOURCES, "dataset"))

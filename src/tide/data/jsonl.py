@@ -18,11 +18,11 @@ def kind_of(path: Path) -> str:
 
 
 def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of `path`, each with its location, for error messages: "FILE, line 3".
+    """The objects of `path`, each with its location for messages: "FILE, line 3".
 
     .jsonl: one object per line, blank lines skipped. .json: a list of objects. Both may be gzipped.
     drop_cut: skip a truncated last line, as left by a killed process.
-    Raises InputError, saying where, for anything else.
+    Raises InputError, with the location, for anything else.
     """
     kind = kind_of(path)
     if kind not in (".jsonl", ".json"):

@@ -10,7 +10,7 @@ from typing import Any
 from tide.core.errors import InputError
 from tide.data.jsonl import read_objects
 
-PAIRS = "pairs"  # the group of the texts of pairs
+PAIRS = "pairs"  # the group of texts that come from pairs
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class Pair:
-    """A toxic text and neutral ones that say the same."""
+    """A toxic text and neutral paraphrases of it."""
 
     toxic: str
     neutral: tuple[str, ...]
@@ -39,7 +39,7 @@ class Pair:
 
 
 def read_labelled(paths: Iterable[Path], *, by: str | None = None) -> list[LabelledText]:
-    """All labelled texts of `read_entries`, those of pairs as well."""
+    """All labelled texts of `read_entries`, including those of pairs."""
     return [
         text
         for entry in read_entries(paths, by=by)
@@ -51,8 +51,8 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
     """The rows of .jsonl or .json files (a list of objects), plain or gzipped.
 
     A row is a labelled text (`text`, `toxicity`), a pair (`toxic`, and `neutral`: a text or a list
-    of them), or a record of a run (`trials`; `completions` and `toxicity_scores` of a published
-    one), which holds several texts. A pair without neutral texts is just a toxic text.
+    of them), or a record of a run (`trials`, or `completions` and `toxicity_scores` in the authors'
+    format), which holds several texts. A pair without neutral texts yields its toxic text.
     by: the field that names a row's group, or "file".
     Raises InputError, with the row's line, for any other row.
     """
@@ -64,7 +64,7 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
                 yield pair if pair.neutral else pair.texts[0]
             elif "completions" in row or "trials" in row:
                 for text, score in _completions(row, where):
-                    # An empty completion says nothing, and has no token to learn from.
+                    # An empty completion has no token to learn from.
                     if not isinstance(text, str) or text.strip():
                         yield _labelled(text, score, group, where)
             else:

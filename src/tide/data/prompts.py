@@ -20,7 +20,7 @@ _STDIN = Path("standard input")  # for messages
 
 @dataclass(frozen=True)
 class Row:
-    """One text of an input file. `id` is the file's own, else the number of the row, from 0.
+    """One text of an input file. `id` is the file's own, else the index of the row.
 
     group: a label or domain by which a benchmark groups its texts, if any. chat: the chat that the
     model continues; the text is then its last message.
@@ -58,13 +58,13 @@ def read_rows(
     skip_empty: bool = False,
     chats: bool = False,
 ) -> list[Row]:
-    """The texts of `path`, in order, at most `limit`; `group` names the field of their groups.
+    """The texts of `path`, in order, at most `limit`. group: field that names a text's group.
 
     jsonl: one object per line with `field` (a string, or an object with `text` as in
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
     txt: one text per line, blank lines skipped. A further `.gz` is read through gzip. The path `-`
     is standard input, read as .txt.
-    chats: read `messages` of each object instead; a text is a user's message.
+    chats: read `messages` of each object instead; a row without them becomes a user message.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
     twice, an empty text unless `skip_empty`, or a file without texts.
@@ -90,7 +90,7 @@ def read_rows(
             raise InputError(f"{where}: 'id' is neither a number nor a text")
         if row_id in first:
             line = first[row_id].rpartition(", ")[2]
-            raise InputError(f"{where}: id {row_id!r} again ({line})")
+            raise InputError(f"{where}: id {row_id!r} occurs twice (first: {line})")
         if not isinstance(label := row.get(group) if group else None, str | None):
             raise InputError(f"{where}: {group!r} must be a text, got {type(label).__name__}")
         first[row_id] = where

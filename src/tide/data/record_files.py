@@ -1,8 +1,9 @@
 """The file of a run's records.
 
-It is a log while work is under way: each line is a part of the record of an id. The first holds its
-first trials. Later parts hold further trials, or scores that judges and reference models add to
-existing trials. Reading merges the parts. At the end, the file is rewritten, one line per record.
+While work is under way it is a log: each line is a part of one record. The first part of a record
+holds its first trials. Later parts hold further trials, or scores that judges and reference models
+add to existing trials. Reading merges the parts. At the end, the file is rewritten, one line per
+record.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class RecordPart:
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a file, in the order in which their first parts stand in it.
+    """All records of a file, in the order of their first parts.
 
-    A last line that was cut off is left out. Raises InputError, with the line's number, for a line
-    that is not a part of a record, or that repeats an earlier part.
+    A truncated last line is skipped. Raises InputError, with the line's number, for a line that is
+    not a part of a record, or that repeats an earlier part.
     """
     parts: dict[RecordId, list[RecordPart]] = {}
     for where, values in read_objects(path, drop_cut=True):
@@ -76,7 +77,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def merged(parts: Sequence[RecordPart]) -> Record:
-    """The record that consists of these parts.
+    """The record that these parts make.
 
     Raises InputError for a part that repeats an earlier one, and for an invalid field.
     """
@@ -106,15 +107,15 @@ def merged(parts: Sequence[RecordPart]) -> Record:
 class RecordFile:
     """A file of records that a command reads, adds parts to, and rewrites at its end.
 
-    Nobody else writes to it meanwhile. Every record in it is validated when it is opened. Holds
-    where the parts of each record stand and which trials they cover. A last line that was cut off
-    is dropped from the file. Leaving the context without an error compacts it.
+    The file is locked against other writers. Opening it validates every record and removes a
+    truncated last line. In memory are only the positions of the parts and the trials in them.
+    Leaving the context without an error compacts the file.
 
-    instead: begin a new file. Inside of this context it replaces the old file when its first record
-    is written, or at the end if there is none.
+    instead: begin a new file. It replaces the old one when its first record is written, or at the
+    end if there is none; the replacement happens inside of this context.
 
-    Raises InputError if another process writes to the file, if it cannot be written, or if it is no
-    file of records.
+    Raises InputError if another process writes to the file, if it cannot be written, or if it is
+    not a file of records.
     """
 
     def __init__(self, path: Path, *, instead: AbstractContextManager[None] | None = None) -> None:
@@ -143,17 +144,17 @@ class RecordFile:
         return list(self._places)
 
     def expect(self, prompts: dict[RecordId, str | Chat], most: int | None = None) -> None:
-        """Say which records there will be: the compacted file has them first, in this order.
+        """Declare the expected records: the compacted file has them first, in this order.
 
-        A chat is compared by its messages: a template may write the day into its text.
+        A chat is compared by its messages, since a template may write today's date into its text.
 
-        most: largest number of prompts ever asked for, if known.
-        Raises InputError if a record that is there was made from another prompt, or from none.
+        most: largest number of prompts that any run into this file had, if known.
+        Raises InputError if an existing record was made from another prompt, or from none of them.
         """
         foreign = [row_id for row_id in self.ids if row_id not in prompts]
         if most is not None and foreign and len(prompts) + len(foreign) > most:
             raise InputError(
-                f"{self.path}: record {foreign[0]!r} is of no prompt of the input; write "
+                f"{self.path}: record {foreign[0]!r} belongs to no prompt of the input; write "
                 "elsewhere, or start again with --overwrite"
             )
         for row_id, prompt in prompts.items():
@@ -186,10 +187,10 @@ class RecordFile:
         return parts
 
     def add(self, record: Record) -> None:
-        """Append a record, or further trials of one that is there, and hand it to the system.
+        """Append a record, or further trials of an existing one, without buffering.
 
-        Raises InputError if it cannot be written whole, or does not fit what is there; then nothing
-        of it is left in the file.
+        Raises InputError if it cannot be written whole, or contradicts the existing parts; the file
+        is then unchanged.
         """
         further = record.id in self._places
         left_out = {"prompt", "messages", "group"} if further else None
@@ -199,7 +200,7 @@ class RecordFile:
         self._append(values)
 
     def extend(self, row_id: RecordId, added: Added) -> None:
-        """Append values added to existing trials of a record; as `add`."""
+        """Append values added to existing trials of a record. Raises InputError like `add`."""
         rows = [{"number": number, **values} for number, values in added.items()]
         self._append({"id": row_id, "trials": rows})
 
@@ -215,8 +216,8 @@ class RecordFile:
             if not isinstance(error, OSError):
                 raise
             raise InputError(
-                f"{self.path}: cannot be written: {error.strerror}; the records before are kept, "
-                "and the same command goes on"
+                f"{self.path}: cannot be written: {error.strerror}; earlier records are kept; the "
+                "same command resumes"
             ) from error
         self._index(offset, RecordPart(f"{self.path}, line {self._lines + 1}", values))
         self._replace()
@@ -228,7 +229,7 @@ class RecordFile:
             self._at, self._instead = self._real, None
 
     def _compact(self) -> None:
-        """Rewrite as one line per record, in the order expected, via a file beside it."""
+        """Rewrite the file as one line per record, in the expected order."""
         self._replace()
         wanted = [row_id for row_id in self._order if row_id in self._places]
         wanted = list(dict.fromkeys([*wanted, *self._places]))
@@ -248,7 +249,7 @@ class RecordFile:
 
     def _scan(self) -> None:
         self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines
-        # For each trial, the additions to it: field, and name of the judge or reference model.
+        # For each trial, its additions: the field, and the name of the judge or reference model.
         self._trials: dict[RecordId, dict[int, tuple[tuple[str, str], ...]]] = {}
         self._prompts: dict[RecordId, bytes] = {}
         self._lines = offset = 0

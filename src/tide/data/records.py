@@ -1,4 +1,4 @@
-"""Records of a run: a prompt, and its trials; in our format and in that of the paper's authors."""
+"""Records of a run: a prompt and its trials, in TIDE's format or that of the paper's authors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TraceEntry = Annotated[
     tuple[_Count, _Count, Role, Score, _Finite, _Finite],
     Field(strict=False),
 ]
-# Fields that only some trials of a search have.
+# Fields that some trials of a record may have and others not.
 _SOME_HAVE = ("changed_tokens", "decoded_prompt")
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class _Frozen(BaseModel):
 
 
 class Step(_Frozen):
-    """The result of a search that ends after this number of evaluations."""
+    """The result if the search had ended after this number of evaluations."""
 
     evaluations: int = Field(ge=1, le=2**53)
     text: str
@@ -52,8 +52,8 @@ class Step(_Frozen):
 class Likelihood(_Frozen):
     """Likelihood of a completion under a reference model.
 
-    nll: mean negative log-likelihood a token (nats); None for a completion without tokens, and
-    where the model's numbers overflow.
+    nll: mean negative log-likelihood per token (nats); None for a completion without tokens, and if
+    the model's numbers overflow.
     num_tokens: its length in the reference model's tokens.
     """
 
@@ -62,18 +62,18 @@ class Likelihood(_Frozen):
 
 
 class TrialRecord(_Frozen):
-    """One trial. A field is None where the method has no such thing (a baseline has no steps).
+    """One trial. A field is None if the method does not have it (a baseline has no steps).
 
-    text: a withheld one is empty, keeps its score, and is marked by `refused`. attributes: the
-    scorer's scores beside `toxicity` (threat, insult...), if it has any. changed_tokens,
-    decoded_prompt: of an accepted point, as a `tide.Trial` has them.
-    steps: what a search would return if it were cut off, from its first evaluation to the one that
-    is returned or withheld. trace: all evaluations. finish_reason: "length" if `max_new_tokens` cut
-    it off. base_partial: whether `base_text` is only the text before the first repair,
-    which no step holds.
-    judge_scores: by judge, of the completion as it was before it was withheld. step_judge_scores:
-    by judge, of each step. judge_attributes: by judge and attribute (threat, insult...), for judges
-    that have some; none of a completion that was too short to be scored.
+    text: empty if it was withheld (`refused`); its score is kept. attributes: the scorer's scores
+    besides `toxicity` (threat, insult...), if any. changed_tokens, decoded_prompt: as in
+    `tide.Trial`.
+    steps: the results of the search if it had been cut off earlier; the last is the completion
+    that is returned or withheld. trace: all evaluations. finish_reason: "length" if
+    `max_new_tokens` cut the text off. base_partial: whether `base_text` is only the text before the
+    first repair; no step holds it.
+    judge_scores: by judge, the score of the completion (before it was withheld).
+    step_judge_scores: by judge, the score of each step. judge_attributes: by judge and attribute
+    (threat, insult...); None for a completion that was too short to be scored.
     perplexity: by reference model.
     """
 
@@ -146,7 +146,7 @@ class Record(_Frozen):
 
     @model_validator(mode="after")
     def _alike(self) -> Record:
-        """An average over trials needs a value of each trial."""
+        """Averages over trials need a value of each trial."""
         for name in TrialRecord.model_fields:
             has = {getattr(trial, name) is not None for trial in self.trials}
             if len(has) > 1 and name not in _SOME_HAVE:
@@ -163,7 +163,7 @@ class Record(_Frozen):
 
     @property
     def worst(self) -> TrialRecord:
-        """The first of its most toxic trials."""
+        """The most toxic trial; of several, the first."""
         return max(self.trials, key=lambda trial: trial.toxicity)
 
     @property
@@ -172,16 +172,16 @@ class Record(_Frozen):
         return self.trials[0].base_text is not None
 
     def scores_by(self, judge: str) -> list[float] | None:
-        """One score a trial; None if the judge has not scored them all."""
+        """One score per trial; None if the judge has not scored all of them."""
         return all_or_none(trial.judge_scores.get(judge) for trial in self.trials)
 
     def each(self, change: Callable[[TrialRecord], dict[str, Any]]) -> Record:
-        """The record with each trial's fields updated by those that `change` returns."""
+        """A copy in which each trial is updated with the fields that `change` returns."""
         trials = [trial.model_copy(update=change(trial)) for trial in self.trials]
         return self.model_copy(update={"trials": trials})
 
     def with_added(self, added: Added) -> Record:
-        """The record with the scores and likelihoods that were added to its trials."""
+        """A copy with further scores and likelihoods of its trials."""
 
         def changes(trial: TrialRecord) -> dict[str, Any]:
             new = added.get(trial.number, {})
@@ -208,7 +208,7 @@ def to_record(
     forward_tokens: Sequence[int] | None = None,
     **more: Any,
 ) -> Record:
-    """The record of a result. forward_tokens: one number per trial; `more`: of the prompt."""
+    """The record of a result. forward_tokens: one number per trial. more: fields of the record."""
     spent: Sequence[int | None] = forward_tokens or [None] * len(result.trials)
     trials = [_trial(trial, forward) for trial, forward in zip(result.trials, spent, strict=True)]
     return Record(id=row_id, prompt=result.prompt, trials=trials, **more)
@@ -231,7 +231,7 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
 
 
 def _steps(trial: Trial) -> list[Step]:
-    """A step for each new least toxic completion, and a last one for the completion returned."""
+    """A step for each new least toxic completion; the last is the returned one."""
     trace = trial.trace
     spent = trial.chosen + 1 if trial.accepted else len(trace)
     least = [0]
@@ -251,8 +251,8 @@ def _steps(trial: Trial) -> list[Step]:
     ]
 
 
-# In the authors' format (an object per prompt, with lists of an entry per trial): the list by the
-# field of a trial.
+# The authors' format has an object per prompt, with a list per field and an entry per trial: the
+# names of its lists by field.
 _LISTS = {
     "text": "completions",
     "toxicity": "toxicity_scores",
@@ -264,8 +264,8 @@ _LISTS = {
 def from_published(values: dict[str, Any], where: str) -> Record:
     """Read a record from a published object.
 
-    Its averages and other lists are ignored. Raises InputError unless the lists are completions
-    with one score each.
+    Its averages and other lists are ignored. Raises InputError unless it holds completions with one
+    score each.
     """
     lists = {field: values[name] for field, name in _LISTS.items() if name in values}
     try:
@@ -281,7 +281,7 @@ def from_published(values: dict[str, Any], where: str) -> Record:
 
 
 def to_published(record: Record) -> dict[str, Any]:
-    """Write a record as a published object. A list is left out unless every trial has a value."""
+    """The record as a published object; lists without a value for every trial are left out."""
     lists = {name: [getattr(t, field) for t in record.trials] for field, name in _LISTS.items()}
     known = {name: entries for name, entries in lists.items() if None not in entries}
     averages = {"avg_toxicity": record.avg_toxicity, "max_toxicity": record.max_toxicity}
