@@ -51,7 +51,7 @@ def test_every_kind_of_file(tmp_path: Path, name: str, content: str, rows: list[
         ("a.jsonl", b'{"prompt": "one"}\n\n{"prompt": "  "}\n', "line 3: 'prompt' is empty"),
         ("a.jsonl", b'{"id": [1], "prompt": "one"}\n', "line 1: 'id' is neither"),
         ("a.jsonl", b'{"id": true, "prompt": "one"}\n', "line 1: 'id' is neither"),
-        ("a.jsonl", b'{"id": 1, "prompt": "a"}\n' * 2, r"line 2: id 1 again \(line 1"),
+        ("a.jsonl", b'{"id": 1, "prompt": "a"}\n' * 2, r"line 2: id 1 occurs twice .*line 1\)"),
         ("a.jsonl", b"", "holds no prompts"),
         ("a.jsonl", b'{"prompt": "one", "id": "\\udc00"}\n', "line 1: not JSON: .*hex escape"),
         ("a.jsonl", b'{"prompt": "\xff"}\n', "line 1: not JSON: invalid unicode"),

@@ -144,7 +144,7 @@ def test_bad_specs_and_lists_are_named() -> None:
 @pytest.mark.parametrize("read", [parse_spec, split_specs, partial(parse, wrappers=WRAPPERS)])
 @pytest.mark.parametrize("text", ["max:b=(1", "max:b=1)", "max:b=1,(a", "max:b=1,a),b"])
 def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: str) -> None:
-    with pytest.raises(InputError, match="--here: a parenthesis without its partner"):
+    with pytest.raises(InputError, match="--here: an unmatched parenthesis"):
         read(text, "--here")
 
 

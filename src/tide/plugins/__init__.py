@@ -1,1 +1,1 @@
-"""How parts are named, found and given options: registry, specs, options."""
+"""Names, specs and options of engines, scorers, strategies and baselines."""

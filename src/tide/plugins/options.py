@@ -1,4 +1,4 @@
-"""Options of one strategy, baseline or scorer: declared in its file, written after its name."""
+"""Options of a strategy, baseline or scorer: declared in its file, set after its name in specs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 class Options(BaseModel):
     """Base of all options: frozen and validated; fields are numbers, booleans, texts or choices.
 
-    A field's alias is its name in specs, for Python keywords (`from`). strength: an option that the
-    spec shows even at its default.
+    An alias is the field's name in specs, for Python keywords (`from`). strength: name of the
+    option that `spec` shows even at its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -37,7 +37,7 @@ class Options(BaseModel):
 
     @classmethod
     def by_name(cls) -> dict[str, FieldInfo]:
-        """The fields under the names that are written."""
+        """The fields by their names in specs."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
@@ -61,9 +61,9 @@ class Options(BaseModel):
 
 
 def parse_value(field: FieldInfo, text: str) -> Any:
-    """The value that `text` stands for in a spec: None for `none`, where a field allows it.
+    """The value that `text` means in a spec: None for `none` if the field allows it.
 
-    For a field of several texts, a JSON list is all of them, and any other text is a single one.
+    For a field of several texts, a JSON list gives all of them, and any other text is one of them.
     """
     if get_origin(field.annotation) is tuple and text.startswith("["):
         try:
@@ -78,7 +78,7 @@ def format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        # Parentheses have a meaning of their own in a spec.
+        # Parentheses have a meaning in specs.
         return json.dumps(value).replace("(", "\\u0028").replace(")", "\\u0029")
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
@@ -88,9 +88,8 @@ def format_value(value: Any) -> str:
 def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorator: checks arguments against their declared types, or raises InputError (one line).
 
-    For constructors whose arguments come from the command line, where everything is a text: "no" is
-    False for a `bool`, and any other text than a truth value is refused. `Annotated[..., Field()]`
-    sets bounds.
+    For constructors whose arguments come from the command line as texts: "no" is False for a
+    `bool`, and a text that is no truth value is refused. `Annotated[..., Field()]` sets bounds.
     """
     names = list(inspect.signature(function).parameters)
     validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)

@@ -1,9 +1,9 @@
 """One lazy registry of names: `"name" -> "module:attribute"`, imported on first use.
 
-A third party adds an engine, a scorer, a strategy or a baseline without touching the package: by
-an entry point of its distribution in the group `tide.engines`, `tide.scorers`, `tide.strategies` or
-`tide.baselines`; in code (`tide.register("scorer", "mine", Mine)`); or under
-no name at all: `my_package.scorers:Mine` and `path/file.py:Mine` may stand in place of one.
+Third parties add an engine, scorer, strategy or baseline without changing the package: by an entry
+point in the group `tide.engines`, `tide.scorers`, `tide.strategies` or `tide.baselines`, or in code
+(`tide.register("scorer", "mine", Mine)`). Unregistered ones are named by their place:
+`my_package.scorers:Mine` or `path/file.py:Mine`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tide.core.validation import unknown
 
 
 class Registry:
-    """Names of one kind of thing, each with the place it is imported from."""
+    """Names of one kind (such as scorers), each with the place it is imported from."""
 
     def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
         self.kind = kind
@@ -35,7 +35,7 @@ class Registry:
     def add(self, name: str, target: Any) -> None:
         """Add `name`; `target` is the object itself or `"module:attribute"`.
 
-        Raises InputError when the name is taken: silently replacing a scorer would falsify results.
+        Raises InputError if the name is taken: silently replacing a scorer would falsify results.
         """
         self._read_entry_points()
         if name in self._targets:
@@ -57,8 +57,8 @@ class Registry:
         if name not in self._targets:
             if name.partition(":")[0] in self._targets or ":" not in name:
                 if name.endswith(".py"):
-                    told = f"name the class or function as well, as in {name}:NAME"
-                    raise InputError(f"{self.kind} {name!r}: {told}")
+                    fix = f"name the class or function as well, as in {name}:NAME"
+                    raise InputError(f"{self.kind} {name!r}: {fix}")
                 raise InputError(unknown(name, self.names(), self.kind))
             return _imported(f"{self.kind} {name!r}", name)
         target = self._targets[name]
@@ -81,7 +81,7 @@ def _installed() -> Any:
 def _imported(what: str, target: str) -> Any:
     """Import `module:attribute` or `path/file.py:attribute`.
 
-    what: begins the message of the InputError if there is none. Raises MissingDependencyError, too.
+    what: beginning of the error's message. Raises InputError or MissingDependencyError.
     """
     place, _, attribute = target.rpartition(":")
     try:
@@ -89,7 +89,7 @@ def _imported(what: str, target: str) -> Any:
             module = _run_file(Path(place)) if place.endswith(".py") else import_module(place)
     except MissingDependencyError:
         raise
-    except (Exception, SystemExit) as error:  # foreign code may fail in any way
+    except (Exception, SystemExit) as error:  # third-party code may fail in any way
         hint = (
             f"; for the file write {place}.py:{attribute}" if Path(f"{place}.py").is_file() else ""
         )
@@ -102,7 +102,7 @@ def _imported(what: str, target: str) -> Any:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """The module in a file, run once; in `sys.modules`, where dataclasses look themselves up."""
+    """The module in a file, run once; kept in `sys.modules`, where dataclasses look it up."""
     name = f"tide_file_{blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)

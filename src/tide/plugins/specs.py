@@ -1,4 +1,4 @@
-"""How strategies, baselines, methods and scorers are written on one line.
+"""Specs: strategies, baselines, methods and scorers with their options, written on one line.
 
     NAME                              tide, pocket
     NAME:KEY=VALUE,KEY=VALUE          backtrack:lag=2,pace=word
@@ -7,8 +7,8 @@
     WRAPPER:SPEC, WRAPPER:NUMBER:SPEC cache:pocket, windows:50:hf:ID
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
 
-NAME may also be a class: `module:Class` or `path/file.py:Class`. In a list, commas part the specs;
-after an ensemble's colon they part its members. Parentheses keep a spec or a value in one piece:
+NAME may also be a class: `module:Class` or `path/file.py:Class`. Commas separate the specs of a
+list, and after an ensemble's colon its members. Parentheses keep a spec or a value in one piece:
 `cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
 """
 
@@ -24,11 +24,11 @@ from types import MappingProxyType
 
 from tide.core.errors import InputError
 
-# How names that wrap other specs are written: NUMBER is a setting, a comma an ensemble.
+# Usage of each wrapper, by name: NUMBER in it means that a number is allowed, a comma an ensemble.
 Wrappers = Mapping[str, str]
 _NOTHING: Wrappers = MappingProxyType({})
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
-# More than anybody needs, and fast to read.
+# Limits beyond any use that still parse fast: characters, nesting depth, methods.
 _LONGEST, _DEEPEST, _MOST = 10_000, 30, 1000
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
@@ -37,7 +37,8 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 class Spec:
     """A parsed spec.
 
-    argument: the text after the colon of a plain name. number, inner: of a wrapper or an ensemble.
+    argument: the text after the colon of a plain name. number, inner: the number and the inner
+    specs of a wrapper or an ensemble.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Spec:
     inner: tuple[Spec, ...] = ()
 
     def __str__(self) -> str:
-        # A member with commas, or that would absorb later members, is put in parentheses.
+        # A member is put in parentheses if it has commas, or would absorb the members after it.
         several = len(self.inner) > 1
         members = ",".join(
             f"({spec})" if several and (spec.inner or "," in str(spec)) else str(spec)
@@ -63,10 +64,10 @@ def parse(
     names: Container[str] = (),
     depth: int = 0,
 ) -> Spec:
-    """Read one spec. wrappers: usage of those, by name. names: those registered.
+    """Parse one spec. wrappers: usage of the wrappers, by name. names: the registered names.
 
-    depth: of the specs around it. Raises InputError, naming `option`, for a text without a name or
-    with a lone parenthesis, and at a depth of 30.
+    depth: number of specs around this one. Raises InputError, naming `option`, for a text without a
+    name or with an unmatched parenthesis, and at a depth of 30.
     """
     text = _bounded(text, option)
     if depth == _DEEPEST:
@@ -79,7 +80,7 @@ def parse(
     else:
         name, rest = _head(text, names or wrappers)
     if not name:
-        raise InputError(f"{option}: {text!r} begins with no name")
+        raise InputError(f"{option}: {text!r} does not begin with a name")
     usage = wrappers.get(name)
     if usage is None or rest is None:
         return Spec(name, rest)
@@ -92,13 +93,13 @@ def parse(
 def parse_spec(
     text: str, option: str = "spec", names: Container[str] = ()
 ) -> tuple[str, dict[str, str]]:
-    """Name and options of `NAME[:key=value,...]`, e.g. `rad:beta=50,normalize=minmax`.
+    """Name and options of `NAME[:key=value,...]`, such as `rad:beta=50,normalize=minmax`.
 
     Raises InputError, naming `option`, for a text that is not of this form.
     """
     name, rest = _head(_bounded(text, option), names)
     if not name or set(name) & set("=,()"):
-        raise InputError(f"{option}: {text!r} begins with no name; write NAME:key=value,key=value")
+        raise InputError(f"{option}: {text!r} lacks a name; write NAME:key=value,key=value")
     settings: dict[str, str] = {}
     for item in [] if rest is None else _pieces(rest, option):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -114,7 +115,7 @@ def parse_spec(
 
 
 def format_spec(name: str, settings: Mapping[str, str]) -> str:
-    """The text that `parse_spec` reads as this."""
+    """The spec with this name and these settings; `parse_spec` reads it back."""
     items = []
     for key, value in settings.items():
         plain = value and value == value.strip() and not set(value) & set(",|")
@@ -129,13 +130,13 @@ def split_specs(
     """The specs of a comma-separated list; a `key=value` belongs to the spec before it.
 
     `rad:beta=50,sasa:beta=100,normalize=raw,tide` holds `rad:beta=50`,
-    `sasa:beta=100,normalize=raw` and `tide`. wrappers, names: as `parse` has them. Raises
-    InputError, naming `option`, for a list that holds nothing or a piece that belongs to no spec.
+    `sasa:beta=100,normalize=raw` and `tide`. wrappers, names: as in `parse`. Raises InputError,
+    naming `option`, for an empty entry, or a `key=value` without a spec before it.
     """
     specs: list[str] = []
     for piece in _pieces(_bounded(text, option), option):
         if not piece:
-            raise InputError(f"{option}: an empty place between commas in {text!r}")
+            raise InputError(f"{option}: an empty entry between commas in {text!r}")
         is_option = "=" in piece.partition(":")[0]
         if specs and (_is_open(specs[-1], wrappers, names) or (is_option and ":" in specs[-1])):
             specs[-1] += f",{piece}"
@@ -216,7 +217,7 @@ def _pieces(text: str, option: str) -> list[str]:
     """`text` split at the commas outside parentheses."""
     depths = _depths(text) or [0]
     if min(depths) < 0 or depths[-1] != 0:
-        raise InputError(f"{option}: a parenthesis without its partner in {text!r}")
+        raise InputError(f"{option}: an unmatched parenthesis in {text!r}")
     return _split(text, ",")
 
 
