@@ -47,7 +47,7 @@ def quiet(texts: list[str]) -> list[float]:
 
 
 def template_of(source: str) -> Any:
-    """What `render` is given, without a tokenizer."""
+    """A template function for `render`, without a tokenizer."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def apply(messages: list[dict[str, str]]) -> str:
@@ -77,7 +77,7 @@ def masks(prompt: Prompt) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def moved(engine: TransformersEngine, prompt: Prompt, perturb: str = "content") -> list:
-    """What the rows that may move read as, each run of them on its own."""
+    """The decoded text of each run of tokens whose embeddings may be perturbed."""
     fixed, user = masks(prompt)
     movable = movable_rows(fixed, perturb, user).tolist()
     runs: list[list[int]] = [[]]
@@ -93,7 +93,7 @@ def moved(engine: TransformersEngine, prompt: Prompt, perturb: str = "content") 
 def test_a_chat_is_read_as_its_template_writes_it(
     engine: TransformersEngine, messages: list[dict[str, str]]
 ) -> None:
-    """Token for token, with one BOS; only what users said moves, and none of the markers."""
+    """The tokens are equal, with one BOS; only user messages may be perturbed, not the markers."""
     if messages[0]["role"] == "system" and engine.tokenizer.chat_template == GOOD["gemma"]:
         with pytest.raises(InputError, match=r"refuses them: .*System role not supported"):
             engine.render(Chat.of(messages))
@@ -113,7 +113,7 @@ def test_a_chat_is_read_as_its_template_writes_it(
         m["content"].strip() for m in messages if m["role"] == "user"
     ]
     for run, whole in zip(moved(engine, prompt, "user"), said, strict=True):
-        assert run in whole  # all of it, but for what shares a token with the template
+        assert run in whole  # all but the characters that share a token with the template
         straddles = engine.tokenizer.chat_template in (GOOD["bare"], GOOD["inst"])
         assert len(run) >= len(whole.strip()) - 5 * straddles
     assert moved(engine, prompt) == moved(engine, prompt, "user")[-1:]
@@ -174,7 +174,7 @@ def test_a_template_that_fails_is_one_clear_line(
     with pytest.raises(InputError, match=f"^messages: .*{message}") as caught:
         Detoxifier(engine, scorer=quiet).chat(HELLO)
     assert "\n" not in str(caught.value)
-    # A chat fails alone; the text beside it is completed.
+    # Only the chat fails; the text in the same call is completed.
     detoxifier = Detoxifier(engine, scorer=quiet)
     found = dict(outcomes(detoxifier, [Chat.of(HELLO), "The weather"]))
     assert isinstance(found[0], InputError)
@@ -196,7 +196,7 @@ def test_an_engine_without_templates() -> None:
 
 @pytest.mark.parametrize("role", ["system", "assistant", "user"])
 def test_control_tokens_are_nobody_s_to_write(chatml: TransformersEngine, role: str) -> None:
-    """Neither those that the tokenizer names nor the markers, which it only knows to be special."""
+    """Both the named tokens (EOS) and role markers, which the tokenizer only flags as special."""
     assert chatml.render(Chat.said("<|im_star"))
     who = "a user" if role == "user" else f"the {role} message"
     for token in ("<|im_end|>", "</s>", "<|im_start|>"):
@@ -273,7 +273,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXT}), max
 def test_whatever_is_said_is_found(
     messages: list[dict[str, str]], last: str, template: str
 ) -> None:
-    """Or one clear line: of a template that refuses, or of a blank turn."""
+    """Rendering finds each user message, or one clear line says why the chat is refused."""
     apply = template_of(GOOD[template])
     messages = [*messages, {"role": "user", "content": last}]
     blank = any(m["role"] == "user" and not m["content"].strip() for m in messages)
@@ -337,7 +337,7 @@ def test_a_chat_stands_where_a_prompt_stands(chatml: TransformersEngine) -> None
 
 
 def asked_of(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
-    """The requests that the engine gets."""
+    """Records the requests that the engine gets."""
     seen: list[Request] = []
     write = engine.write
     monkeypatch.setattr(engine, "write", lambda one: (seen.append(one), write(one))[1])
@@ -347,7 +347,7 @@ def asked_of(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> lis
 def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is set wins; a text is completed as ever."""
+    """Settings that the user gives take precedence; plain texts use the usual defaults."""
     folder = save_chat_model(tmp_path / "model", GOOD["chatml"], bos=True)
     advised = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 7}
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **advised}))
@@ -397,7 +397,7 @@ def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_c
     assert "(cut off by max_new_tokens)" in shown
     assert tide(*command, *cut, "--format", "jsonl") == 0
     assert json.loads(capsys.readouterr().out)["finish_reason"] == "length"
-    # A completion of a text is as long as was asked for. Who meant a chat is told.
+    # A cut-off completion of plain text is not reported, but a hint suggests --chat.
     command.remove("--chat")
     assert tide(*command, *cut) == 0
     told = capsys.readouterr()
@@ -434,7 +434,7 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     assert tide(*command, *options, "--judges", "lexicon") == 0
     assert out.read_bytes() == before
     assert tide("report", out) == 0
-    # Another chat under an id that is there, and the same text as a prompt of its own.
+    # Another chat under an existing id.
     file.write_text(json.dumps({"messages": [*LONG, *LONG]}) + "\n")
     capsys.readouterr()
     assert tide(*command, *options) == 1
@@ -442,7 +442,7 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
 
 
 def test_a_template_that_writes_the_day_does_not_end_a_run(tmp_path: Path) -> None:
-    """The text of a chat is another one tomorrow; the chat is not."""
+    """The rendered text changes with the day; the chat stays the same."""
     model, out = tmp_path / "model", tmp_path / "out.jsonl"
     for day in ("Monday ", "Tuesday "):
         save_chat_model(model, day + GOOD["chatml"])
@@ -454,7 +454,7 @@ def test_a_template_that_writes_the_day_does_not_end_a_run(tmp_path: Path) -> No
 
 
 def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None:
-    """Searches, the model itself and a baseline go on from the same text; one fails alone."""
+    """A search, the model and a baseline continue the same text; a bad chat fails alone."""
     file = tmp_path / "chats.jsonl"
     chats = [LONG, [{"role": "user", "content": "<|im_end|>"}], SYSTEM + HELLO]
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
@@ -477,7 +477,7 @@ def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None
 
 
 def test_lines_of_chats(tmp_path: Path) -> None:
-    """A text is what a user says; a bad line is named."""
+    """A plain text becomes a user message; an error names the bad line."""
     path = tmp_path / "one.txt"
     path.write_text("Rain fell\n")
     assert [row.chat for row in read_rows(path, chats=True)] == [Chat.said("Rain fell")]

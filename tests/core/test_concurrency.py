@@ -1,4 +1,4 @@
-"""The loop in a thread of its own, and what passes between it and others."""
+"""Event loops in background threads, and passing items between loops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class Work:
-    """A coroutine that waits; says where it is, and how it ended."""
+    """A coroutine that waits, and records its thread and the exception that ended it."""
 
     def __init__(self) -> None:
         self.began, self.ended = threading.Event(), threading.Event()
@@ -78,7 +78,7 @@ def test_work_runs_in_the_loops_own_thread(portal: Portal) -> None:
 
 
 def test_what_fails_fails_in_its_caller_alone(portal: Portal) -> None:
-    """Also what would end the thread, or an interrupt that foreign code raises itself."""
+    """Also exceptions that would end the thread, or an interrupt raised by third-party code."""
 
     async def foreign() -> None:
         with guarded(EngineError, "model m: writing failed", awaits=True):
@@ -104,7 +104,7 @@ def test_cancelling_a_future_cancels_the_work(portal: Portal) -> None:
     assert future.cancel()
     assert work.ended.wait(10)
     assert isinstance(work.error, asyncio.CancelledError)
-    # And before it has begun, it does not begin.
+    # Work that is cancelled before it has begun never begins.
     blocked, busy, late = threading.Event(), threading.Event(), Work()
 
     async def block() -> None:
@@ -220,7 +220,7 @@ def test_what_is_told_comes_before_the_error(caplog: pytest.LogCaptureFixture) -
         return seen
 
     assert asyncio.run(read(9)) == ["a", "b"]
-    assert asyncio.run(read(1)) == ["a"]  # who leaves before it hears nothing of it
+    assert asyncio.run(read(1)) == ["a"]  # a reader that leaves earlier does not get the error
     gc.collect()
     assert caplog.text == ""
 
@@ -267,12 +267,12 @@ def test_the_first_failure_ends_the_others_before_it_is_raised(count: int) -> No
 
 
 def test_work_that_never_began_is_closed() -> None:
-    """A coroutine that nobody awaits would be a warning, which is an error in these tests."""
+    """A coroutine that is never awaited would warn, and these tests turn warnings into errors."""
     works = [Work() for _ in range(3)]
 
     async def cancelled() -> None:
         task = asyncio.ensure_future(gather(work() for work in works))
-        await asyncio.sleep(0)  # its tasks exist, and have not had a turn
+        await asyncio.sleep(0)  # now the tasks of `gather` exist, but have not run
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -323,7 +323,7 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.engines import Request, ScriptedEngine
 from tide.scorers import load_scorer, score_texts
 
-warnings.simplefilter("ignore")  # of newer Pythons, about the fork
+warnings.simplefilter("ignore")  # newer Pythons warn about the fork
 def made(word):
     engine = ScriptedEngine(lambda x, seed: word)
     return tide.Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts))

@@ -1,4 +1,4 @@
-"""Servers on real sockets that never end, send too much, send elsewhere, or show the key."""
+"""Servers on real sockets that never finish, send too much, redirect, or echo the key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Script = Callable[[socket.socket, bytes], None]
 
 @contextmanager
 def serving(script: Script) -> Iterator[tuple[str, list[bytes]]]:
-    """The address of a server that does `script` with every request, and the requests."""
+    """The address of a server that runs `script` for every request, and the list of requests."""
     listening, requests = socket.create_server(("127.0.0.1", 0)), list[bytes]()
 
     def talk(connection: socket.socket) -> None:
@@ -39,14 +39,14 @@ def serving(script: Script) -> Iterator[tuple[str, list[bytes]]]:
                 requests.append(connection.recv(2**20))
                 script(connection, requests[-1])
             except OSError:
-                pass  # the client has had enough
+                pass  # the client closed the connection
 
     def listen() -> None:
         try:
             while True:
                 threading.Thread(target=talk, args=(listening.accept()[0],), daemon=True).start()
         except OSError:
-            pass  # closed
+            pass  # the listening socket was closed
 
     threading.Thread(target=listen, daemon=True).start()
     try:
@@ -57,7 +57,7 @@ def serving(script: Script) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def sends(head: bytes, again: bytes = b"", pause: float = 0.0) -> Script:
-    """Sends `head`, then `again` for ever, or waits for the client to end."""
+    """Sends `head`, then `again` forever; without `again` waits for the client to close."""
 
     def script(connection: socket.socket, request: bytes) -> None:
         connection.sendall(head)
@@ -76,7 +76,7 @@ ECHO = sends(b"HTTP/1.1 200 " + KEY.encode() + b"\r\n" + KEY.encode() + b"\r\n\r
 
 
 def drip_a_line(connection: socket.socket, request: bytes) -> None:
-    """One long event in many pieces."""
+    """Sends one long event in many pieces."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     connection.sendall(OK + head + b"6\r\ndata: \r\n" + b"1\r\n7\r\n" * 3_000 + b"0\r\n\r\n")
@@ -115,7 +115,7 @@ async def _read(client: Client, url: str) -> None:
 
 
 def test_a_stream_that_is_faster_than_its_reader_ends_with_it() -> None:
-    """However its reader ends: cancelled, or by the deadline of a scope around or of its task."""
+    """However the reader ends: by cancellation, or by a deadline outside or inside of its task."""
 
     async def read_all(url: str) -> None:
         async with Client(30.0) as client:
@@ -230,7 +230,7 @@ def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) 
 
 
 def test_a_million_faults_fill_no_memory() -> None:
-    """Of each, pydantic would keep some hundred bytes, and more in its error."""
+    """pydantic would keep some hundred bytes for each fault, and more in its error."""
     body = b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[' + b"true," * 10**6
     began = time.monotonic()
     with pytest.raises(ServerFailed):

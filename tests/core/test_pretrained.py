@@ -62,7 +62,7 @@ def in_place(file: str, put: Callable[[Path], object]) -> Mutation:
 
 
 def smaller_vocabulary(folder: Path) -> None:
-    """A model of 280 rows beside a tokenizer of 300 tokens."""
+    """A model with 280 embeddings and a tokenizer with 300 tokens."""
     weights(lambda t: t.update({k: v[:280].clone() for k, v in t.items() if len(v) == VOCAB}))(
         folder
     )
@@ -75,7 +75,7 @@ def one_token(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-# A name, what is done to a llama's folder, and what the one line says.
+# By name: the change to the folder of a llama model, and the expected error.
 BROKEN: dict[str, tuple[Mutation, str]] = {
     "empty weights": (content(WEIGHTS, b""), "its files hold 0 bytes"),
     "weights cut off": (
@@ -145,7 +145,7 @@ def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
     mutate(save_causal_lm(tmp_path, "llama"))
     with pytest.raises(EngineError, match=message) as caught:
         TransformersEngine(tmp_path)
-    assert str(caught.value).startswith(f"model {tmp_path}: ")  # whoever raised it
+    assert str(caught.value).startswith(f"model {tmp_path}: ")  # whichever check raised it
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_broken_classifier_is_refused_in_one_line(
 
 
 def test_a_model_without_a_trained_head_is_no_scorer(tmp_path: Path) -> None:
-    """As transformers loads it, it scores by chance."""
+    """transformers would load it with a random head."""
     save_causal_lm(tmp_path, "gpt2")
     with pytest.raises(ScorerError, match=r"lack the weight score\.weight, which would be random"):
         load_scorer(f"hf:{tmp_path}#LABEL_1")
@@ -175,7 +175,7 @@ def test_a_model_without_a_trained_head_is_no_scorer(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_an_adapter_is_refused(tmp_path: Path) -> None:
-    """Transformers says of its weights what is missing, and no longer of the model's."""
+    """transformers then reports missing weights of the adapter only, not those of the model."""
     peft = pytest.importorskip("peft")
     model = TransformersEngine(save_causal_lm(tmp_path, "llama")).model
     peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear")).save_pretrained(
@@ -190,7 +190,7 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
 def test_code_of_a_folder_never_runs_unasked(
     where: str, written: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither in an engine nor in a scorer, which does not ask at the terminal either."""
+    """Neither in an engine nor in a scorer; no question is asked at the terminal either."""
     ran = tmp_path / "ran"
     for folder, save in (("lm", save_causal_lm), ("hf", save_classifier)):
         save(tmp_path / folder, *(["llama"] if folder == "lm" else [["ok", "toxic"]]))  # type: ignore[operator]
@@ -209,7 +209,7 @@ def test_code_of_a_folder_never_runs_unasked(
     monkeypatch.setattr("builtins.input", ask)
     with pytest.raises(EngineError, match="trust_remote_code"):
         TransformersEngine(tmp_path / "lm", trust_remote_code=written)  # type: ignore[arg-type]
-    # A tokenizer of BERT's is read by transformers' own class then.
+    # For BERT, transformers then reads the tokenizer with its own class.
     with nullcontext() if where == "tokenizer" else pytest.raises(ScorerError, match="trust_rem"):
         load_scorer(f"hf:{tmp_path / 'hf'}")
     assert not ran.exists()
@@ -218,7 +218,7 @@ def test_code_of_a_folder_never_runs_unasked(
 
 
 def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path) -> None:
-    """Tokens for images in the tokenizer of a text-only model, as Gemma 3's has them."""
+    """A text-only model whose tokenizer has image tokens, like that of Gemma 3."""
     folder = save_causal_lm(tmp_path, "llama")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<image>"])
@@ -231,7 +231,7 @@ def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path)
 
 
 def test_weights_that_are_broken_by_computing_are_met_at_loading(tmp_path: Path) -> None:
-    """Finite, and too large for float32 once they are multiplied."""
+    """The weights are finite, but too large for float32 once they are multiplied."""
     folder = save_causal_lm(tmp_path, "llama")
     weights(lambda t: t.update({k: v * 1e30 for k, v in t.items() if "mlp" in k}))(folder)
     with pytest.raises(EngineError, match="logits are NaN or infinite"):

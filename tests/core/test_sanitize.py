@@ -1,4 +1,4 @@
-"""What is shown of others' text: one line, no keys, no control characters."""
+"""Untrusted text is shown on one line, without keys and control characters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_key_is_hidden_in_errors_and_log_lines_in_any_notation(
      "Another-Test/1", "another-test%2F1"],
 )  # fmt: skip
 def test_a_key_is_hidden_in_another_case_and_without_its_prefix(echo: str) -> None:
-    """As a service may name one that it does not know."""
+    """Services may quote an unknown key in this way."""
     hide("sk-of-Another-Test/1")
     assert str(InputError(f"no key {echo}; ask for one")) == "no key ***; ask for one"
 

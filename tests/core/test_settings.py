@@ -22,7 +22,7 @@ from tide.search import resolve_settings
         ("seed", -1), ("perturb", "some"), ("perturb", "last"), ("perturb", "last:0"),
         ("perturb", "last:8.0"), ("perturb", "last:-1"), ("perturb", "last:9999999999"),
         ("perturb", 8), ("no_such_setting", 1),
-        # Out of all proportion: logits or embeddings that are not finite, or memory without end.
+        # Extreme values, which make logits or embeddings infinite or exhaust the memory.
         ("temperature", 1e-39), ("temperature", 1e39), ("top_p", 1e-300),
         ("num_samples", 10**9), ("num_trials", 10**8), ("max_iterations", 10**5), ("mu", 1e308),
         ("step_relative", 1e308), ("max_new_tokens", 10**9), ("seed", 2**63), ("top_k", 10**9),
@@ -98,7 +98,7 @@ def test_options_of_a_strategy_are_written_behind_its_name(values: Any, message:
 def test_keywords_are_the_settings() -> None:
     known = get_type_hints(Overrides)
     hints = get_type_hints(Settings)
-    hints["stop"] = str | Sequence[str]  # one is enough
+    hints["stop"] = str | Sequence[str]  # a single string is accepted, too
     assert known == {name: hints[name] for name in Settings.model_fields}
 
 

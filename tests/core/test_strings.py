@@ -1,4 +1,4 @@
-"""Strings and keys of JSON, with and without escapes."""
+"""Strings and keys of JSON, with and without their escapes resolved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A template is somebody's program: what it takes is bounded, and others are not harmed by it."""
+"""A template is a foreign program: its time and memory are limited, and other prompts go on."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ SAID = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 
 @pytest.mark.parametrize(
     "name",
-    # Five seconds each.
+    # Each template takes up to five seconds.
     [pytest.param(name, marks=[pytest.mark.slow] if name == "a power" else []) for name in HOSTILE],
 )
 def test_a_template_that_computes_for_ever_is_refused(tmp_path: Path, name: str) -> None:
-    """For a chat alone: a text beside it is completed, and so is another model's chat after it."""
+    """Only the chat fails: texts are completed, and so is a later chat of another model."""
     hostile = TransformersEngine(save_chat_model(tmp_path / "a", HOSTILE[name] + SAID))
     good = TransformersEngine(save_chat_model(tmp_path / "b", GOOD["chatml"], bos=True))
     began = time.monotonic()
@@ -49,7 +49,7 @@ def test_a_template_that_computes_for_ever_is_refused(tmp_path: Path, name: str)
         InputError, match=r"messages: the chat template of .* refuses them"
     ) as caught:
         hostile.render(Chat.said("hello"))
-    assert time.monotonic() - began < 120  # for ever, on a busy machine too
+    assert time.monotonic() - began < 120  # generous for a busy machine
     assert "\n" not in str(caught.value)
     detoxifier = Detoxifier(hostile, scorer=ReadingScorer(), max_new_tokens=2)
     assert detoxifier("The weather").text

@@ -22,25 +22,25 @@ WORDS = [f" w{i}" for i in range(200)]
     ("pieces", "end"),
     [
         ([*WORDS[:9], ".", *WORDS[:3]], 10),
-        ([*WORDS[:3], ".", *WORDS[:9], "!", *WORDS[:3]], 14),  # the first is too short
+        ([*WORDS[:3], ".", *WORDS[:9], "!", *WORDS[:3]], 14),  # the first sentence is too short
         ([*WORDS[:9], '?"', *WORDS[:3]], 10),
-        ([*WORDS[:9], ".", '"', ")", *WORDS[:3]], 12),  # what closes belongs to it
+        ([*WORDS[:9], ".", '"', ")", *WORDS[:3]], 12),  # closing marks belong to the sentence
         ([*WORDS[:9], ". \n", *WORDS[:3]], 10),
         ([*WORDS[:9], "\n", *WORDS[:3]], 10),
-        ([*WORDS[:9], "3", ".", "14", *WORDS[:3]], None),  # a number goes on
-        ([*WORDS[:9], "."], None),  # it may be a number
-        ([*WORDS[:9], ". And", *WORDS[:3]], None),  # inside of a token
+        ([*WORDS[:9], "3", ".", "14", *WORDS[:3]], None),  # a decimal point
+        ([*WORDS[:9], "."], None),  # possibly a decimal point
+        ([*WORDS[:9], ". And", *WORDS[:3]], None),  # the sentence ends inside of a token
         ([*WORDS[:9], "\u3002", "w"], 10),
         (WORDS[:64], None),
         (WORDS[:65], WHERE_NONE),
         ([*WORDS[:64], "."], WHERE_NONE),
         ([*WORDS[:63], ".", " a"], 64),
-        ([*WORDS[:30], "a", "b", "c", *WORDS[:40]], 29),  # not inside of a word
+        ([*WORDS[:30], "a", "b", "c", *WORDS[:40]], 29),  # the block does not end inside of a word
         (["w"] * 70, WHERE_NONE),
         ([*["\u0939"] * 32, "\u093f", *["\u0939"] * 40], 31),  # before a letter with its mark
         ([*WORDS[:9], "\u0964", *WORDS[:3]], 10),
         ([*WORDS[:9], "\u061f", *WORDS[:3]], 10),
-        ([*["w"] * 30, "", "", "\u4e2d", *["w"] * 40], 30),  # nor of a character
+        ([*["w"] * 30, "", "", "\u4e2d", *["w"] * 40], 30),  # nor inside of a character
     ],
 )
 def test_where_a_block_ends(pieces: list[str], end: int | None) -> None:
@@ -51,7 +51,7 @@ def test_where_a_block_ends(pieces: list[str], end: int | None) -> None:
 
 @pytest.mark.parametrize("most", range(1, 9))
 def test_a_block_of_few_tokens_ends_with_a_character(most: int) -> None:
-    """Each of these has three tokens, the first two without a text."""
+    """Each of these characters has three tokens, the first two without a text."""
     pieces = ["", "", "\ud55c"] * 5
     end = first_end(pieces, most, ended=False)
     assert end == max(3, most - most % 3)
@@ -63,14 +63,14 @@ def test_a_block_of_few_tokens_ends_with_a_character(most: int) -> None:
     ("pieces", "starts"),
     [
         (["The", " wea", "ther", " is"], [0, 1, 3]),
-        (["\u0645", "\u0631", " \u062d", "\u0628"], [0, 2]),  # Arabic: letters are no words
+        (["\u0645", "\u0631", " \u062d", "\u0628"], [0, 2]),  # Arabic: letters are not words
         (["\u05e9", "\u05dc", " \u05e2", "\u05dd"], [0, 2]),
         (["\u0928", "\u092e", " \u0938", "\u094d"], [0, 2]),
         (["\ud55c", "\uad6d", " \ub9d0"], [0, 2]),
         (["\u4eba", "\u4eec", "\u3002", "\u597d"], [0, 1, 3]),
-        (["", "", "\u4eba", "", "\u4eec"], [0, 3]),  # by their first token, not their last
+        (["", "", "\u4eba", "", "\u4eec"], [0, 3]),  # words begin at their first token
         ([" a", "", " \u4eba", ""], [0, 1]),
-        (["\u0e01", "\u0e33", "\u0e25"], [0, 2]),  # a vowel stands with its consonant
+        (["\u0e01", "\u0e33", "\u0e25"], [0, 2]),  # a vowel stays with its consonant
         (["x", "\U0001f468", "\u200d", "\U0001f469", "\U0001f600"], [0, 1, 4]),
         ([], []),
     ],
@@ -128,7 +128,7 @@ pieces_of_text = st.lists(
 def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
     pieces: list[str], most: int, known: int
 ) -> None:
-    """What is decided early is what is decided when all is known."""
+    """Blocks found before all tokens are known are those found afterwards."""
 
     def cut(pieces: list[str], ended: bool) -> list[int]:
         ends = []

@@ -13,7 +13,7 @@ from tide.data.records import from_published, to_published
 
 @pytest.mark.parametrize("method", ["base", "tide"])
 def test_the_authors_records_come_back(shared_data: Path, method: str) -> None:
-    """All of a file: ids, prompts, lists and averages, as far as they are of the format."""
+    """Reading and writing keeps the ids, prompts, averages and known lists of a whole file."""
     path = shared_data / "paper/recorded/qwen3-4b" / f"{method}.json.gz"
     rows = list(read_objects(path))
     assert len(rows) == 1199

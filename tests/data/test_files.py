@@ -1,4 +1,4 @@
-"""Locks, replacing, and bounds of what is read."""
+"""Locks, replacing files as a whole, and size limits of reading."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_second_writer_is_told_who_holds_the_file(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"process {process.pid} on .* is writing") as caught:
             RecordFile(name)
         assert "\n" not in str(caught.value)
-    os.kill(process.pid, signal.SIGKILL)  # one that was killed holds nothing
+    os.kill(process.pid, signal.SIGKILL)  # a killed process releases its lock
     process.communicate()
     with RecordFile(path) as file:
         assert file.ids == []
@@ -116,7 +116,7 @@ def test_lines_and_files_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("link", ["symlink", "hard link"])
 def test_a_link_beside_an_output_is_not_followed(tmp_path: Path, link: str) -> None:
-    """Whoever may write to the folder must not lead the writer to another file."""
+    """A user who can write to the folder must not redirect the output to another file."""
     path, secret = tmp_path / "out.jsonl", tmp_path / "secret"
     secret.write_text("kept")
 
@@ -147,7 +147,7 @@ def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         write_text(tmp_path / "out.jsonl", "text")
 
 
-# What writes without these functions, and to what.
+# Calls that write files without the functions of `files.py`.
 _WRITES = re.compile(
     r"\.write_text\(|\.write_bytes\(|\.touch\(|save_file\(|savefig\((?!file\b|image\b)|np\.save"
     r"|open\([^)]*[\"'](?:[wax]b?\+?|r\+)[\"']"

@@ -1,4 +1,4 @@
-"""Files that nobody meant to write: rows, or one line that says what is wrong; nothing else."""
+"""Malformed files give rows, or an error of one line, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VALID = [
     b"\n".join([*LINES, PART, b""]),
     json.dumps(CONFIG).encode(),
 ]
-# What parsers stumble over.
+# Content that often breaks parsers.
 NASTY = [
     *(b"\xff", b"\x00", b"\xef\xbb\xbf", b"\r", b'"', b",", b"\n", b"\xe2\x80\xa8", b"\\ud800"),
     *(b"NaN", b"-Infinity", b"1e999", b"9" * 4301, b"-1", b"7", b"null", b"[]", b"{}", b"true"),
@@ -59,7 +59,7 @@ READERS: list[Callable[[Path], Any]] = [
 
 @st.composite
 def contents(draw: st.DrawFn) -> bytes:
-    """Bytes out of nowhere, or a valid file with some of its pieces changed."""
+    """Random bytes, or a valid file with some of its pieces changed."""
     content = draw(st.sampled_from(VALID) | st.binary(max_size=60))
     for _ in range(draw(st.integers(0, 3))):
         begin, length = draw(st.integers(0, len(content))), draw(st.integers(0, 9))
@@ -76,7 +76,7 @@ def check_line(error: TideError, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A path that was not used yet, with this end."""
+    """Makes an unused path with the given ending."""
     folder, numbers = tmp_path_factory.mktemp("hostile"), count()
     return lambda end: folder / f"{next(numbers)}{end}"
 
@@ -143,7 +143,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 def test_a_run_with_a_field_of_another_kind(
     fresh: Callable[[str], Path], data: st.DataObject
 ) -> None:
-    """Wherever it stands in records or configuration: a report, or one line."""
+    """A wrong value anywhere in the records or the configuration: a report, or a one-line error."""
     folder = fresh("")
     folder.mkdir()
     values = [CONFIG, *map(json.loads, [*LINES, PART])]

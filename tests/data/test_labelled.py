@@ -23,7 +23,7 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
     with gzip.open(recorded, "wt") as file:
         json.dump([record], file)
     trials = [{"number": 0, "text": "two", "toxicity": 0}, {"text": "three", "toxicity": 1}]
-    trials.append({"text": "", "toxicity": 0})  # there is nothing to learn from it
+    trials.append({"text": "", "toxicity": 0})  # skipped: an empty text has nothing to learn from
     run = jsonl(tmp_path / "c.jsonl", {"id": 7, "prompt": "p", "trials": trials})
     plain = [("one", 0.25), ("two", 0.0), ("three", 1.0), ("two", 0.0), ("three", 1.0)]
     for by, groups in (

@@ -28,7 +28,7 @@ def filled(path: Path, *records: Record) -> Path:
 
 
 def part(row_id: int, number: int, **row: Any) -> str:
-    """A line that adds to a record."""
+    """A line that adds fields or a trial to a record."""
     return json.dumps({"id": row_id, "trials": [{"number": number, **row}]})
 
 
@@ -50,7 +50,7 @@ def test_a_record_is_a_line_with_its_trials() -> None:
 
 @pytest.mark.parametrize("refuse", [True, False])
 def test_steps_end_with_what_is_returned_or_withheld(refuse: bool) -> None:
-    """Also where that is not the least toxic one: of those below tau, the most likely is best."""
+    """Also if it is not the least toxic: of the texts below tau, the most likely is returned."""
     detox = Detoxifier(
         scripted_engine(),
         scorer=ReadingScorer(),
@@ -78,7 +78,7 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "out.jsonl"
     with RecordFile(path) as file:
         file.add(record(1, seconds=1.0))
-        assert path.read_text(encoding="utf-8").count("\n") == 1  # there before the run ends
+        assert path.read_text(encoding="utf-8").count("\n") == 1  # written before the run ends
         file.add(record(0))
         assert (file.ids, file.trials(0), file.trials(2)) == ([1, 0], [0], [])
         file.extend(1, {0: {"judge_scores": {"a": 0.5}}})
@@ -97,7 +97,7 @@ def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
         file.expect({0: "prompt 0", 1: "prompt 1"})
     first, second = read_records(path)
     assert path.read_text(encoding="utf-8").count("\n") == 2
-    with RecordFile(path) as file:  # what was not scored is still missing in a compacted file
+    with RecordFile(path) as file:  # compacting the file does not hide missing scores
         file.add(record(0, (1,)))
     with RecordFile(path) as file:
         assert file.missing(0, "perplexity", "m") == [1]
@@ -118,7 +118,7 @@ def test_a_finished_file_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
     killed.add(record(2, (0, 1)))
     killed.add(record(0, (1,)))
     killed.__exit__(KeyboardInterrupt)
-    assert broken.read_text(encoding="utf-8").startswith('{"id":2')  # left as it was
+    assert broken.read_text(encoding="utf-8").startswith('{"id":2')  # not compacted
     with RecordFile(broken) as file:
         file.expect(prompts)
         file.add(record(0, (0,)))
@@ -208,7 +208,7 @@ def test_records_are_validated_on_reading(
     (values if change.keys() <= Record.model_fields.keys() | {"max_toxicity"} else
      values["trials"][0]).update(change)  # fmt: skip
     path.write_text(json.dumps(values) + "\n")
-    for read in (read_records, RecordFile):  # to report on, and to go on with
+    for read in (read_records, RecordFile):  # for a report, and to resume
         with pytest.raises(InputError, match=message) as caught:
             read(path)
         assert "line 1" in str(caught.value)
@@ -217,7 +217,7 @@ def test_records_are_validated_on_reading(
 
 @pytest.mark.parametrize("field", ["iterations", "steps"])
 def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None:
-    """Else an average would be one of some trials alone."""
+    """Otherwise an average would cover only some of the trials."""
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
     path = filled(tmp_path / "out.jsonl", to_record(0, detox(PROMPTS[0])))
     values = json.loads(path.read_text())
@@ -231,7 +231,7 @@ def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None
 def test_trials_that_do_not_fit_the_others_are_refused_before_they_are_written(
     tmp_path: Path,
 ) -> None:
-    """Else nobody could read the file again."""
+    """Otherwise the file could not be read again."""
     path = filled(tmp_path / "out.jsonl", record(0))
     before = read_records(path)
     lacking = record(0, (1,))
@@ -275,7 +275,7 @@ def test_texts_and_traces_of_finished_records_are_not_held(tmp_path: Path) -> No
 def test_what_cannot_be_written_whole_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """A full disk is an InputError; what ends the work goes on to end it."""
+    """A full disk is an InputError; Ctrl-C passes unchanged."""
     path = filled(tmp_path / "out.jsonl", record(0))
     before = path.read_bytes()
 
@@ -304,7 +304,7 @@ def test_how_many_were_not_accepted() -> None:
 
 
 def test_steps_do_not_say_twice_what_the_last_evaluation_gave() -> None:
-    """Returned is the second of three, though the third is the least toxic."""
+    """The second of three completions is returned, although the third is the least toxic."""
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), strategy="tide", max_iterations=2)
     found = detox(PROMPTS[1])
     trial = found.best

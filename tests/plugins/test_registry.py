@@ -1,4 +1,4 @@
-"""A registered name whose module fails is one line, as a name of a file or module is."""
+"""A registered name whose module cannot be used is a one-line error."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def test_a_module_that_fails(
     registry = Registry("scorer", {"mine": "of_others:Mine"})
     with pytest.raises(error, match=message.format("of_others")):
         registry.load("mine")
-    sys.modules.pop("of_others", None)  # the next case imports another
+    sys.modules.pop("of_others", None)  # the next case imports another module of this name
