@@ -32,12 +32,12 @@ SENTENCES = {
 
 
 class ByteEngine(Engine):
-    """Writes what follows in `SENTENCES` after the last tokens, at random where there are several.
+    """Continues the last tokens as `SENTENCES` do; draws at random among several continuations.
 
     Its tokens are all bytes, the first two bytes of characters with and without a space before
-    them, some whole characters, and the first letters of words: much as in a vocabulary that was
-    learned from another language. Inside a character whose next bytes are all banned it writes a
-    space, and the character stays a half. requests: all that `complete` was asked.
+    them, some whole characters, and the first letters of words, much like a vocabulary that was
+    learned from another language. If all next bytes of a character are banned, it writes a space,
+    and the character stays incomplete. requests: the streamed requests that `write` got.
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
@@ -58,7 +58,7 @@ class ByteEngine(Engine):
         self._ids = {one: number for number, one in enumerate(self.pieces)}
         self._next: dict[tuple[int, ...], set[int]] = defaultdict(set)
         for text in SENTENCES.values():
-            for start in range(6):  # cut in several ways
+            for start in range(6):  # tokenized in several ways
                 ids = self._cut(f"{text} {text}".encode(), start)
                 for place, token in enumerate(ids):
                     for order in range(4):
@@ -86,7 +86,7 @@ class ByteEngine(Engine):
         return self._texts([[one] for one in range(len(self.pieces))])
 
     def write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if self.portal.is_current and request.piece_tokens is not None:  # not the first token alone
+        if self.portal.is_current and request.piece_tokens is not None:  # streamed
             self.requests.append(request)
         return super().write(request)
 
@@ -111,7 +111,7 @@ class ByteEngine(Engine):
 
 
 def _goes_on(before: bytes, piece: bytes) -> bool:
-    """Whether the bytes are those of characters, the last of which may be a part."""
+    """Whether the bytes are valid UTF-8, whose last character may be incomplete."""
     before = before.lstrip(bytes(range(0x80, 0xC0)))
     try:
         getincrementaldecoder("utf-8")().decode(before + piece)

@@ -1,4 +1,4 @@
-"""Chat templates of the shapes that models come with, and models that have them."""
+"""Chat templates like those of common models, and models that have them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As Llama 3: the text begins with BOS, and contents are stripped.
+# Like Llama 3: the text begins with BOS, and contents are stripped.
 LLAMA = (
     "{{ bos_token }}{% for m in messages %}<turn>{{ m.role }}</turn>\n\n{{ m.content | trim }}"
     "<|im_end|>{% endfor %}{% if add_generation_prompt %}<turn>assistant</turn>\n\n{% endif %}"
 )
-# As Gemma: no system role, roles take turns, and the assistant has another name.
+# Like Gemma: no system role, roles take turns, and the assistant has another name.
 GEMMA = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}"
     "{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}"
@@ -28,7 +28,7 @@ GEMMA = (
     "{% endif %}<turn>{{ role }}\n{{ m.content | trim }}</turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<turn>model\n{% endif %}"
 )
-# As Llama 2: the system prompt stands inside of the first user's turn.
+# Like Llama 2: the system prompt is inside of the first user turn.
 INST = (
     "{% if messages[0].role == 'system' %}{% set said = messages[0].content %}"
     "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}{% if m.role == 'user' %}"
@@ -36,7 +36,7 @@ INST = (
     "{{ m.content.strip() }} [/INST]{% else %} {{ m.content }} {{ eos_token }}{% endif %}"
     "{% endfor %}"
 )
-# Words straddle the border: nothing stands between "Q:" and what is said.
+# Tokens straddle the border: nothing separates "user:" from the message.
 BARE = "{% for m in messages %}{{ m.role }}:{{ m.content.rstrip() }} {% endfor %}"
 GOOD = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "inst": INST, "bare": BARE}
 
@@ -51,7 +51,7 @@ BAD = {
 
 
 def save_chat_model(folder: Path, template: str | None, *, bos: bool = False) -> Path:
-    """With a context of 256 tokens: the markers of a few turns fill one of 64."""
+    """A chat model with a context of 256 tokens; the markers of a few turns would fill 64."""
     save_causal_lm(folder, "llama", bos=bos, markers=MARKERS, template=template)
     config = folder / "config.json"
     fields = json.loads(config.read_text()) | {"max_position_embeddings": 256}

@@ -1,4 +1,4 @@
-"""The command line, called in the tests' process."""
+"""Calls the command line in the process of the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer import main as typer_main
 
 from tide.cli import main
 
-# Typer reads the parameters of all commands anew with each call.
+# Without a cache, Typer inspects the parameters of all commands at each call.
 _get_command = cache(typer_main.get_command)
 
 
@@ -21,7 +21,7 @@ def tide(*arguments: object) -> int:
     with (
         patch.object(sys, "argv", ["tide", *map(str, arguments)]),
         patch.object(typer_main, "get_command", _get_command),
-        # What is logged later must not go to a stream that was this test's.
+        # Later log lines must not go to a stream that belonged to this test.
         patch.object(logging.getLogger("tide"), "handlers", []),
         pytest.raises(SystemExit) as caught,
     ):

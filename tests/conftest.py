@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from tests.engines.openai.server import TextServer
     from tide.engines.openai.engine import OpenAIEngine
 
-# The models here are tiny: a second thread would only wait for the first, long on a busy machine.
+# The models here are tiny: a second thread would only wait for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A test that needs a width sets it. pytest-xdist passes its own terminal's on, and a console keeps
-# what it finds when it is made.
+# Tests that need a terminal width set it. pytest-xdist would pass on the width of its own terminal,
+# and a console keeps the width that it finds when it is made.
 os.environ.pop("COLUMNS", None)
-# No test asks the hub; where one names what is not here, the answer comes at once.
+# No test asks the hub; a missing model fails at once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Read when transformers is first imported: a loading bar on stderr is not an error message.
+# Progress bars would mix with error messages on stderr. Read when transformers is first imported.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-# No test takes the power away, and each record that is written would wait for the disk.
+# No test cuts the power, and each written record would wait for the disk.
 os.fsync = lambda descriptor: None
-# A shell makes its jobs in the background ignore it, and the tests of Ctrl-C would wait for ever.
+# Background jobs of a shell ignore SIGINT, and the tests of Ctrl-C would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadlines: a busy machine is not a fault. Of these two a green run is green again; to look for
-# faults that they have not met: pytest --hypothesis-profile=explore -m attack
+# No deadlines: a slow machine is not a fault. The profile `explore` tries new cases in each run, and
+# all others the same cases: pytest --hypothesis-profile=explore -m attack
 hypothesis.settings.register_profile("ordinary", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=LONG, deadline=None, derandomize=True)
-# As many cases at every door: pytest --hypothesis-profile=oracle -m attack -k promise
+# 5,000 cases per test of the promise: pytest --hypothesis-profile=oracle -m attack -k promise
 hypothesis.settings.register_profile("oracle", max_examples=5000, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("explore", max_examples=LONG, deadline=None)
 hypothesis.settings.load_profile("ordinary")
@@ -44,7 +44,7 @@ hypothesis.settings.load_profile("ordinary")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """No collection of garbage goes through the modules: a third of the tests' time."""
+    """Exempt the imported modules from garbage collection, which took a third of the time."""
     gc.disable()
     yield
     _freeze()
@@ -63,7 +63,7 @@ _frozen = 0
 
 @pytest.fixture(scope="module", autouse=True)
 def _freeze_late_imports() -> None:
-    """Models of transformers, for one, are imported where they are first used."""
+    """Modules such as the models of transformers are imported only when first used."""
     if len(sys.modules) > _frozen + 200:
         _freeze()
 
@@ -81,7 +81,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="module")
 def text_server() -> Iterator[TextServer]:
-    """A server with OpenAI's fields alone."""
+    """A server that knows only OpenAI's own fields."""
     from tests.engines.openai.server import TextServer
 
     with TextServer(strict=True) as server:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-# Those whose commands and examples run; the other two are checked for their links.
+# Commands and examples of PAGES run; for OTHERS only options and links are checked.
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 OTHERS = [REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "benchmarks" / "RESULTS.md"]
 
 _MARK = re.compile(r"<!-- (not run|saved as): (.+) -->")
-# Bash finds none of the programs, expands each command as ever, and hands it to the handler.
+# Bash expands each command as usual, finds no such program, and passes the words to this handler.
 _RECORDER = """set -u
 command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$RECORDED"; }
 """
@@ -24,7 +24,7 @@ command_not_found_handle() { printf '%s\\0' "$#" "$@" >> "$RECORDED"; }
 class Block:
     """A fenced block of `sh` or `python`.
 
-    reason: why it is not run, if the page says so. file: what the page tells to save it as.
+    reason: why it is not run, if the page says so. file: name under which the page saves it.
     """
 
     page: Path
@@ -61,7 +61,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def commands(block: Block, folder: Path) -> list[list[str]]:
-    """The commands of a block of shell as bash expands them in `folder`; none of them is run."""
+    """The commands of a shell block as bash expands them in `folder`; none of them is run."""
     recorded = folder.parent / "recorded"
     recorded.write_bytes(b"")
     bash = shutil.which("bash")
@@ -77,7 +77,7 @@ def commands(block: Block, folder: Path) -> list[list[str]]:
 
 
 def spans(page: Path) -> list[str]:
-    """The `code` in the sentences and tables of a page, without its blocks."""
+    """The inline `code` in the sentences and tables of a page."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
@@ -86,7 +86,7 @@ def spans(page: Path) -> list[str]:
 class Claim:
     """A row of the table of the paper's claims.
 
-    commands: what is in its second column as code. verdict: its last column.
+    commands: the inline code of its second column. verdict: its last column.
     """
 
     name: str
@@ -110,13 +110,13 @@ def claims(page: Path, heading: str) -> list[Claim]:
 
 
 def links(page: Path) -> list[str]:
-    """The targets of the links and pictures of a page that point into the repository."""
+    """The targets inside of the repository to which links and pictures of a page lead."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     return [t for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
 
 
 def anchors(page: Path) -> set[str]:
-    """The names by which the headings of a page are linked, as GitHub makes them."""
+    """The anchors that GitHub makes for the headings of a page."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

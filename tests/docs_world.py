@@ -1,4 +1,4 @@
-"""A folder in which the commands of the pages run, with mild stand-ins for all that they name."""
+"""A folder in which the commands of the pages run, with mild stand-ins for the data they name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def prepare(root: Path) -> Path:
 
 
 def write(path: Path, rows: list[Any]) -> None:
-    """JSON lines, or one JSON value for a file of another name; gzipped where the name says so."""
+    """Write JSON lines to a .jsonl file, else one JSON value; gzipped if the name ends in .gz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     is_lines = ".jsonl" in path.suffixes
     text = "".join(json.dumps(row) + "\n" for row in rows) if is_lines else json.dumps(rows)
@@ -80,7 +80,7 @@ def _labelled() -> list[dict[str, Any]]:
 
 
 def _paper(folder: Path) -> None:
-    """Recorded files of each model, as far as the pages name them."""
+    """The recorded files of each model that the pages name."""
     rude, kind = _sentences(_RUDE), _sentences(_KIND)
     search = {"num_iter_steps": [2, 1], "cosine_sims": [0.7, 0.9], "final_prompt": "So it was"}
     for model in ("gpt2-large", "qwen3-4b", "gemma-2-2b", "llama-3.1-8b"):
@@ -98,7 +98,7 @@ def _paper(folder: Path) -> None:
             write(folder / "recorded" / model / f"{name}.json.gz", records)
 
 
-# What makes a script short enough for a test.
+# Options that make a script short enough for a test.
 SMALL = {
     "gradient.py": ["--limit", "1", "--samples", "16"],
     "landscape.py": ["--grid", "3"],
@@ -121,11 +121,11 @@ def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPat
 
 
 def shorter(arguments: list[str]) -> list[str]:
-    """The same command with less to do."""
+    """The same command with smaller numbers."""
     short = list(arguments)
     for option in {"--trials", "--limit", "--tries"} & set(short):
         place = short.index(option) + 1
-        # A larger number stays larger: pages extend what is finished.
+        # Keep the order of numbers: some pages extend a finished run with a larger number.
         number = int(short[place]) // (50 if option == "--limit" else 1)
         short[place] = str(min(number, 4))
     if short[0] == "fit":

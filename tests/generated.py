@@ -1,16 +1,16 @@
-"""How many cases a generated test has: some in the ordinary suite, many by `make test-attacks`."""
+"""Number of cases of a generated test: few in the ordinary suite, many in `make test-attacks`."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-LONG = 1000  # examples of the profile "long", by which it is known
+LONG = 1000  # examples of the profile "long"; `examples` recognises the profile by this number
 
 
 def examples(ordinary: int, long: int) -> settings:
-    """The settings of a test with so many cases under the profiles `ordinary` and `long`.
+    """Settings of a test with these numbers of cases under the profiles `ordinary` and `long`.
 
-    A profile of more than `LONG` cases, as `oracle`, has at least that many of each test.
+    A profile with more than `LONG` cases, such as `oracle`, runs at least its own number.
     """
     asked = settings().max_examples
     many = max(long, asked) if asked > LONG else long

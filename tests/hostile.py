@@ -1,4 +1,4 @@
-"""Answers of servers that mean harm or are out of order: near the right one, or far from it."""
+"""Answers of malicious or broken servers: slightly wrong, or entirely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unittest.mock import patch
 import httpx
 from hypothesis import strategies as st
 
-# A key that every server here tries to bring to light.
+# A key that every server here tries to expose.
 KEY = "sk-of-these-tests-0123456789"
 
 _NUMBERS = [0, 1, -1, 7, 2**31, 2**63, 10**400, -(10**400), 0.5, -0.5, 1e308, -1e308, 1.0000001,
@@ -73,7 +73,7 @@ def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 @st.composite
 def mutations(draw: st.DrawFn) -> Callable[[Any], Any]:
-    """What changes a few places of a JSON value: puts another in, takes one out, doubles one."""
+    """Functions that change one or two places of a JSON value: replace, drop or double an entry."""
     changes = draw(
         st.lists(
             st.tuples(
@@ -107,7 +107,7 @@ def mutations(draw: st.DrawFn) -> Callable[[Any], Any]:
 
 @st.composite
 def answers(draw: st.DrawFn) -> Callable[[Any], httpx.Response]:
-    """What makes a response of the right answer (JSON)."""
+    """Functions that make a response, mostly a faulty one, from the right answer (JSON)."""
     mutate = draw(st.none() | mutations() | mutations())
     change = draw(st.none() | st.none() | st.none() | st.sampled_from(BODIES))
     headers, status = draw(st.just({}) | _HEADERS), draw(_STATUSES)
@@ -126,7 +126,7 @@ def answers(draw: st.DrawFn) -> Callable[[Any], httpx.Response]:
 
 
 def said(response: httpx.Response) -> Any:
-    """The JSON of a response that may be believed as far as HTTP goes; None if there is none."""
+    """The JSON of a response that is successful as to HTTP; None otherwise."""
     body = b"".join(response.stream)  # type: ignore[arg-type]
     encoding = response.headers.get("content-encoding", "identity")
     if not 200 <= response.status_code < 300 or encoding.strip().lower() != "identity":
@@ -139,7 +139,7 @@ def said(response: httpx.Response) -> Any:
 
 @contextmanager
 def network(answer: Callable[[httpx.Request], httpx.Response]) -> Iterator[None]:
-    """In place of all connections: `answer`."""
+    """Inside, `answer` replies to all requests instead of the network."""
 
     async def handle(self: object, request: httpx.Request) -> httpx.Response:
         response = answer(request)
@@ -150,7 +150,7 @@ def network(answer: Callable[[httpx.Request], httpx.Response]) -> Iterator[None]
         yield
 
 
-# As models of several makers write them.
+# Control tokens of models of several makers.
 CONTROL_TOKENS = (
     "<s>", "</s>", "<bos>", "<eos>", "<unk>", "<pad>", "<mask>", "<|user|>", "<|guard|>",
     "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "<|turn>",
@@ -160,7 +160,7 @@ CONTROL_TOKENS = (
 
 
 def texts_with(tokens: Sequence[str]) -> st.SearchStrategy[str]:
-    """Texts that hold these tokens, parts of them and parts put together."""
+    """Texts that contain these tokens, parts of them, and combinations of parts."""
     part = st.sampled_from(tokens).flatmap(
         lambda token: (
             st.integers(1, len(token)).map(lambda n: token[:n])

@@ -61,7 +61,7 @@ def save_tokenizer(
 ) -> None:
     """A byte-level BPE tokenizer, or with `word_marks` one that marks word starts (Llama-like).
 
-    markers: further special tokens. template: for chats.
+    markers: further special tokens. template: the chat template.
     """
     bpe = Tokenizer(models.BPE(unk_token="<unk>" if word_marks else None))
     if word_marks:
@@ -96,7 +96,7 @@ def save_causal_lm(folder: Path, kind: str, **tokenizer_options: Any) -> Path:
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]())
     for parameter in model.parameters():
         if parameter.ndim > 1:
-            parameter.data.mul_(4.0)  # flat random logits would be decided by rounding
+            parameter.data.mul_(4.0)  # otherwise logits are so close that rounding would decide
     model.save_pretrained(folder)
     save_tokenizer(folder, **tokenizer_options)
     return folder
@@ -125,11 +125,11 @@ def save_classifier(folder: Path, labels: list[str], **config: Any) -> Path:
 
 @contextmanager
 def ending_with(engine: TransformersEngine, *tokens: int) -> Iterator[None]:
-    """Let the texts of the engine's model end with these tokens, for a while."""
+    """Inside, these tokens end the texts of the engine's model."""
 
     async def set_ids(ids: torch.Tensor) -> None:
         engine._batch.stop_ids = ids
-        engine._batch.lanes.clear()  # each was made with those of before
+        engine._batch.lanes.clear()  # lanes keep the tokens with which they were made
 
     before = engine.stop_ids
     engine.portal.run(set_ids, torch.tensor(tokens, dtype=torch.int64))

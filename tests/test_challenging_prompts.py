@@ -1,4 +1,4 @@
-"""The bundled default on real benchmark prompts: what the README promises, in small."""
+"""The bundled default on real benchmark prompts: a small version of the README's promise."""
 
 from __future__ import annotations
 

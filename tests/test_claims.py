@@ -1,7 +1,7 @@
-"""Each claim of the paper has a command on docs/reproduction.md, and its command runs.
+"""Each claim of the paper has a command in docs/reproduction.md, and the command runs.
 
-A file of their own, since one process has to run them in the order of the page: the run folder of
-one claim is read by another.
+These tests have a file of their own because one process has to run them in the order of the page:
+some claims read the run folder of an earlier one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_each_claim_of_the_paper_has_a_command_and_a_word() -> None:
         assert claim.output, claim
 
 
-# In the place of what is not here: models of the hub, and a scorer with its weights.
+# Stand-ins for models and scorers that would have to be downloaded.
 STAND_INS = {
     "openai-community/gpt2-large": "my-model",
     "google/gemma-2-2b": "my-model",
@@ -41,7 +41,7 @@ STAND_INS = {
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
-    """A folder for the commands of all claims, and those that were run in it."""
+    """A folder for the commands of all claims, and the commands that were already run in it."""
     return prepare(tmp_path_factory.mktemp("claims")), set()
 
 
@@ -50,7 +50,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]
 def test_the_commands_of_a_claim_run(
     claim: Claim, reproduced: tuple[Path, set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With stand-ins for what is not here; what one claim makes, later ones use. Each once."""
+    """Each command runs once, with stand-ins for downloads; later claims use earlier output."""
     here, done = reproduced
     monkeypatch.chdir(here)
     monkeypatch.setenv("TIDE_CACHE", str(here.parent / "scores.sqlite3"))

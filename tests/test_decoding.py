@@ -21,8 +21,8 @@ from tide.evaluation.masking import Masker
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import decoding_table, to_markdown
 
-# To the scripted engine a word that begins one prompt and stands inside of another is two tokens
-# with one embedding, of which it cannot tell which one was meant: " a" and "a".
+# In the scripted engine, a word at the start of a prompt and the same word later are two tokens,
+# "a" and " a", with the same embedding, so decoding cannot tell them apart.
 PROMPTS = [prompt for prompt in MORE if not prompt.startswith("a ")]
 
 

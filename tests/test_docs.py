@@ -1,8 +1,8 @@
-"""The pages keep their word: what they tell to type runs, in order, in one folder a page.
+"""The commands and examples of each page run, in order, in one folder per page.
 
-A block under `<!-- not run: reason -->` needs what is not here (a GPU, a download, a key). Of
-those, and of the commands inside of sentences, the options must exist. `<!-- saved as: FILE -->`
-stands above what a page tells to save.
+A block under `<!-- not run: reason -->` needs something that tests lack (a GPU, a download, a key).
+For these blocks, and for commands inside of sentences, only the options must exist. A block under
+`<!-- saved as: FILE -->` is saved as that file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.docs_pages import (
 from tests.docs_world import prepare, run_command
 from tide.cli.app import app
 
-# Foreign programs that blocks which are not run may call.
+# Other programs that may occur in blocks that are not run.
 _FOREIGN = ("vllm", "git", "cp", "mkdir")
 
 
@@ -63,7 +63,7 @@ def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def run_python(block: Block, names: dict[str, Any]) -> None:
-    """The blocks of a page share their names, and may await, as in a notebook."""
+    """The blocks of a page share their variables and may await, as in a notebook."""
     awaited = eval(compiled(block), names)
     if awaited is not None:
         asyncio.run(awaited)
@@ -95,7 +95,7 @@ def test_commands_in_sentences_have_their_options(page: Path) -> None:
 
 
 def check_command(command: list[str], where: str, *, whole: bool = True) -> None:
-    """What a command names must exist. whole: its required arguments must be there, too."""
+    """A command's program and options must exist. whole: so must its required arguments."""
     program, *arguments = command
     if program == "tide":
         check_options(arguments, where, whole)
@@ -128,7 +128,7 @@ def check_options(arguments: list[str], where: str, whole: bool) -> None:
             rest = [*getattr(context, "_protected_args", []), *context.args]
             name, command, arguments = command.resolve_command(context, rest)
     except Exception as error:
-        # By name: the parser may be click's or typer's own copy of it.
+        # Compared by name, since the exceptions may be click's, or those of typer's copy of click.
         if whole or type(error).__name__ not in ("MissingParameter", "BadOptionUsage"):
             pytest.fail(f"{where}: {' '.join(arguments)}: {error}")
 

@@ -1,7 +1,7 @@
-"""The light gateway: what `pip install '.[gateway]'` installs is enough, and it is little.
+"""The light gateway: the packages of `pip install '.[gateway]'` are enough, and they are small.
 
-Its environment is imitated in a subprocess that cannot import anything else. A slow test installs
-it, and runs what the Dockerfile runs.
+Most tests imitate its environment in a subprocess that cannot import anything else. A slow test
+installs it, and runs the command of the Dockerfile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
-# Without the modules that are named first.
+# Blocks the modules that the first argument names.
 BLOCKED = """
 import sys
 class Finder:
@@ -46,7 +46,7 @@ blocked = set(sys.argv.pop(1).split(","))
 sys.meta_path.insert(0, Finder)
 """
 TIDE = f"{BLOCKED}from tide.cli import program; program()"
-# The command lines of standard input: of each its exit code, stdout and stderr.
+# Runs the command lines from standard input; prints the exit code, stdout and stderr of each.
 SEVERAL = f"""{BLOCKED}
 import io, json
 from contextlib import redirect_stderr, redirect_stdout
@@ -80,7 +80,7 @@ LACKING = {
 
 @cache
 def blocked() -> str:
-    """The importable names here that no package of the gateway brings."""
+    """The importable modules that no package of the gateway provides."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"]["gateway"]]
     wanted, new = {"tide-detox"}, [Requirement(line) for line in lines]
@@ -92,7 +92,7 @@ def blocked() -> str:
         wanted.add(name)
         try:
             new += map(Requirement, requires(name) or ())
-        except PackageNotFoundError:  # for another version of Python
+        except PackageNotFoundError:  # required only for another version of Python
             continue
     names = packages_distributions()
     mine = {name for name, by in names.items() if wanted & set(map(canonicalize_name, by))}
@@ -173,14 +173,14 @@ def test_its_default_scorer_needs_nothing_more() -> None:
     ):
         name = httpx.get(f"{server.url}/version", timeout=60).json()["scorer"]
         assert re.fullmatch(r"confirm:pocket@\w+,sentence@\w+", name)
-        # Clients keep the name by which they called the model before.
+        # Clients can keep the upstream server's name of the model.
         (ours,) = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
         (theirs,) = httpx.get(f"{upstream.url}/v1/models", timeout=60).json()["data"]
         assert ours["id"] == theirs["id"]
 
 
 def dockerfile() -> dict[str, str]:
-    """The gateway's instructions, continued lines joined; of several, the last."""
+    """The instructions of the gateway's stage; of repeated ones, the last."""
     text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text("utf-8"))
     for name, value in re.findall(r'^ARG (\w+)="?(.*?)"?$', text, re.MULTILINE):
         text = text.replace(f"${{{name}}}", value)
@@ -203,7 +203,7 @@ def test_the_dockerfile_runs_as_nobody_in_particular_and_holds_no_secret() -> No
 
 @pytest.mark.slow
 def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> None:
-    """Needs an index of packages, as the Dockerfile does."""
+    """Needs a package index, like the Dockerfile."""
     found = dockerfile()
     venv.create(tmp_path / "env", with_pip=True)
     programs = tmp_path / "env/bin"
@@ -221,7 +221,7 @@ def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> Non
     assert not (packages / "tide/pocket/model").exists()
     environment = {
         **dict(part.split("=") for part in found["ENV"].split()),
-        "TIDE_SERVE_HOST": "127.0.0.1",  # the keys of a container are its owner's to give
+        "TIDE_SERVE_HOST": "127.0.0.1",  # other hosts require a key
         "PYTHONPATH": "",
     }
     entry = [str(programs / "tide"), *json.loads(found["ENTRYPOINT"])[1:]]
@@ -244,5 +244,5 @@ def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> Non
 
 
 def size(folder: Path) -> int:
-    """Bytes on the disk."""
+    """Disk usage in bytes."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""Model folders mutated at random: they work, or one line says why not; nothing else happens."""
+"""Randomly mutated model folders either work or are refused with an error of one line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HOSTILE = st.one_of(
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One whole folder of each kind; the tests mutate copies."""
+    """An intact folder of each kind; the tests mutate copies."""
     root = tmp_path_factory.mktemp("whole")
     whole = {kind: save_causal_lm(root / kind, kind) for kind in ("gpt2", "llama", "opt")}
     return whole | {"bert": save_classifier(root / "bert", ["fine", "toxic"])}
@@ -63,7 +63,7 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
 
 def change_json(path: Path, draw: Callable[[Any], Any]) -> None:
     tree = json.loads(path.read_text())
-    # Mostly what stands at the top: a tokenizer has hundreds of tokens.
+    # Mostly top-level fields: most others are the hundreds of tokens of a tokenizer.
     every = places(tree)
     top = [place for place in every if place[0] is tree]
     container, key = draw(st.sampled_from(top) | st.sampled_from(every))
@@ -149,7 +149,7 @@ def mutate(folder: Path, draw: Callable[[Any], Any]) -> None:
             kinds += [change_weights] * 3
         else:
             kinds += [change_json] * 6
-        with suppress(ValueError, RecursionError, TypeError):  # no JSON any more
+        with suppress(ValueError, RecursionError, TypeError):  # it is no longer JSON
             draw(st.sampled_from(kinds))(path, draw)
 
 
@@ -175,12 +175,12 @@ def use_scorer(folder: Path) -> None:
 
 @settings(
     examples(100, 500),
-    deadline=20_000,  # ms: a hang
+    deadline=20_000,  # ms; more is a hang
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
 @pytest.mark.attack
-@pytest.mark.filterwarnings("ignore")  # of libraries, about what they read
+@pytest.mark.filterwarnings("ignore")  # libraries warn of broken files
 @pytest.mark.slow
 def test_a_mutated_folder_works_or_is_refused(
     folders: dict[str, Path], data: st.DataObject, tmp_path: Path

@@ -1,11 +1,11 @@
-"""The promise: no text is accepted, shown, printed or kept that the scorer did not pass as it is.
+"""The promise: only text that the scorer passed, unchanged, is accepted, shown, printed or kept.
 
-One oracle at every door: calls, streams, asyncio, the command line, the server, and the gateway
-before another server. The oracle is the scorer; it writes down what it said, and trusts nothing of
-the code under test.
+One oracle tests every door: calls, streams, asyncio, the command line, the server, and the gateway
+before another server. The oracle is the scorer; it records its own scores, and does not rely on the
+code under test.
 
-`make test-attacks` tries every door 5,000 times, but the command line 1,000 times and its bare
-texts 100 times. With these at 5,000, too, which takes about twenty minutes more:
+`make test-attacks` tries every door 5,000 times, except the command line (1,000 times) and its
+plain-text output (100 times). To try these 5,000 times, too, which takes twenty minutes longer:
 
     pytest --hypothesis-profile=oracle -m attack -k promise
 """
@@ -60,7 +60,7 @@ TEXT_STRATEGIES = [
     *(f"backtrack:pace={pace},lag={lag}" for pace in ("word", "5", "whole") for lag in (0, 4)),
 ]
 WORDS = ["a", "b.", "cc", "d!", "e", "ff", "g", "h?", "i", "j.", "kk", "l", "\x1b[2J", "\u200b"]
-# What a scorer does in a call, if it is not honest.
+# Ways in which a call of a scorer can go wrong.
 WAYS = [
     *("edits", "shuffles", "short", "long", "nan", "two", "minus", "none", "text", "bool"),
     *("masked", "complex", "nested", "raises", "leaves", "times out", "generator"),
@@ -72,7 +72,7 @@ def digest(*parts: bytes) -> int:
 
 
 class Babbler(Storyteller):
-    """Writes words that follow from the last rows, the seed and the length alone."""
+    """Writes words that depend only on the last embeddings, the seed and the length."""
 
     def __init__(self, world: dict[str, Any], max_batch: int = 16) -> None:
         super().__init__(lambda *_: False, max_batch=max_batch, context_length=None)
@@ -93,10 +93,10 @@ class Babbler(Storyteller):
 
 
 class Oracle:
-    """Scores by hash, and says what a door may show. settings: of the detoxifier.
+    """Scores by hash, and checks the texts that a door shows. settings: those of the detoxifier.
 
-    Its world says how kind it is, for which texts it fails, how each of its first calls goes wrong,
-    and whether it has a screen: another oracle, of higher scores.
+    Its world sets how low scores are, for which texts it fails, how each of its first calls goes
+    wrong, and whether it has a screen: another oracle with higher scores.
     """
 
     name, threshold = "oracle", 0.5
@@ -134,9 +134,9 @@ class Oracle:
         return scores
 
     def passed(self, text: str) -> bool:
-        """Whether it was scored and passed, as exactly that text or in its last words.
+        """Whether the text, or its last words with enough context, were scored and passed.
 
-        What says nothing may follow.
+        White space and zero-width characters may follow the scored text.
         """
         least = min(len(text.split()), 1 + self._settings["block_context"])
         return any(
@@ -163,9 +163,9 @@ class Oracle:
             assert given["on_unresolved"] != "raise" or returned.empty
 
     def check_record(self, text: str, toxicity: float, accepted: bool) -> None:
-        """The same for what the command line says of a text."""
+        """The same checks for the fields that the command line prints."""
         if is_empty(text):
-            return  # as in `check`
+            return  # `check` skips empty texts, too
         if accepted:
             assert toxicity < self._settings["toxicity_threshold"]
             assert self.passed(text)
@@ -192,7 +192,7 @@ def _nonsense(way: str, scores: list[float]) -> Any:
 
 
 class Reader:
-    """The reader of a stream; each beginning that was shown must have passed."""
+    """Reads a stream; the text shown so far must have passed after each piece."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle, self.text = oracle, ""
@@ -231,7 +231,7 @@ worlds = st.fixed_dictionaries(
         "screen": st.booleans(),
     }
 )
-# Several completions at once, and how one of them is chosen: where no stream shows one.
+# Several completions and the choice among them; only for calls, because a stream shows just one.
 choices = st.fixed_dictionaries(
     {
         "select": st.sampled_from(["likelihood", "nearest", "lowest"]),
@@ -240,7 +240,7 @@ choices = st.fixed_dictionaries(
         "num_trials": st.integers(1, 2),
     }
 )
-# A stop string of which one half was kept, and the other written by a search.
+# A stop string whose first half is in kept text, and whose second half is written by a search.
 HALVES = {
     "strategy": "tide",
     "empty_policy": "one",
@@ -254,7 +254,7 @@ HALVES = {
     "num_samples": 2,
     "max_iterations": 3,
 }
-# A block that says nothing: the policy scored it, and the scorer did not.
+# A block without visible text: the policy scores it instead of the scorer.
 BLANK = {**HALVES, "strategy": "random-walk", "empty_policy": "score", "max_new_tokens": 17}
 SILENT = {"salt": 594, "ends": 5, "power": 0.2, "fails": 0, "ways": [], "screen": False}
 HONEST = {"salt": 26, "ends": 1000, "power": 8.0, "fails": 0, "ways": []}
@@ -290,7 +290,7 @@ def test_what_is_accepted_was_scored(
                 oracle.check(trial)
         else:
             assert len(one.splitlines()) == 1
-    if not world["fails"] and not world["ways"]:  # else who is asked with whom counts
+    if not world["fails"] and not world["ways"]:  # failures depend on the batch
         assert called(given | further, world, 3)[0] == found
 
 
@@ -305,7 +305,7 @@ def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, A
         for piece in stream:
             reader.show(piece)
     except TideError:
-        return  # what was yielded before was checked
+        return  # the pieces before the error were checked
     reader.end(stream.result)
 
 
@@ -314,7 +314,7 @@ def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, A
 def test_it_holds_with_asyncio(
     given: dict[str, Any], world: dict[str, Any], doors: list[str]
 ) -> None:
-    """Calls, chats and streams at once, which share the scorer's calls."""
+    """Concurrent calls, chats and streams, which share the scorer's batches."""
     oracle = Oracle(given, world)
 
     async def one(detox: AsyncDetoxifier, door: str, number: int) -> None:
@@ -342,7 +342,7 @@ def test_it_holds_with_asyncio(
 
 # The command line
 
-NOW: dict[str, Any] = {}  # the world that the names "babbler" and "oracle" belong to
+NOW: dict[str, Any] = {}  # the objects to which the names "babbler" and "oracle" now refer
 
 
 @pytest.fixture(scope="module")
@@ -354,7 +354,7 @@ def names() -> Iterator[None]:
 
 
 def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[Oracle, list[str]]:
-    """What `tide run` printed, or the lines of its file."""
+    """Run `tide run`; returns the oracle, and the lines that it printed or wrote to its file."""
     oracle = NOW["oracle"] = Oracle(given, world)
     NOW["babbler"] = Babbler(world)
     out, err = io.StringIO(), io.StringIO()
@@ -416,7 +416,7 @@ async def answered(
 
 
 def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
-    """The texts that a client is shown, one after the other."""
+    """The texts that a client is shown, in order."""
     if not stream:
         shown = answer.json().get("choices", [])
     else:

@@ -1,4 +1,4 @@
-"""SECURITY.md names gates that exist."""
+"""The gates that SECURITY.md names exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent.parent / "SECURITY.md"
 
 
 def gates() -> list[str]:
-    """What stands in backquotes in the second column of the table of gates."""
+    """The inline code in the second column of the table of gates."""
     table = PAGE.read_text().partition("| from outside | gate |")[2].partition("\n\n")[0]
     rows = [line.split(" | ") for line in table.splitlines()[2:]]
     return [gate for row in rows for gate in re.findall("`([^`]+)`", row[1])]

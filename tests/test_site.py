@@ -1,6 +1,6 @@
-"""The site: it builds strictly, leads nowhere else while it is read, and shows nothing offensive.
+"""The site builds strictly, loads nothing from elsewhere, and shows nothing offensive.
 
-The build runs the notebooks, but for one that takes an hour.
+The build runs all notebooks except the one that takes an hour.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tide.core.settings import Settings
 from tide.scorers.words import LexiconScorer
 
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))
-# It trains a model, and is kept with what it prints.
+# This notebook trains a model, and is stored with its output.
 TRAINING = REPOSITORY / "docs" / "notebooks" / "fine-tune.ipynb"
 
 
 class Page(HTMLParser):
-    """ids: what can be linked to. links: what is linked to. loads: what is fetched to show it."""
+    """ids: its anchors. links: targets of its links. loads: files that the browser fetches."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def test_every_setting_and_name_is_there(pages: dict[Path, Page], site: Path) ->
 @pytest.mark.docs
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_run(notebook: Path, site: Path) -> None:
-    """And what it shows is masked: `lexicon` finds no word of its list there."""
+    """Its output is there and masked: `lexicon` finds no word of its list in it."""
     page = (site / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     showing = sum(bool(re.search(r"print\(|display\(", "".join(c["source"]))) for c in cells)
@@ -164,7 +164,7 @@ def test_notebooks_are_kept_without_what_they_print(notebook: Path) -> None:
 
 
 def test_the_notebook_that_trains_is_kept_as_it_ran() -> None:
-    """From its first cell to its last, without an error; with figures and no bars."""
+    """It ran from the first cell to the last without an error, and has a figure but no bars."""
     cells = json.loads(TRAINING.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
@@ -184,7 +184,7 @@ def test_the_notebook_that_trains_is_kept_as_it_ran() -> None:
 
 
 def test_what_the_notebook_that_trains_tells_to_type_exists() -> None:
-    """Its commands are parsed, as no test runs them."""
+    """No test runs its commands, so their options are checked."""
     cells = json.loads(TRAINING.read_text(encoding="utf-8"))["cells"]
     calls = [
         call

@@ -24,7 +24,7 @@ PROMPTS = [
 
 
 def toxicity(x: Tensor) -> float:
-    """In (0, 1), falling along one fixed direction of the embeddings."""
+    """A toxicity in (0, 1) that falls along one fixed direction of the embeddings."""
     generator = torch.Generator().manual_seed(7)
     direction = torch.randn(x.shape[-1], generator=generator)
     along = float((x.mean(dim=0) @ direction) / direction.norm())
@@ -32,7 +32,7 @@ def toxicity(x: Tensor) -> float:
 
 
 def scripted_engine(**options: int) -> ScriptedEngine:
-    """Writes its toxicity as text, with a little noise by the sampling seed."""
+    """An engine that writes its toxicity as text, with a little noise from the sampling seed."""
 
     def respond(x: Tensor, seed: int) -> str:
         noise = np.random.default_rng(seed).normal(0.0, 0.01)
@@ -42,21 +42,21 @@ def scripted_engine(**options: int) -> ScriptedEngine:
 
 
 def proxy(engine: ScriptedEngine, **changes: str) -> Any:
-    """What `engine` is, under another type; its attributes are its own and may be taken away.
+    """An object of another type with the public attributes of `engine`, which tests may remove.
 
-    Not by `__getattr__`, which `isinstance` of a protocol does not see from Python 3.12 on.
+    It has no `__getattr__`, which `isinstance` of a protocol ignores from Python 3.12 on.
     """
     public = (name for name in dir(engine) if not name.startswith("_"))
     return SimpleNamespace(**{name: getattr(engine, name) for name in public} | changes)
 
 
 def read(texts: Sequence[str]) -> list[float]:
-    """The toxicity that stands in each text; 0 for any other text, or the beginning of one."""
+    """The toxicity written in each text; 0 for any other text."""
     return [float(text.split()[1]) if text.startswith("toxicity ") else 0.0 for text in texts]
 
 
 class ReadingScorer:
-    """Reads the toxicity that the scripted engine wrote. `batches` lists what it was sent."""
+    """Reads the toxicity that the scripted engine wrote. batches: the texts of each call."""
 
     name = "reading"
     threshold = 0.5
@@ -73,7 +73,7 @@ class ReadingScorer:
 
 
 def drive(strategy: Strategy) -> list[list[Tensor]]:
-    """Run a strategy on `toxicity`, all texts equally likely; the embeddings of each round."""
+    """Run a strategy on `toxicity`, with equal likelihoods; returns the embeddings by round."""
     rounds = []
     while not strategy.done:
         asked = strategy.ask()
