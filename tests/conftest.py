@@ -32,8 +32,8 @@ os.fsync = lambda descriptor: None
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadlines: a slow machine is not a fault. The profile `explore` tries new cases in each run, and
-# all others the same cases: pytest --hypothesis-profile=explore -m attack
+# No deadlines: machines may be slow. The profile `explore` tries new cases in each run, and the
+# others the same cases: pytest --hypothesis-profile=explore -m attack
 hypothesis.settings.register_profile("ordinary", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=LONG, deadline=None, derandomize=True)
 # 5,000 cases per test of the promise: pytest --hypothesis-profile=oracle -m attack -k promise
