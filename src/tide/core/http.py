@@ -80,7 +80,7 @@ class Reply:
         return self.status in _PASSING or self.status >= 500
 
     def parse(self, kind: type[_Parsed]) -> _Parsed:
-        """Parse the body as JSON of type `kind`. Raises ServerFailed if it is not."""
+        """Parse the body as JSON of type `kind`. Raises ServerFailed if that fails."""
         try:
             return kind.model_validate_json(self.body, strict=True)
         except ValidationError as error:
@@ -111,7 +111,7 @@ class Reply:
 
 
 class Client(httpx.AsyncClient):
-    """HTTP client that allows `timeout` seconds for each answer.
+    """HTTP client that waits at most `timeout` seconds for each answer, or event of a stream.
 
     key: sent as a bearer token. options: `headers` or `params` that are sent with every request.
     under_way: requests not yet answered.

@@ -162,8 +162,8 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
 def check_tokenizer(tokenizer: Any, rows: int) -> None:
     """Raise ValueError unless the vocabulary fits into `rows` and different texts differ in tokens.
 
-    Ids of added tokens may lie above (image tokens of text-only models); texts that contain such
-    tokens are refused when they come.
+    Ids of added tokens may lie above (image tokens of text-only models): such a token is refused
+    only when a text contains it.
     """
     if tokenizer.vocab_size > rows:
         raise ValueError(

@@ -94,7 +94,7 @@ class Trial(BaseModel):
     changed_tokens: with `decode`, for an accepted point other than the prompt: number of embeddings
         whose nearest token, by cosine, is not the prompt's (0: the prompt is recovered exactly).
     decoded_prompt: the text of that point's nearest tokens.
-    shown, shown_tokens: text that was streamed before the answer was withheld, and its length.
+    shown, shown_tokens: text that was streamed before the answer was withheld; its token count.
     parts: tool calls and reasoning of an accepted answer that may be given out.
 
     An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as

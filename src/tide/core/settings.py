@@ -159,8 +159,8 @@ class Settings(Sampling):
         default=None,
         gt=1,
         le=1e9,
-        description="Reject completions of higher perplexity than this under the unmodified "
-        "prompt.",
+        description="Reject completions whose perplexity after the unmodified prompt is higher "
+        "than this.",
     )
     reject_degenerate: bool = Field(
         default=False,
