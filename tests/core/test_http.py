@@ -230,7 +230,7 @@ def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) 
 
 
 def test_a_million_faults_fill_no_memory() -> None:
-    """pydantic would keep some hundred bytes for each fault, and more in its error."""
+    """Pydantic would keep some hundred bytes for each fault, and more in its error."""
     body = b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[' + b"true," * 10**6
     began = time.monotonic()
     with pytest.raises(ServerFailed):

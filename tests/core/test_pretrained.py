@@ -167,7 +167,7 @@ def test_a_broken_classifier_is_refused_in_one_line(
 
 
 def test_a_model_without_a_trained_head_is_no_scorer(tmp_path: Path) -> None:
-    """transformers would load it with a random head."""
+    """Transformers would load it with a random head."""
     save_causal_lm(tmp_path, "gpt2")
     with pytest.raises(ScorerError, match=r"lack the weight score\.weight, which would be random"):
         load_scorer(f"hf:{tmp_path}#LABEL_1")
@@ -175,7 +175,7 @@ def test_a_model_without_a_trained_head_is_no_scorer(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_an_adapter_is_refused(tmp_path: Path) -> None:
-    """transformers then reports missing weights of the adapter only, not those of the model."""
+    """Transformers then reports missing weights of the adapter only, not those of the model."""
     peft = pytest.importorskip("peft")
     model = TransformersEngine(save_causal_lm(tmp_path, "llama")).model
     peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear")).save_pretrained(
