@@ -150,7 +150,7 @@ def test_judges_are_read_by_the_grammar_of_scorers() -> None:
         "hf:b#c",
     ]  # fmt: skip
     assert options.judges(None) == []
-    with pytest.raises(InputError, match="--judges: an empty place"):
+    with pytest.raises(InputError, match="--judges: an empty entry"):
         options.judges(["pocket,,lexicon"])
 
 

@@ -313,7 +313,7 @@ def test_options_that_decide_the_records_may_not_change(
         (["eval", "none.jsonl"], "none.jsonl: no such file"),
         (["eval", "benchmark"], "unknown benchmark 'benchmark'"),
         (["eval", "FILE", "--methods", "base,tied"], "methods: unknown 'tied'"),
-        (["eval", "FILE", "--methods", "base,,tide"], "--methods: an empty place"),
+        (["eval", "FILE", "--methods", "base,,tide"], "--methods: an empty entry"),
         (["eval", "FILE", "--protocol", "papr"], "unknown protocol 'papr'"),
         (["eval", "FILE", "--judges", "nobody"], "unknown scorer 'nobody'"),
         (["serve", "--host", "0.0.0.0"], "TIDE_SERVE_KEYS"),
