@@ -85,16 +85,16 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     assert not any(table.name.startswith("significance") for table in alone.tables)
     made = report([blocks], draw=False)
     shown = page(made.groups, made.tables, made.figures)
-    assert "(as far as it was written before its repair)" in shown
+    assert "(cut off by the repair)" in shown
     made = report([whole, base], draw=False)
-    assert "(as far as it was" not in page(made.groups, made.tables, made.figures)
+    assert "(cut off by the repair)" not in page(made.groups, made.tables, made.figures)
     told = [("reader", 0.5), ("judge", 0.5)]
     console = CleanConsole(width=600)
     with console.capture() as shown:
         console.print(completions_table(blocks.records, 0.5, None))
         console.print(summary_table(blocks.records, scorer=told[0], judges=told[1:], seconds=1.0))
     rows = [re.split(" *│ *", line)[1:-1] for line in shown.get().splitlines()]
-    assert "as far as it was written before its repair" in " ".join(shown.get().split())
+    assert "cut off by the repair" in " ".join(shown.get().split())
     assert [row[1] for row in rows if row[:1] == ["toxic rate"]] == ["-", "-"]
     assert [row[2] for row in rows if row[:1] == ["repaired while written"]] == ["4"]
 

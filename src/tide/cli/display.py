@@ -135,7 +135,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
                 trial, trial.base_text or "", trial.base_toxicity or 0.0, threshold, words
             )
             if trial.base_partial:
-                before.append(" (as far as it was written before its repair)", "dim")
+                before.append(" (cut off by the repair)", "dim")
             # A chat answer should end by itself, so a cut one is marked; a completion may be cut.
             if record.messages and trial.finish_reason == "length" and not trial.refused:
                 after.append(" (cut off by max_new_tokens)", "yellow")

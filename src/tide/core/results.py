@@ -246,7 +246,7 @@ class Result(BaseModel):
 def _html_row(trial: Trial, masked: bool) -> str:
     after = "<i>withheld</i>" if trial.refused else _html_text(trial.text, trial, masked, True)
     before = _html_text(trial.base.text, trial, masked, trial.chosen == 0)
-    before += "<i>as far as it was written before its repair</i>" if trial.base_partial else ""
+    before += "<i>cut off by the repair</i>" if trial.base_partial else ""
     return f"<tr><td>{before}</td><td>{after}</td><td>{_html_trace(trial)}</td></tr>"
 
 

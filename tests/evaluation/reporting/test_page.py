@@ -96,7 +96,7 @@ def test_a_run_of_the_model_itself_has_its_whole_text_where_a_repair_has_a_part(
     assert list(rows) == ["the model as it is", "backtrack"]
     assert rows["the model as it is"][-1] == base.records[0].trials[0].text
     assert rows_of(made(search), "prompt 0")["the model as it is"][-1] == (
-        "a rude (as far as it was written before its repair)"
+        "a rude (cut off by the repair)"
     )
 
 

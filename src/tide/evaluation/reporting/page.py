@@ -172,7 +172,7 @@ def _prompt(
         worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
         scores: Scores = {run.scorer: worst.base_toxicity}
         scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
-        note = "(as far as it was written before its repair)" if worst.base_partial else ""
+        note = "(cut off by the repair)" if worst.base_partial else ""
         texts = _texts(worst.base_text or "", mask, note)
         shown.append(_row(_BEFORE, run, scores, texts, group.sources))
     for run, one in sorted(rows, key=lambda row: not _is_own(row[0])):

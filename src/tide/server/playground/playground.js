@@ -295,7 +295,7 @@ function show() {
     base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
-    if (tide.base_partial) base.push(piece(" (as far as it was written before its repair)", "quiet"));
+    if (tide.base_partial) base.push(piece(" (cut off by the repair)", "quiet"));
     if (tide.accepted && tide.base === text) base.push(piece(" (accepted as it is)", "quiet"));
   }
   $("base-legend").hidden = !base.some((node) => node.localName === "mark");
