@@ -226,7 +226,7 @@ def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
         ([*HELLO, {"role": "user", "content": "a", "name": "b"}], r"messages\.1\.name: unknown"),
         ([{"role": "user", "content": "\ud800"}], r"messages\.0\.content: "),
         ([{"role": "user", "content": " \n"}], r"messages: message 0 \(role user\) is empty"),
-        (SYSTEM, "messages: the last message must have the role user, not system"),
+        (SYSTEM, "messages: the last message must have the role user or tool, not system"),
         ([{**RESULT}], "messages: no message has the role user"),
         ([*HELLO, RESULT | {"tool_call_id": None}], r"messages\.1: tool_call_id: required for"),
         (

@@ -163,12 +163,13 @@ def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> 
     # More prompts, and then more trials: judges and references process only the new texts.
     everything: dict[str, Any] = {"judges": [first, second], "reference": ["words", "more"]}
     run(tmp_path / "a", num_trials=2, **everything)
-    between, count = first.texts, len(WordCount.measured)
+    before, count = first.texts, len(WordCount.measured)
     last = run(tmp_path / "a", num_trials=3, **everything)
+    extended = first.texts
     assert len(WordCount.measured) == count + 2 * len(ROWS)
     assert (last.config["num_trials"], last.config["benchmark"]["prompts"]) == (3, len(ROWS))
     run(tmp_path / "b", num_trials=3, **everything)
-    assert first.texts - between < first.texts - between + sent
+    assert 0 < extended - before < first.texts - extended
     assert timeless(tmp_path / "a/tide") == timeless(tmp_path / "b/tide")
     # Existing records stay, even if a later command names fewer.
     assert run(tmp_path / "a", rows=ROWS[:1], num_trials=1) == last

@@ -141,8 +141,8 @@ class Chat(BaseModel):
     @field_validator("messages")
     @classmethod
     def _check_roles(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        if messages[-1].role not in ("user", "tool"):
-            raise ValueError(f"the last message must have the role user, not {messages[-1].role}")
+        if (last := messages[-1].role) not in ("user", "tool"):
+            raise ValueError(f"the last message must have the role user or tool, not {last}")
         if not any(message.role == "user" for message in messages):
             raise ValueError("no message has the role user")
         for number, message in enumerate(messages):

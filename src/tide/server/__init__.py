@@ -8,5 +8,7 @@ generation.py  maps requests to calls of their policy's AsyncDetoxifier, with li
 monitor.py     unscored drafts, and forecasts of the changes that enforcing would make
 guardrail.py   litellm's guardrail; rewrite.py: repairs sentences that fail
 scoring.py     HTTP APIs of scoring services
+limits.py      the limits of a server and of one request; metrics.py, tracing.py: of Prometheus and
+               OpenTelemetry
 app.py         routes
 """

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sqlite3
@@ -115,8 +114,8 @@ def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
         expected = scorer.score(TEXTS[:3])
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         # In a table without types, such as another program may have made.
-        database.execute("CREATE TABLE other (key BLOB PRIMARY KEY, score)")
-        database.execute("INSERT INTO other SELECT key, ? FROM scores", [entry])
+        database.execute("CREATE TABLE other (key BLOB PRIMARY KEY, score, attributes)")
+        database.execute("INSERT INTO other SELECT key, ?, NULL FROM scores", [entry])
         database.execute("DROP TABLE scores")
         database.execute("ALTER TABLE other RENAME TO scores")
     for asked in (TEXTS[:3], []):
@@ -276,23 +275,16 @@ def test_attributes_are_kept_and_those_that_are_none_are_scored_again(
     assert expected == {"": raw.values.tolist(), **{n: c.tolist() for n, c in raw[1].items()}}
     if entry is not None:
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("UPDATE attributes SET attributes = ?", [entry])
+            database.execute("UPDATE scores SET attributes = ?", [entry])
     for asked in (int(entry is not None), 0):
         with cached(inner := TwoSides(), path) as scorer:
             assert columns(scorer, TEXTS[:2]) == expected
             assert inner.asked == asked
 
 
-def test_a_cache_of_an_earlier_version_has_scores_and_no_attributes(tmp_path: Path) -> None:
+def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite3"
-    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+    with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT")
-        key = hashlib.sha256(b"two@1\0a text").digest()
-        database.execute("INSERT INTO scores VALUES (?, ?)", [key, 0.125])
-    with cached(inner := TwoSides(), path) as scorer:
-        assert scorer.score(["a text"]) == [0.125]
-        assert inner.asked == 0
-        found = score_texts(scorer, ["a text", "Another"], "zero")
-        assert found.values[0] == 0.125
-        assert found.known(0) == {}
-        assert found.known(1) == {"threat": 0.07, "insult": 1 / 7}
+    with cached(TwoSides(), path) as scorer, pytest.raises(ScorerError, match="delete it"):
+        scorer.score(["a text"])

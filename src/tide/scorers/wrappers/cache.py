@@ -29,10 +29,11 @@ _LOG = logger(__name__)
 _CHUNK = 64
 # The oldest versions of SQLite allow 999 parameters in a statement.
 _MOST_PARAMETERS = 900
-# Attributes have their own table, as JSON, because files of earlier versions have only `scores`.
+# attributes: JSON, NULL without any.
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS attributes (key BLOB PRIMARY KEY, attributes TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS scores (
+    key BLOB PRIMARY KEY, score REAL NOT NULL, attributes TEXT
+) STRICT;
 """
 _ATTRIBUTES = TypeAdapter(dict[str, Score])
 
@@ -40,7 +41,7 @@ _ATTRIBUTES = TypeAdapter(dict[str, Score])
 class CachedScorer(ScorerWrapper):
     """Calls `scorer` only for texts that it has not scored yet under its current name and revision.
 
-    Attributes are stored with the scores; entries of earlier versions have none.
+    Attributes are stored with the scores.
 
     path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder;
     ":memory:" uses no file. The file holds hashes, not texts. Several processes may use it at once
@@ -134,23 +135,19 @@ class CachedScorer(ScorerWrapper):
             some = keys[start : start + _MOST_PARAMETERS]
             marks = ",".join("?" * len(some))
             found += self._database.execute(
-                "SELECT key, score, attributes FROM scores LEFT JOIN attributes USING (key) "
-                f"WHERE key IN ({marks})",
-                some,
+                f"SELECT key, score, attributes FROM scores WHERE key IN ({marks})", some
             )
         return found
 
     def _write(self, made: dict[str, TextScore]) -> None:
-        rows = [(self._key(text), score.value) for text, score in made.items()]
-        attributes = [
-            (self._key(text), json.dumps(score.attributes))
-            for text, score in made.items()
-            if score.attributes and not any(map(math.isnan, score.attributes.values()))
-        ]
+        rows = []
+        for text, score in made.items():
+            known = score.attributes and not any(map(math.isnan, score.attributes.values()))
+            attributes = json.dumps(score.attributes) if known else None
+            rows.append((self._key(text), score.value, attributes))
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            for table, some in (("scores", rows), ("attributes", attributes)):
-                self._database.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", some)
+            self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")
