@@ -145,10 +145,10 @@ def test_what_a_library_raises_is_an_error_of_the_engine_and_ends_the_others() -
 @pytest.mark.parametrize(
     ("pieces", "problem"),
     [
-        ([Piece((1,))], "a completion without an end"),
-        ([Piece((1,) * 40, "length")], "the answer is not a completion"),
-        ([Piece((-1,), "stop")], "the answer is not a completion"),
-        ([Piece((True,), "stop")], "the answer is not a completion"),
+        ([Piece((1,))], "a completion ended without a finish reason"),
+        ([Piece((1,) * 40, "length")], "wrote invalid token ids, or too many"),
+        ([Piece((-1,), "stop")], "wrote invalid token ids, or too many"),
+        ([Piece((True,), "stop")], "wrote invalid token ids, or too many"),
         ([Piece((1,), "abort")], "unknown finish reason 'abort'"),  # type: ignore[arg-type]
     ],
 )
@@ -253,7 +253,7 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
 @pytest.mark.parametrize(
     ("prompt", "problem"),
     [
-        ([], "a prompt without a token"),
+        ([], "the prompt has no tokens"),
         ([1] * 17, r"17 tokens \+ 20 new ones exceed the context of 16"),
         (torch.zeros(2, 5), "embeddings: shape"),
         (torch.full((2, 4), float("inf")), "NaN or infinite"),
@@ -266,5 +266,5 @@ def test_a_request_that_cannot_be_written_is_its_own_fault(prompt: Any, problem:
 
 def test_an_engine_in_the_place_of_a_name_is_told_where_it_belongs() -> None:
     engine: Any = scripted_engine()
-    with pytest.raises(InputError, match=r"^engine: must be a name, .*; give an engine as model$"):
+    with pytest.raises(InputError, match=r"^engine: must be a name, .*; pass an engine object"):
         load_engine(engine, "pocket")

@@ -68,15 +68,15 @@ def test_what_may_be_a_boolean_is_refused(text: str, upper: bool, nested: bool) 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"hf_overrides": {"trust_remote_code": True}}, "is an option of its own"),
+        ({"hf_overrides": {"trust_remote_code": True}}, "as a separate option"),
         (
             {"speculative_config": {"model": "a/b", "more": [{"trust_remote_code": "true"}]}},
-            "is an option of its own",
+            "as a separate option",
         ),
-        ({"repetition_penalty": 1.2}, "repetition_penalty: not with prompt embeddings"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty: crashes vLLM with prompt embeddings"),
         (
             {"override_generation_config": {"presence_penalty": 0.5}},
-            "presence_penalty: not with prompt embeddings",
+            "presence_penalty: crashes vLLM with prompt embeddings",
         ),
     ],
 )

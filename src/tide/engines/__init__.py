@@ -1,4 +1,4 @@
-"""The language model as a black box: embeddings in, completions out. Knows no toxicity."""
+"""The language model as a black box: embeddings in, completions out. Knows nothing of toxicity."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
         **options: Options of the engine; `tide methods NAME` lists them.
 
     Raises:
-        InputError: `name` is not a string, it or an option is unknown, or the class is not an
-            engine.
+        InputError: `name` is not a string, the engine or an option is unknown, or the class is not
+            an engine.
         EngineError: The model cannot be loaded.
     """
     given: Any = name  # callers may not check types
     if not isinstance(given, str):
         what = type(given).__name__
-        raise InputError(f"engine: must be a name, not a {what}; give an engine as model")
+        raise InputError(f"engine: must be a name, not a {what}; pass an engine object as `model`")
     create = REGISTRY.load(name)
     known = inspect.signature(create).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())

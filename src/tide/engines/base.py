@@ -1,4 +1,4 @@
-"""Base of engines: prompts in, completions out as they are written. It knows nothing of toxicity.
+"""Base class of engines: prompts in, streamed completions out. It knows nothing of toxicity.
 
 A new engine derives from `Engine` and implements `_tokenize`, `_texts` and `_write`, and
 `_embed_tokens` for searches that move prompts; see `tide.engines.scripted`. The public methods
@@ -34,14 +34,14 @@ if TYPE_CHECKING:  # the command line imports this module, and torch takes secon
     from typing_extensions import Self
 
 FinishReason = Literal["length", "stop"]
-# More rows than this fit into no machine's memory; None for a default by engine.
+# No machine's memory holds more rows than the limit. None: the engine's default.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
-# Maximum spellings of a word banned together; vocabularies have dozens of some marks.
+# Maximum spellings banned with one word; a vocabulary has dozens of spellings of some marks.
 MOST_SPELLINGS = 8
 
-# Of an answer that is a text alone.
+# The parts of an answer that is only text.
 _NO_PARTS = Parts()
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
@@ -51,8 +51,8 @@ TokenPair = tuple[Sequence[int], Sequence[int]]
 class Prompt:
     """A prompt as the model's tokenizer reads it.
 
-    fixed_mask: BOS, role markers and, in a chat, all but the last user message. user_mask (chats):
-        inside any user message.
+    fixed_mask: the tokens that searches keep by default: BOS, role markers and, in a chat, all but
+        the last user message. user_mask (chats): the tokens inside any user message.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Prompt:
 class Completion:
     """The model's text after the prompt, without the token that ended it.
 
-    read_tokens: as the pieces' together.
+    read_tokens: the sum of its pieces' `read_tokens`.
     """
 
     text: str
@@ -79,11 +79,11 @@ class Request:
     """A request for a completion.
 
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
-    noise (common random numbers). banned_token_ids: never drawn. banned_first_ids: further ones,
-    not drawn as the first token. priority: the lowest is served first. prefix_cache: see
-    `Engine.prefix_cache`. piece_tokens: the engine may wait for this many tokens; None: one piece
-    at the end. whole_text: reasoning that a chat's model writes as `<think>...</think>` before its
-    answer stays in the text.
+    noise (common random numbers). banned_token_ids: never drawn. banned_first_ids: further ids
+    that are not drawn as the first token. priority: the lowest is served first. prefix_cache: see
+    `Engine.prefix_cache`. piece_tokens: the engine may collect this many tokens for a piece; None:
+    one piece at the end. whole_text: keep reasoning that a chat model writes before its answer, as
+    `<think>...</think>`, in the text.
     """
 
     prompt: Sequence[int] | Tensor
@@ -99,12 +99,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Piece:
-    """The next part of a completion, without a token that ends the text.
+    """The next part of a completion, without the token that ended the text.
 
     finish_reason: why this is the last piece; None if it is not. read_tokens: prompt tokens that
-    were read for it, without those in the prefix cache. An engine without one leaves it at None:
-    the first piece then counts the whole prompt. parts: of the whole answer, beside its text; of
-    the last piece.
+    were read for it, without those in the prefix cache. An engine without a prefix cache leaves it
+    at None: the first piece then counts the whole prompt. parts: the reasoning and tool calls of
+    the whole answer; only the last piece has them.
     """
 
     token_ids: tuple[int, ...]
@@ -114,7 +114,7 @@ class Piece:
 
 
 class Likelihood(NamedTuple):
-    """mean: log-probability of a token. read_tokens: as of a `Piece`, with the completion's."""
+    """mean: mean log-probability per token. read_tokens: as in `Piece`, plus the completion's."""
 
     mean: float
     read_tokens: int
@@ -123,9 +123,9 @@ class Likelihood(NamedTuple):
 class Ban(NamedTuple):
     """How to keep a text from being written again; see `Engine.ban`.
 
-    kept: tokens before the first visible one; the ban applies after them. token_ids: at most
-    `MOST_SPELLINGS`. everywhere: ban them for the rest of the text; else as its next token alone
-    (`Request.banned_first_ids`).
+    kept: number of tokens before the first visible one; the ban applies after them. token_ids: at
+    most `MOST_SPELLINGS`. everywhere: ban them for the rest of the text, and not only as its next
+    token (`Request.banned_first_ids`).
     """
 
     kept: int
@@ -141,11 +141,11 @@ class Engine(ABC):
         dim: Width d of its input embeddings.
         dtype: Its compute dtype.
         context_length: Maximum tokens of prompt plus completion; None if unlimited.
-        max_batch: Sequences run at once.
-        embedding_scale: Rows of `embed` divided by those of the model's embedding table.
-        in_process: Whether the model runs here, not on a server that is asked.
-        capabilities: Names of the sampling options that only some engines have and this one obeys;
-            "parts", if it takes chats about tools, and tells calls and reasoning from text.
+        max_batch: Maximum sequences run at once.
+        embedding_scale: Ratio of the rows of `embed` to those of the model's embedding table.
+        in_process: Whether the model runs here and not on a server.
+        capabilities: Names of the optional sampling options that this engine supports; "parts" if
+            it takes chats with tools, and separates tool calls and reasoning from the text.
     """
 
     name: str
@@ -158,8 +158,8 @@ class Engine(ABC):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     closed = False
 
-    # Implemented by every engine, as the public methods below say. All but texts and tokens runs in
-    # the engine's own loop.
+    # Implemented by every engine; the public methods below document them. `_write`,
+    # `_log_likelihoods` and `_free` run in the engine's event loop.
 
     @abstractmethod
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]: ...
@@ -169,7 +169,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """The request was checked; closing the generator aborts it."""
+        """The request has been checked. Closing the generator aborts it."""
 
     # Implemented by some engines.
 
@@ -189,7 +189,7 @@ class Engine(ABC):
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        """The pairs were checked."""
+        """The pairs have been checked."""
         raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
     def _prefix_cache(self, rows: Tensor | None) -> object:
@@ -211,13 +211,13 @@ class Engine(ABC):
         """Token ids with the special tokens the model expects around a prompt.
 
         Raises InputError for a prompt with a token that the model has no embedding for, and
-        CompletionError where the tokenizer fails.
+        CompletionError if the tokenizer fails.
         """
         with self._calling("tokenize", CompletionError):
             return self._tokenize(prompts)
 
     def encode(self, text: str) -> Prompt:
-        """One prompt with its tokens, and which of them a search may move. Raises as `tokenize`."""
+        """Tokenize a prompt, and mark the tokens that a search may move. Raises like `tokenize`."""
         with self._calling("encode", CompletionError):
             return self._encode(text)
 
@@ -229,9 +229,9 @@ class Engine(ABC):
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
         """The text that each token of each row adds; joined, these are the text of the row.
 
-        A token that ends inside a code point adds nothing; the one that completes it adds all
-        since. So a text may be cut after any token that adds text, unless that text ends with an
-        incomplete code point. The text of a token by itself is looked up once.
+        A token that ends inside a code point adds nothing; the token that completes the code point
+        adds it. So a text may be cut after any token that adds text, unless that text ends with an
+        incomplete code point. The texts of single tokens are cached.
         """
         known = self._texts_alone
         new = list({token for ids in rows for token in ids if token not in known})
@@ -243,7 +243,7 @@ class Engine(ABC):
         texts = [self._texts_alone[token] for token in ids]
         if "".join(texts) == whole:
             return texts
-        # Tokens that are parts of characters, or mean something else after others.
+        # Some tokens are parts of characters, or have another text after other tokens.
         ends = [0]
         for text in self.texts([ids[:count] for count in range(1, len(ids))]):
             whole_so_far = whole.startswith(text) and not text.endswith(HALF)
@@ -252,12 +252,12 @@ class Engine(ABC):
         return [whole[start:end] for start, end in pairwise(ends)]
 
     def ban(self, token_ids: Sequence[int]) -> Ban:
-        """The ids to ban at the place of these tokens, so that they are not written again.
+        """The ids to ban in place of these tokens, so that their text is not written again.
 
-        That is the first visible one, for the rest of the text, with those that differ from it only
-        in case or surrounding spaces. But many characters begin with the same part, and many words
-        with the same letter: these are banned as the next token alone, or a language could not be
-        written any more.
+        These are the first visible token, and the tokens that differ from it only in case or
+        surrounding spaces; they are banned for the rest of the text. A token that is a part of a
+        character or a single non-ASCII letter begins many words: it is banned only as the next
+        token, since without it a language could not be written.
         """
         texts = [text for (text,) in self.token_texts([[one] for one in token_ids])]
         first = next((place for place, text in enumerate(texts) if text.strip()), None)
@@ -271,15 +271,15 @@ class Engine(ABC):
         return Ban(first, tuple(alike)[:MOST_SPELLINGS], True)
 
     def render(self, chat: Chat) -> Rendered:
-        """The text of `chat`, which `tokenize` and `encode` take as a prompt.
+        """The text of `chat`, to be passed to `tokenize` or `encode`.
 
-        Raises InputError without a template, and for a chat that it refuses.
+        Raises InputError if the model has no chat template, or the template refuses the chat.
         """
         if chat.in_parts and "parts" not in self.capabilities:
             field = next(iter(chat.asked), "messages")
             raise InputError(
-                f"{field}: tools, their messages and formats of answers are taken by the engine "
-                "'openai' alone; leave them out"
+                f"{field}: only the engine 'openai' takes tools, their messages and formats of "
+                "answers; leave them out"
             )
         with self._calling("render", CompletionError):
             return self._render(chat)
@@ -307,9 +307,9 @@ class Engine(ABC):
         return [self.embed_tokens(ids) for ids in self.tokenize(prompts)]
 
     def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        """Their input embeddings, scaled: float32 on the CPU, shape (n, d).
+        """The input embeddings of these ids, scaled: float32 on the CPU, shape (n, d).
 
-        The model writes the same after them as after the ids.
+        The model completes them as it completes the ids.
         """
         with self._calling("embed_tokens"):
             return self._embed_tokens(token_ids)
@@ -319,15 +319,15 @@ class Engine(ABC):
         with self._calling("decode_nearest"):
             found = self._decode_nearest(embeddings)
         if len(found) != len(embeddings):
-            raise EngineError(f"engine {self.name}: {len(found)} answers to {len(embeddings)} rows")
+            raise EngineError(f"engine {self.name}: {len(found)} ids for {len(embeddings)} rows")
         return found
 
     def prefix_cache(self, rows: Tensor | None = None) -> object:
-        """A handle for requests; their keys and values are cached as long as it lives.
+        """A handle for requests; keys and values that they share are cached as long as it lives.
 
-        rows: the first (P, d) embeddings of all of them, read once. Without, a later request whose
-        token ids but the last were read or written in the one before reads that last token alone.
-        It changes completions only by rounding. None if nothing can be kept.
+        rows: embeddings (P, d) with which all the requests begin; they are read once. Without
+        `rows`, a request reads only its last token id if the request before read or wrote all its
+        other ids. Caching changes completions only by rounding. None if nothing can be cached.
         """
         with self._calling("prefix_cache"):
             return self._prefix_cache(rows)
@@ -335,17 +335,17 @@ class Engine(ABC):
     # Writing.
 
     async def write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """Write a completion, piece by piece; no row depends on the rest of its batch.
+        """Write a completion, piece by piece. It does not depend on the rest of the batch.
 
         Closing the generator aborts the request at the next step. Raises CompletionError for a
-        prompt that the engine cannot complete, and EngineError if it can complete none.
+        prompt that the engine cannot complete, and EngineError if it can complete no prompt.
         """
         if not self.portal.is_current:
             async with aclosing(self.portal.iterate(self.write, request)) as elsewhere:
                 async for piece in elsewhere:
                     yield piece
             return
-        again = 0  # tokens of the prompt that were written here
+        again = 0  # tokens at the end of the prompt that this call has written
         if request.banned_first_ids:
             given, banned = request.sampling, request.banned_token_ids + request.banned_first_ids
             update = {"max_new_tokens": 1, "min_new_tokens": min(1, given.min_new_tokens)}
@@ -369,10 +369,10 @@ class Engine(ABC):
                     yield replace(piece, read_tokens=read)
                     if piece.finish_reason is not None:
                         return
-        raise EngineError(f"engine {self.name}: a completion without an end")
+        raise EngineError(f"engine {self.name}: a completion ended without a finish reason")
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """All that `write` writes for each request. The first failure ends the others."""
+        """The whole completion of each request. The first failure aborts the others."""
         if not self.portal.is_current:
             return await self.portal.call(self.complete, requests)
         found = await gather(map(self._whole, requests))
@@ -381,7 +381,7 @@ class Engine(ABC):
         return [replace(one, read_tokens=row[2]) for one, row in zip(made, found, strict=True)]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
-        """The request that continues `request` after these tokens, at least one."""
+        """The request that continues `request` after these tokens (at least one)."""
         prompt, sampling = request.prompt, request.sampling
         if isinstance(prompt, Sequence):
             more: Sequence[int] | Tensor = (*prompt, *token_ids)
@@ -400,7 +400,7 @@ class Engine(ABC):
     ) -> list[Likelihood]:
         """The likelihood of the completion ids of each pair (prompt ids, completion ids).
 
-        Raises as `write`, for the first pair that fails.
+        Raises like `write`, for the first pair that fails.
         """
         if not self.portal.is_current:
             call = partial(self.log_likelihoods, prefix_cache=prefix_cache)
@@ -418,10 +418,10 @@ class Engine(ABC):
     def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
-        """Completions from token ids, without one that ended the text.
+        """Completions from token ids, of which none is the token that ended the text.
 
-        A text is cut before its first stop string; the ids are then the fewest whose text contains
-        the rest.
+        A text is cut before its first stop string; of the ids, the shortest prefix that holds the
+        rest is kept.
         """
         texts = self.texts([ids for ids, _ in written])
         found = []
@@ -436,9 +436,9 @@ class Engine(ABC):
     def stopped(
         self, rows: Sequence[Sequence[int]], samplings: Sequence[Sampling]
     ) -> Iterator[tuple[int, int]]:
-        """The number of each row of ids whose text holds one of its stop strings.
+        """Yields (row, count) for each row of ids whose text holds one of its stop strings.
 
-        With the fewest first ids that hold it, wherever its tokens part.
+        count: length of the shortest prefix of the row that holds it.
         """
         some = [number for number, own in enumerate(samplings) if own.stop]
         texts = self.texts([rows[number] for number in some]) if some else []
@@ -449,7 +449,7 @@ class Engine(ABC):
                 yield number, self.fewest(rows[number], holds)
 
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
-        """The fewest first `ids` whose text is `enough`, as the text of all is."""
+        """Length of the shortest prefix of `ids` whose text is `enough`; that of all ids is."""
         return bisect_left(
             range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
         )
@@ -457,18 +457,15 @@ class Engine(ABC):
     # Checks and properties.
 
     def check(self, request: Request) -> None:
-        """Raise CompletionError for a request that the engine cannot serve.
-
-        Raises InputError for a sampling option that it does not support.
-        """
+        """Raise CompletionError for an invalid prompt, InputError for an unsupported option."""
         self.check_sampling(request.sampling)
         self.check_prompt(request.prompt, request.sampling.max_new_tokens)
 
     def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
-        """Raise CompletionError for one after which this many tokens cannot be written."""
+        """Raise CompletionError for a prompt after which the new tokens cannot be written."""
         if isinstance(prompt, Sequence):
             if not prompt:
-                raise CompletionError("a prompt without a token")
+                raise CompletionError("the prompt has no tokens")
         elif prompt.ndim != 2 or prompt.shape[0] == 0 or prompt.shape[1] != self.dim:
             expected = f"expected (tokens >= 1, {self.dim})"
             raise CompletionError(f"embeddings: shape {tuple(prompt.shape)}, {expected}")
@@ -489,8 +486,8 @@ class Engine(ABC):
             for name in ("tool_calls", "reasoning"):
                 if getattr(sampling, name) != Settings.model_fields[name].default:
                     raise InputError(
-                        f"{name}: the engine 'openai' alone tells them from text, which is scored; "
-                        "leave it out"
+                        f"{name}: only the engine 'openai' separates them from the text, which is "
+                        "scored; leave it out"
                     )
         for name in ("min_new_tokens", "stop", "repetition_penalty"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default
@@ -506,25 +503,25 @@ class Engine(ABC):
         return type(self)._embed_tokens is not Engine._embed_tokens
 
     def supports_continuation(self, prompt: Sequence[int]) -> bool:
-        """Whether it can continue a partial answer to these tokens; else answers are whole.
+        """Whether it can continue a partial answer to this prompt; else answers are written whole.
 
-        All engines can after a text, and some cannot in a chat.
+        Every engine can after a plain text; some cannot in a chat.
         """
         return True
 
     @property
     def capability_notes(self) -> str:
-        """One line on its detected capabilities, for people; may be empty."""
+        """One line for people on its detected capabilities; may be empty."""
         return ""
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether its model is known to have been made for chats."""
+        """Whether the model is known to have been trained on chats."""
         return False
 
     @property
     def chat_sampling(self) -> Mapping[str, Any]:
-        """The sampling that the model's makers advise for chats; may be empty."""
+        """The sampling for chats that the model's makers advise; may be empty."""
         return {}
 
     @property
@@ -533,7 +530,7 @@ class Engine(ABC):
         return not self.closed
 
     def verify(self) -> None:
-        """Raise EngineError unless the model gives the same result for ids and their embeddings."""
+        """Raise EngineError unless the model gives the same for token ids and their embeddings."""
         with self._calling("verify"):
             self._verify()
 
@@ -541,7 +538,7 @@ class Engine(ABC):
         """Free the engine's resources; every other method raises EngineError from then on."""
         if not self.closed:
             self.closed = True
-            if not self.portal.is_forked:  # in a fork, the resources are the parent's
+            if not self.portal.is_forked:  # a fork's resources belong to its parent
                 self.portal.run(self._free)
                 self.portal.close()
 
@@ -553,10 +550,8 @@ class Engine(ABC):
 
     @property
     def portal(self) -> Portal:
-        """The engine's event loop; code that uses the engine should run there, too."""
+        """The engine's event loop; code that uses the engine should run in it, too."""
         return portal_of(self)
-
-    # The rest.
 
     @cached_property
     def _texts_alone(self) -> dict[int, str]:
@@ -575,14 +570,14 @@ class Engine(ABC):
         return {one: tuple(ids) for ids in rows for one in ids}
 
     def _begins_many(self, text: str) -> bool:
-        """Whether many characters, or many words, begin with this text of a token."""
+        """Whether many characters or many words begin with a token of this text."""
         return HALF in text or is_letter(text.strip())
 
     @contextmanager
     def _calling(
         self, doing: str, kind: type[TideError] = EngineError, *, awaits: bool = False
     ) -> Iterator[None]:
-        """Turn errors of libraries into a `kind`: of one text, or of the engine."""
+        """Turn errors of libraries into `kind`: CompletionError if they concern one text alone."""
         if self.closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
         self.portal.check_fork()
@@ -602,9 +597,9 @@ class Engine(ABC):
         return ids, reason, read
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
-        """Raise EngineError for an invalid piece. written: the tokens so far, with its own."""
+        """Raise EngineError for an invalid piece. written: tokens so far, including the piece's."""
         invalid = any(type(i) is not int or i < 0 for i in piece.token_ids)
         if invalid or written > request.sampling.max_new_tokens:
-            raise EngineError(f"engine {self.name}: the answer is not a completion")
+            raise EngineError(f"engine {self.name}: wrote invalid token ids, or too many")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")

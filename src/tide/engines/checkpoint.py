@@ -1,7 +1,7 @@
-"""Model folders: where a name leads, and what is read of one without loading the model.
+"""Model folders: finding the folder of a name, and reading parts of it without loading the model.
 
-GGUF files, and the real models that come as packages of them, are converted once into an ordinary
-folder of float32 weights in the user's cache, which is read and checked as any other.
+GGUF files, and models that are installed as packages of GGUF files, are converted once into a
+folder of float32 weights in the user's cache. It is read and checked like any other folder.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def source_of(model: str | Path) -> str:
     "pocket", "pocket-reference" and "pocket-chat" are bundled; "smollm2" and "gemma3-270m" come as
     packages. A GGUF file, or a folder with one and no config, is converted once.
 
-    Raises EngineError for the path of a missing folder, and for a GGUF file that is cut off or
-    whose architecture transformers lacks, and MissingDependencyError for a package that is not
+    Raises EngineError for a path that does not exist, and for a GGUF file that is truncated or
+    whose architecture transformers does not know; MissingDependencyError for a package that is not
     installed.
     """
     if model in PACKAGES:
@@ -70,16 +70,13 @@ def context_length(config: Any) -> int | None:
 
 
 def advised_sampling(model: str, config: Any) -> dict[str, Any]:
-    """The sampling that the `generation_config` of a model advises.
-
-    Raises InputError for values that cannot be used.
-    """
+    """The sampling that a model's `generation_config` advises. Raises InputError if invalid."""
     names = ("temperature", "top_p", "top_k", "repetition_penalty")
     given: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     if config.do_sample is False:
         given |= {"temperature": 0.0, "top_p": None, "top_k": None}
     given = {name: value for name, value in given.items() if value is not None}
-    where = f"model {model}: set temperature; its generation_config.json: "
+    where = f"model {model}: its generation_config.json is invalid (set temperature to ignore it): "
     return validated(Sampling, given, where).model_dump(include=set(given))
 
 
@@ -93,8 +90,8 @@ def read_vocabulary(
 ) -> tuple[Any, torch.nn.Module]:
     """Tokenizer and input embedding layer (on the CPU, in `dtype`) of a folder or hub id.
 
-    Of the weights, one tensor is read, from the one safetensors file that holds it. Raises
-    EngineError if there are no safetensors or the embeddings cannot be found in them.
+    Reads one tensor only, from the safetensors file that holds it. Raises EngineError if there are
+    no safetensors files, or none holds the embeddings.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
 
@@ -109,10 +106,10 @@ def read_vocabulary(
         weight = _read_tensor(source, name, f"{model.base_model_prefix}.", revision)
         shape, expected = tuple(weight.shape), tuple(layer.weight.shape)
         if shape != expected:
-            raise ValueError(f"they have the shape {shape}, its config says {expected}")
+            raise ValueError(f"their shape is {shape}; by its config it is {expected}")
         for buffer_name, buffer in layer.named_buffers():
             setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
-        # Sets the buffers (Gemma's scale); the weight is still without data.
+        # Sets the buffers (Gemma's scale); the weight has no data yet.
         model._init_weights(layer)
         layer.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
         return tokenizer, layer.to(dtype)
@@ -134,7 +131,7 @@ def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> t
 
 
 def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
-    """The key of `name` in the checkpoint: equal, without the prefix, or below another one."""
+    """The key of `name` in the checkpoint: equal, without the prefix, or with another prefix."""
     keys = list(keys)
     for known in (name, name.removeprefix(prefix)):
         if known in keys:
@@ -153,7 +150,7 @@ _BYTES = 4  # of a weight in float32
 
 @dataclass(frozen=True)
 class Package:
-    """A model that packages hold, each a part of its file. sha256: of the whole file."""
+    """A model whose file is split over packages (`parts`). sha256: of the joined file."""
 
     parts: tuple[str, ...]
     sha256: str
@@ -194,7 +191,7 @@ def packaged(name: str) -> Path:
 
 
 def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> Path:
-    """The converted folder of a file in `parts`, made if missing."""
+    """The converted folder of a GGUF file that is split into `parts`; made if missing."""
     with guarded(EngineError, f"model {name}: cannot be read"):
         stats = [(str(path.resolve()), path.stat()) for path in parts]
         key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
@@ -204,7 +201,7 @@ def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> P
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 with tempfile.TemporaryDirectory(dir=cache) as work:
-                    # transformers asks for a folder and the name of a file in it.
+                    # transformers takes a folder and the name of a file in it.
                     file = _joined(parts, Path(work) / "model.gguf", sha256)
                     made = Path(work) / "made"
                     _convert(name, file, made, folder)
@@ -255,7 +252,7 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent,
         dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # they are refused below, by name
+        ignore_mismatched_sizes=True,  # `check_weights` refuses them, by name
         output_loading_info=True,
         **source,
     )

@@ -20,22 +20,22 @@ from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, R
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
 _ANCHOR = "a"
-# Maximum numbers that `decode_nearest` compares at once.
+# Maximum number of cosines that `decode_nearest` computes at once.
 _COSINES = 1 << 24
-# Rows of the table that its scale is measured by: more than one, because one may be all zeros.
+# Rows of the table from which its scale is measured: several, because one may be all zeros.
 _MEASURED = 16
 
 
 class EmbeddingEngine(Engine):
-    """Base of engines with a local tokenizer and embedding table.
+    """Base class of engines with a local tokenizer and embedding table.
 
-    tokenizer: of the transformers kind. layer: the model's input embedding layer, which maps ids to
-    what the first block receives, and whose `weight` has shape (vocabulary, dim). config: the
-    model's. embedding_scale: what `embed_tokens` returns, divided by the rows of that weight: 1.0,
-    or about sqrt(dim) for Gemma.
+    tokenizer: a transformers tokenizer. layer: the model's input embedding layer, which maps ids to
+    the input of the first block; its `weight` has shape (vocabulary, dim). config: the model's.
+    embedding_scale: ratio of the rows of `embed_tokens` to those of `weight`: 1.0, or about
+    sqrt(dim) for Gemma.
 
     Raises EngineError for a tokenizer of another model, and for a Gemma whose layer does not scale:
-    step sizes would be sqrt(dim) off.
+    step sizes would be wrong by a factor of sqrt(dim).
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
@@ -59,7 +59,7 @@ class EmbeddingEngine(Engine):
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
         if not self._anchor_text:
-            raise EngineError(f"model {self.name}: its tokenizer makes no text of its tokens")
+            raise EngineError(f"model {self.name}: its tokenizer decodes its tokens to no text")
 
     @property
     def mean_row_norm(self) -> float:
@@ -73,8 +73,8 @@ class EmbeddingEngine(Engine):
         ]
         if (outside := self._outside(rows)) is not None:
             token = self.tokenizer.convert_ids_to_tokens(outside)
-            told = f"for which the model {self.name} has no embedding"
-            raise InputError(f"prompt: holds {token!r}, {told}")
+            problem = f"for which the model {self.name} has no embedding"
+            raise InputError(f"prompt: holds {token!r}, {problem}")
         return rows
 
     def _encode(self, text: str) -> Prompt:
@@ -98,7 +98,7 @@ class EmbeddingEngine(Engine):
                 "model that was trained on chats, such as the bundled pocket-chat"
             )
         if not self.tokenizer.is_fast:
-            problem = "does not say where its tokens stand"
+            problem = "does not give the positions of its tokens in the text"
             raise InputError(f"messages: the tokenizer of {self.name} {problem}")
 
         def template(messages: list[dict[str, str]]) -> str:
@@ -109,7 +109,7 @@ class EmbeddingEngine(Engine):
         ids, spans = self._read(text)
         pairs = zip(ids, spans, strict=True)
         self._refuse_control("a user says", (i for i, span in pairs if span >= 0))
-        # The places of assistants' messages are unknown, so each message is also tokenised alone.
+        # The positions of other roles' messages are unknown: each of these is tokenised alone.
         for message in chat.messages:
             if message.role != "user":
                 ids = self.tokenizer(message.content, add_special_tokens=False)["input_ids"]
@@ -127,7 +127,7 @@ class EmbeddingEngine(Engine):
 
     def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
         """The ids of a chat's text, and the span of each id."""
-        # The template also writes the tokens that begin a text.
+        # The template has already written the tokens that begin a text.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
         # A space between two tokens belongs to the second.
         places, last = [], 0
@@ -146,7 +146,7 @@ class EmbeddingEngine(Engine):
             rows = embeddings.to(weight.device).float()
             best = rows.new_full((len(rows),), -torch.inf)
             nearest = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-            # In parts, since all cosines of a long text and a large vocabulary take gigabytes.
+            # In parts: all cosines of a long text and a large vocabulary would take gigabytes.
             size = max(1, _COSINES // max(1, len(rows)))
             for start in range(0, len(weight), size):
                 end = start + size
@@ -158,7 +158,7 @@ class EmbeddingEngine(Engine):
 
     @cached_property
     def _norms(self) -> Tensor:
-        """The length of each row of the table, at least a tiny one."""
+        """The norm of each row of the table, above zero."""
         weight = self._layer.weight
         norms: Tensor = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32)
         return norms.clamp_min(1e-12)
@@ -174,7 +174,7 @@ class EmbeddingEngine(Engine):
         if (outside := self._outside(rows)) is not None:
             raise EngineError(
                 f"model {self.name}: token id {outside!r} is not in its vocabulary of "
-                f"{len(self._layer.weight)}; does it fit its tokenizer, or run elsewhere?"
+                f"{len(self._layer.weight)}; is its tokenizer or server that of another model?"
             )
 
     def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
@@ -191,7 +191,7 @@ class EmbeddingEngine(Engine):
         found = super().completions(written, samplings)
         for one in found:
             ids = list(one.token_ids)
-            # Its text would be empty, as if the model had written nothing.
+            # Unknown ids decode to an empty text, as if the model had written nothing.
             if ids and not one.text and not any(self.tokenizer.convert_ids_to_tokens(ids)):
                 raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {ids}")
         return found
@@ -201,7 +201,7 @@ class EmbeddingEngine(Engine):
         self.check_ids([piece.token_ids])
 
     def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
-        """The first id that is not a row of the table."""
+        """The first id without a row in the table."""
         size = len(self._layer.weight)
         every = (i for ids in rows for i in ids)
         return next((i for i in every if not (isinstance(i, int) and 0 <= i < size)), None)
@@ -211,7 +211,7 @@ class EmbeddingEngine(Engine):
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         if not rows:
-            return []  # of no rows, the tokenizer makes one text
+            return []  # for no rows, the tokenizer returns one text
         texts = self.tokenizer.batch_decode(
             [[*self._anchor_ids, *row] for row in rows],
             skip_special_tokens=False,  # the scorer sees control tokens

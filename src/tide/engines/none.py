@@ -15,7 +15,7 @@ from tide.engines.base import Engine, Piece, Request
 
 
 class NoEngine(Engine):
-    """Refuses every prompt with InputError. model: its name."""
+    """Refuses every prompt with InputError. model: a name for records."""
 
     in_process: ClassVar = False
     dtype: Any = None

@@ -1,4 +1,4 @@
-"""Base of engines whose model runs on a pool of servers."""
+"""Base class of engines whose model runs on a pool of servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tide.engines.base import Engine
 
 
 class PooledEngine(Engine):
-    """Its `_admit` and `_check` are the pool's."""
+    """`_admit` and `_check` are the `admit` and `check` of its `EndpointPool`."""
 
     in_process: ClassVar = False
     pool: EndpointPool

@@ -13,18 +13,18 @@ from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.seeds import derive_seed
 from tide.engines.base import Engine, Likelihood, Piece, Prompt, Request, TokenPair
 
-# A word with the spaces before it; spaces after the last word are a token.
+# A word with the spaces before it; the last word also takes the spaces after it.
 _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+")
 
 
 class ScriptedEngine(Engine):
     """Writes `respond(embeddings, seed)` after each prompt.
 
-    respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. Words are
-    tokens, with the spaces before them; each word has one fixed random embedding. What `respond`
-    returns is cut before a stop string, and banned words are left out; its length is not limited.
-    on_write: called with each request before it is written; may be async, may raise. requests: all
-    that passed it. pairs: all whose likelihood was asked for.
+    respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. It is cut
+    before a stop string, and banned words are left out; it is not cut to `max_new_tokens`. Tokens
+    are words with the spaces before them; each word has one fixed random embedding. on_write:
+    called with each request before it is written; may be async, may raise. requests: all requests
+    that `on_write` let pass. pairs: all pairs whose likelihood was requested.
     """
 
     capabilities: ClassVar = frozenset({"stop"})

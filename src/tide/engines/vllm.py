@@ -1,6 +1,6 @@
-"""vLLM in this process: one large model on one or several GPUs, by its prompt embeddings.
+"""vLLM in this process: runs one large model on one or several GPUs, from prompt embeddings.
 
-Every option of vLLM's engine arguments is passed on: `tensor_parallel_size`,
+All of vLLM's engine arguments are options: `tensor_parallel_size`,
 `pipeline_parallel_size`, `gpu_memory_utilization`, `max_model_len`, `quantization`, ...
 """
 
@@ -26,20 +26,20 @@ from tide.engines.remote.protocol import FirstToken, difference, sampling_fields
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
-# Texts that mean a boolean, and texts that only look like one.
+# Texts that are booleans. None: texts that only look like one, and are refused.
 _BOOLEANS = {"true": True, "false": False, "yes": None, "no": None, "on": None, "off": None}
 # With embeddings, any of these crashes vLLM (its issue 57719).
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class VllmEngine(EmbeddingEngine):
-    """A causal LM run by vLLM's asynchronous engine, one request a completion.
+    """A causal LM run by vLLM's asynchronous engine, one request per completion.
 
     model: folder, hub id, or "pocket" (bundled). dtype: as for vLLM. max_batch: sequences run at
-    once (vLLM's `max_num_seqs`). options: further ones of vLLM's `AsyncEngineArgs`.
+    once (vLLM's `max_num_seqs`). options: further arguments of vLLM's `AsyncEngineArgs`.
 
     Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know or
-    that would crash it, and EngineError if it cannot load the model or does not write the same
+    that would crash it, and EngineError if vLLM cannot load the model or does not write the same
     from embeddings as from token ids.
     """
 
@@ -55,10 +55,10 @@ class VllmEngine(EmbeddingEngine):
         **options: Any,
     ) -> None:
         self.name = str(model)
-        options = {name: _meant(name, value) for name, value in options.items()}
+        options = {name: _parsed(name, value) for name, value in options.items()}
         defaults = options.get("override_generation_config") or {}
         if found := [name for name in _PENALTIES if name in options or name in defaults]:
-            problem = "not with prompt embeddings; it crashes vLLM (issue 57719)"
+            problem = "crashes vLLM with prompt embeddings (its issue 57719); leave it out"
             raise InputError(f"{found[0]}: {problem}")
         self.max_batch = max_batch or _MAX_BATCH
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
@@ -67,15 +67,15 @@ class VllmEngine(EmbeddingEngine):
         settings: dict[str, Any] = {
             "max_num_seqs": self.max_batch,
             "use_tqdm_on_load": False,
-            # Prefix caching: candidates that move only the last rows (perturb="last:K") share the
-            # others, and continued drafts share theirs. Hashing other prompts costs little.
+            # Candidates that move only the last rows (perturb="last:K") share the cached rows
+            # before, and continued drafts their earlier text. Hashing other prompts costs little.
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             **options,
             "enable_prompt_embeds": True,
         }
         if require("vllm.platforms", "vllm").current_platform.is_cpu():
-            # A prompt read in two parts rewinds its generator, which a CPU's cannot: vLLM crashes.
+            # For a prompt read in parts vLLM rewinds the random generator; a CPU's cannot: a crash.
             settings.setdefault("enable_chunked_prefill", False)
         self._numbers = count()
         try:
@@ -84,7 +84,7 @@ class VllmEngine(EmbeddingEngine):
                 config = read_config(source, **code)
                 self._engine = self.portal.run(self._start, source, dtype, {**code, **settings})
                 self.dtype = self._engine.model_config.dtype
-                # One less than vLLM takes: it writes a token to read the last one of a likelihood.
+                # One less than vLLM's: for a likelihood it has to write a token after the text.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
             self.verify()
@@ -132,7 +132,7 @@ class VllmEngine(EmbeddingEngine):
         whole = request.piece_tokens is None
         values = self._vllm.SamplingParams(
             **parameters,
-            # vLLM detokenises only for stop strings.
+            # vLLM needs the text only to find stop strings.
             detokenize=bool(parameters.get("stop")),
             output_kind=kinds.FINAL_ONLY if whole else kinds.DELTA,
         )
@@ -172,23 +172,23 @@ class VllmEngine(EmbeddingEngine):
     async def _free(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None:
             engine.shutdown()
-            # At the end of Python its shutdown would print a traceback.
+            # Deleted only when Python exits, it would print a traceback.
             self._engine = None
 
 
-def _meant(name: str, value: Any) -> Any:
-    """The value of an option of vLLM, whose type only vLLM knows.
+def _parsed(name: str, value: Any) -> Any:
+    """The value of a vLLM option, whose type only vLLM knows.
 
-    "true" and "false" become booleans. vLLM takes any text as true, so "False" would turn an option
-    on. Raises InputError for a text that may mean one, and for `trust_remote_code` inside of
+    "true" and "false" become booleans: vLLM takes any text as true, so "False" would turn an option
+    on. Raises InputError for texts such as "yes" and "off", and for `trust_remote_code` inside
     another option.
     """
     if isinstance(value, dict):
         if "trust_remote_code" in value:
-            raise InputError(f"{name}: trust_remote_code is an option of its own, not part of it")
-        return {key: _meant(f"{name}.{key}", part) for key, part in value.items()}
+            raise InputError(f"{name}: give trust_remote_code as a separate option, not inside it")
+        return {key: _parsed(f"{name}.{key}", part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_meant(name, part) for part in value]
+        return [_parsed(name, part) for part in value]
     meaning = _BOOLEANS.get(value.strip().lower(), value) if isinstance(value, str) else value
     if meaning is None and value is not None:
         raise InputError(f"{name}: write true or false (got {value!r})")

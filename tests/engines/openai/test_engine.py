@@ -266,7 +266,7 @@ def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServe
     assert "are one block" in engine.capability_notes
     (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
     assert whole.text
-    with pytest.raises(CompletionError, match="does not go on with an answer to a chat"):
+    with pytest.raises(CompletionError, match="cannot continue an answer to a chat"):
         completed(engine, [(*prompt.token_ids, *whole.token_ids[:3])], GREEDY, [0])
 
 

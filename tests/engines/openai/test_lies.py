@@ -46,7 +46,7 @@ def test_an_echo(server: TextServer) -> None:
     honest = server.written
     server.written = lambda text, body: ([text, *honest(text, body)[0]], "length")  # type: ignore[method-assign]
     try:
-        with pytest.raises(EngineError, match="repeats the prompt before what it writes"):
+        with pytest.raises(EngineError, match="repeats the prompt before its completion"):
             OpenAIEngine("tiny", base_urls=server.url)
     finally:
         server.written = honest  # type: ignore[method-assign]

@@ -1,14 +1,13 @@
-"""The batch: all sequences that are under way, which share the model's forward passes.
+"""The batch: all sequences under way, which share the model's forward passes.
 
-    1. admit waiting rows enter, the lowest priority first, as far as there is capacity
-    2. prefill   their prompts are read, but for what the prefix cache holds
-    3. step      the next token of each is drawn, and read
-    4. retire    those that have ended, or are not waited for any more, leave; what was read of them
-                 goes to the prefix cache
+    1. admit     waiting rows enter while there is capacity, the lowest priority first
+    2. prefill   the model reads their prompts, except for tokens in the prefix cache
+    3. step      the next token of each row is drawn, and the model reads it
+    4. retire    ended and cancelled rows leave; their keys and values go to the prefix cache
 
-Sequences of similar length share a lane. Reading one prompt takes as long as two or three steps, so
-waiting rows enter together. Clients whose answers end together ask again some milliseconds apart;
-where nothing else is under way, the first of them waits for the others.
+Rows of similar length share a lane. Reading one prompt takes as long as two or three steps, so
+waiting rows enter together. Clients whose answers end together send their next requests some
+milliseconds apart; if nothing else is under way, the first of these requests waits for the others.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from tide.engines.local.sampler import (
 )
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
-# Lanes by length: up to this number of tokens, up to 4 times as many, and so on.
+# Lengths of lanes: up to this number of tokens, up to 4 times as many, and so on.
 _SHORT = 256
-# Rows enter together once they are a quarter of the running rows, or have waited this long.
+# Rows enter once they are this share (a quarter) of the running rows, or have waited these steps.
 _SHARE, _STEPS = 4, 6
 # Maximum prompt tokens read at once, padding included.
 _TOKENS = 1 << 15
-# Rows that follow ended ones are awaited: seconds after the last one (or this share of a step, if
-# less), and such pauses in all.
+# Waiting for rows that replace ended ones: seconds after the last arrival (or this share of a step,
+# if that is less), and the maximum number of such pauses.
 _PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
-# Ended rows stay in a lane until there are this many, or others enter.
+# Ended rows stay in a lane until there are this many, or new rows enter.
 _GONE = 8
-# oneDNN compiles anew for each number of rows, which costs more than reading some dummy rows.
+# oneDNN compiles a kernel for each number of rows, which costs more than reading some dummy rows.
 _MULTIPLE = 8
-# Maximum event-loop turns between two steps; each takes some microseconds.
+# Event-loop turns between two steps; each takes some microseconds.
 _TURNS = 3
 # Seconds without work after which the memory of keys and values is freed.
 _REST = 1.0
@@ -63,11 +62,12 @@ Stopped = Callable[[Sequence[Sequence[int]], Sequence[Sampling]], Iterable[tuple
 class Row:
     """A request under way.
 
-    x: its prompt, (T, d). put: receives its pieces, or its error. prompt_ids: of a prompt that came
-    as ids, and where a repetition penalty needs them. shared: the beginning that x has in common
-    with others. own: cached keys and values of the earlier requests that this one continues. ids:
-    the tokens drawn. read: tokens read for it, not sent yet. aborted: it has ended, or was
-    cancelled. broken: its keys and values may not be finite.
+    x: embeddings of its prompt, (T, d). put: receives its pieces, or its error. prompt_ids: the
+    prompt's token ids, if it came as ids or a repetition penalty needs them. shared: the cached
+    beginning that x shares with other rows. own: the cached text of earlier requests that this one
+    continues. ids: tokens drawn so far. sent: number of them that were sent. read: tokens read for
+    it and not reported yet. aborted: it has ended, or was cancelled. broken: its keys and values
+    may be NaN or infinite.
     """
 
     request: Request
@@ -88,32 +88,32 @@ class Row:
         return self.request.sampling.max_new_tokens - len(self.ids)
 
     def known(self) -> list[Pair] | None:
-        """Keys and values of all its prompt but the last token, if they are kept."""
+        """Keys and values of its prompt except the last token, if they are cached."""
         return None if self.own is None else self.own.before_last(self.prompt_ids)
 
-    def tell(self, reason: FinishReason | None) -> None:
-        """Send the tokens that were not sent yet."""
+    def send(self, reason: FinishReason | None) -> None:
+        """Send the tokens that were not sent yet. reason: why the row has ended, if it has."""
         self.put(Piece(tuple(self.ids[self.sent :]), reason, self.read))
         self.sent, self.read = len(self.ids), 0
         self.aborted = self.aborted or reason is not None
 
     def take(self, tokens: Sequence[int], stops: set[int]) -> None:
-        """Add the tokens that were drawn, up to its end."""
+        """Add drawn tokens, up to the end of the text."""
         size = self.request.piece_tokens
         for token in tokens:
             if token in stops:
-                return self.tell("stop")
+                return self.send("stop")
             self.ids.append(token)
             if not self.left:
-                return self.tell("length")
+                return self.send("length")
             if size is not None and len(self.ids) - self.sent >= size:
-                self.tell(None)
+                self.send(None)
         return None
 
 
 @dataclass(eq=False)
 class Reading:
-    """A request for the likelihood of the last `ids` of `x` (T, d). shared, read: as in `Row`."""
+    """A request for the likelihood of `ids`, with which `x` ends. x, shared, read: as in `Row`."""
 
     x: Tensor
     ids: Sequence[int]
@@ -137,9 +137,9 @@ class Reading:
 class Lane:
     """Rows of similar lengths, with their stream and sampler.
 
-    rows: with some that have ended. resuming: those of which all but the last token was read
-    before, with that. drawn: tokens, and whether they were drawn from numbers, of steps not looked
-    at yet.
+    rows: rows that the stream has read; some may have ended. resuming: rows whose prompts are
+    cached except for the last token, with the cached keys and values. drawn: of each step since the
+    last `_look`, the tokens and whether their scores were finite.
     """
 
     def __init__(self, forward: Forward, stop_ids: Tensor) -> None:
@@ -147,7 +147,7 @@ class Lane:
         self.clear()
 
     def clear(self) -> None:
-        """Let go of all rows, and of the memory of their keys and values."""
+        """Drop all rows, and free their keys and values."""
         self.stream = Stream(self._forward, multiple=_MULTIPLE)
         self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
         self.rows: list[Row] = []
@@ -162,11 +162,11 @@ class Lane:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether rows may enter now; between two looks the rows are fixed."""
+        """Whether rows may enter now; they may not while drawn tokens wait for `_look`."""
         return not self.drawn and (self._forward.plain or not self.under_way)
 
     def sample(self, rows: Sequence[Row]) -> None:
-        """Draw for these rows, too, which the stream has read."""
+        """Start to draw tokens for these rows, which the stream has read."""
         self.rows += rows
         self.sampler.enter(
             [row.request.sampling for row in rows],
@@ -177,10 +177,10 @@ class Lane:
 
 
 class Batch:
-    """Completes rows with a model, step by step, for as long as there are any.
+    """Completes rows with a model, step by step, until there are none.
 
-    All its methods belong to one event loop, which it lets run between two steps. max_batch: rows
-    under way at once. stopped: see `Engine`.
+    All its methods must be called in one event loop, whose other tasks run between two steps.
+    max_batch: maximum rows under way. stopped: see `Engine`.
     """
 
     def __init__(
@@ -199,11 +199,11 @@ class Batch:
         self._readings: list[Reading] = []
         self._waiting: list[tuple[tuple[int, int, int], Row]] = []
         self._numbers = count()
-        self.lanes: dict[int, Lane] = {}  # by the most tokens of a row
+        self.lanes: dict[int, Lane] = {}  # by the maximum tokens of a row
         self._steps_waited = 0
-        # Rows that have ended and that no other has followed; until when such are expected.
+        # Number of ended rows that no new row has replaced; until when replacements are expected.
         self._ended, self._until = 0, 0.0
-        self._pause = 0.0  # seconds between them
+        self._pause = 0.0  # seconds to wait for the next replacement
         self._task: asyncio.Task[None] | None = None
         self._resting: asyncio.TimerHandle | None = None
 
@@ -234,7 +234,7 @@ class Batch:
 
     @property
     def _expected(self) -> int:
-        """How many rows are likely to come at once: as many as have just ended."""
+        """How many rows are likely to arrive soon: as many as have just ended."""
         return max(0, self._ended) if time.monotonic() < self._until else 0
 
     async def _run(self) -> None:
@@ -253,8 +253,8 @@ class Batch:
             self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
 
     async def _gather(self) -> None:
-        """Let others run, and rows come that follow those that have just ended."""
-        await _others()
+        """Let other tasks run, and wait for rows that replace those that have just ended."""
+        await _let_others_run()
         came, known = time.monotonic(), len(self._waiting)
         while (
             0 < known < self._max_batch
@@ -287,7 +287,7 @@ class Batch:
         if ended:
             self._ended = self._expected + ended
             self._until = now + _PAUSES * self._pause
-        elif under_way:  # where all end, nothing is read
+        elif under_way:  # a step in which rows end may read nothing, and is not timed
             self._pause = min(_PAUSE, _HALF * (now - began))
 
     def _rest(self) -> None:
@@ -298,7 +298,7 @@ class Batch:
     # 1. Admit.
 
     def admit(self) -> None:
-        """Admit waiting rows that resume, and others if they are many or have waited long."""
+        """Admit waiting rows that resume; new ones only if they are many or have waited long."""
         while self._waiting and self._waiting[0][1].aborted:
             heappop(self._waiting)
         under_way = self._under_way
@@ -306,9 +306,9 @@ class Batch:
         if entering <= 0:
             return
         self._steps_waited += 1
-        others = entering >= (under_way + self._expected) // _SHARE or self._steps_waited >= _STEPS
+        reads = entering >= (under_way + self._expected) // _SHARE or self._steps_waited >= _STEPS
         for lane in self.lanes.values():
-            if not lane.under_way:  # nobody waits for these tokens, and it takes no step
+            if not lane.under_way:  # nobody waits for these tokens, and the lane takes no step
                 lane.drawn = []
             self._keep(lane)
         by_lane: dict[int, list[Row]] = {}
@@ -318,7 +318,7 @@ class Batch:
             row, size = entry[1], _SHORT
             if row.aborted:
                 continue
-            if not others and row.known() is None:
+            if not reads and row.known() is None:
                 later.append(entry)
                 continue
             while size < len(row.x) + row.request.sampling.max_new_tokens:
@@ -328,7 +328,7 @@ class Batch:
                 continue
             by_lane.setdefault(size, []).append(row)
             entering -= 1
-        if others and not later:
+        if reads and not later:
             self._steps_waited = 0
         for entry in later:
             heappush(self._waiting, entry)
@@ -354,7 +354,7 @@ class Batch:
             except BaseException as error:
                 if size == 1:
                     some[0].put(_unread(error))
-                else:  # each row enters alone, which shows the faulty one
+                else:  # let each row enter alone, to find the faulty one
                     rows, most = some + rows, 1
             if not lane.takes_rows:
                 for row in rows:
@@ -365,20 +365,20 @@ class Batch:
 
     @torch.inference_mode()
     def prefill(self, lane: Lane, rows: Sequence[Row]) -> None:
-        """Read the prompts of these rows; they are written from the next step on."""
+        """Read the prompts of these rows; their tokens are drawn from the next step on."""
         if lane.rows:
             self.retire(lane)
         known = [(row, row.known()) for row in rows]
         new = [row for row, layers in known if layers is None]
         plain = [row for row in new if row.shared is None]
-        behind = sorted((row for row in new if row.shared is not None), key=_sharing)
+        sharing = sorted((row for row in new if row.shared is not None), key=_alike)
         before = len(lane.stream)
         try:
             if plain:
                 lane.stream.enter([row.x for row in plain])
-            for _, some in groupby(behind, key=_sharing):
+            for _, some in groupby(sharing, key=_alike):
                 lane.stream.enter_after(*self._after_shared(list(some)))
-        except BaseException:  # as if no row had entered
+        except BaseException:  # no row enters
             lane.stream.leave(range(before, len(lane.stream)))
             raise
         self._prefix_cache.tokens_read += sum(map(_to_read, new))
@@ -387,10 +387,10 @@ class Batch:
                 row.read = 1
                 lane.resuming.append((row, layers))
         if new:
-            lane.sample([*plain, *behind])
+            lane.sample([*plain, *sharing])
 
     def _after_shared(self, rows: Sequence[Row | Reading]) -> tuple[list[Pair], Tensor]:
-        """The cached layers of the rows' shared beginning, and the rest of each row."""
+        """Keys and values of the rows' shared beginning, and the embeddings after it."""
         shared = rows[0].shared
         assert shared is not None
         layers = self._prefix_cache.layers(shared)
@@ -399,11 +399,10 @@ class Batch:
 
     @torch.inference_mode()
     def _read(self, readings: Sequence[Reading]) -> None:
-        """Compute the likelihoods of texts."""
         wanted = [one for one in readings if not one.aborted]
         plain = [one for one in wanted if one.shared is None]
-        behind = sorted((one for one in wanted if one.shared is not None), key=_sharing)
-        groups = [list(some) for _, some in groupby(behind, key=_sharing)]
+        sharing = sorted((one for one in wanted if one.shared is not None), key=_alike)
+        groups = [list(some) for _, some in groupby(sharing, key=_alike)]
         if plain:
             parts = length_groups([len(one.x) for one in plain])
             groups += [[plain[i] for i in part] for part in parts]
@@ -412,16 +411,16 @@ class Batch:
             for start in range(0, len(group), size):
                 some = group[start : start + size]
                 try:
-                    self._tell(some)
+                    self._read_together(some)
                 except BaseException as error:
                     for one in some if len(some) == 1 else ():
                         one.put(_unread(error))
                     for one in some if len(some) > 1 else ():
                         self._read([one])
 
-    def _tell(self, readings: Sequence[Reading]) -> None:
-        # Logits only where a completion's tokens are predicted: the head is a large part of a small
-        # model.
+    def _read_together(self, readings: Sequence[Reading]) -> None:
+        # Logits of the completions' tokens alone: the output layer is a large part of a small
+        # model's work.
         last = max(len(one.ids) for one in readings)
         if readings[0].shared is not None:
             logits, _ = self._forward.read_after(*self._after_shared(readings), last + 1)
@@ -440,7 +439,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self, lane: Lane) -> None:
-        """Draw a token of every row, and read it; read the last token of those that resume."""
+        """Draw a token for each row, and read it; read the last prompt token of resuming rows."""
         sampler = lane.sampler
         tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
         if lane.rows:
@@ -468,11 +467,11 @@ class Batch:
         """Send the rows their tokens; returns the order of the remaining rows if some leave."""
         tokens = torch.stack([one for one, _ in lane.drawn], dim=1).tolist()
         finite = torch.stack([one for _, one in lane.drawn], dim=1)
-        good = finite.long().cumprod(dim=1).sum(dim=1).tolist()  # tokens before the first fault
+        good = finite.long().cumprod(dim=1).sum(dim=1).tolist()  # tokens before a non-finite one
         lane.drawn = []
         stops = set(self.stop_ids.tolist())
         for row, some, size in zip(lane.rows, tokens, good, strict=True):
-            # An ended row, too, which is read on, must not leave NaN to the next in its place.
+            # Also for ended rows, which are still read: NaN must not stay for the next row there.
             row.broken = row.broken or size < len(some)
             if row.aborted:
                 continue
@@ -486,7 +485,6 @@ class Batch:
         return None if few or not (self._forward.plain or not live) else self.retire(lane)
 
     def _end_stopped(self, lane: Lane) -> None:
-        """End the rows whose texts hold a stop string."""
         rows = [
             row
             for row in lane.rows
@@ -498,13 +496,13 @@ class Batch:
         for number, size in self._stopped(ids, samplings):
             row = rows[number]
             row.ids = row.ids[: max(size, row.sent)]
-            row.tell("length")
+            row.send("length")
 
     # 4. Retire.
 
     @torch.inference_mode()
     def retire(self, lane: Lane) -> list[int]:
-        """Let the rows that have ended leave; returns the order of the others."""
+        """Remove the ended rows; returns the order of the others."""
         self._keep(lane)
         if not self._forward.plain:
             if not lane.under_way:
@@ -538,19 +536,19 @@ class Batch:
                 one.put(error)
 
 
-def _sharing(row: Row | Reading) -> tuple[int, int]:
-    """A key, equal for rows that are read together: same beginning, and as many tokens after it."""
+def _alike(row: Row | Reading) -> tuple[int, int]:
+    """A key that is equal for rows to be read together: same beginning and length."""
     return id(row.shared), len(row.x)
 
 
 def _to_read(row: Row | Reading) -> int:
-    """How many of its tokens are read: those of a shared beginning are cached."""
+    """Number of the row's tokens to read: those of a shared beginning are cached."""
     cached = None if row.shared is None else row.shared.rows
     return len(row.x) - (0 if cached is None else len(cached))
 
 
-async def _others() -> None:
-    """Let the readers of the new tokens run, for several turns of the loop."""
+async def _let_others_run() -> None:
+    """Let the readers of new tokens run, for several turns of the loop."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
 

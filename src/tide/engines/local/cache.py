@@ -1,4 +1,4 @@
-"""Keys and values: of the running rows, and of prefixes kept for later rows.
+"""Keys and values: of the running rows, and of beginnings that later rows share.
 
 The rows of a `KeyValueCache` enter and leave at any step. All end at one column, where the next
 token of each is added:
@@ -7,12 +7,12 @@ token of each is added:
     . b b b b b|        one of five
     . . . . c c|        one that has just entered
 
-Positions are in the keys already, so the column of a row does not matter. A row that
-leaves is replaced by the last one, so that the rows under way stay the first.
+The keys already contain the positions, so the column of a row does not matter. The last row takes
+the place of a row that leaves, so that the rows under way stay the first.
 
 A search that perturbs the last tokens of a prompt completes many candidates with a common
-beginning, whose keys and values are computed once and copied. A text that is rewound continues from
-the keys and values before that position. The `PrefixCache` keeps both, and counts.
+beginning, whose keys and values are computed once and copied. A rewound text continues from its
+cached keys and values. The `PrefixCache` holds both, and counts the tokens read.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 class _Layer(DynamicLayer):  # type: ignore[misc]
-    """A layer whose keys and values are a part of a larger store, into which it writes.
+    """A layer that writes keys and values in place, into a store with spare columns.
 
-    DynamicLayer concatenates: it moves the whole cache to add one token.
+    DynamicLayer concatenates: it copies the whole cache to add one token.
     """
 
     def __init__(self, cache: KeyValueCache, store: Pair) -> None:
@@ -66,9 +66,9 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 class KeyValueCache:
     """The keys and values of rows under way, with capacity for the tokens to come.
 
-    count: rows under way. shown: rows passed to the model; beyond `multiple`, dummy rows fill up to
-    a multiple of it. low, end: the columns in use. columns: number of columns. starts: the first
-    column of each row, a list. model_cache: argument of the model's forward pass.
+    count: rows under way. shown: rows passed to the model; if they exceed `multiple`, dummy rows
+    make them a multiple of it. low, end: the columns in use. columns: number of columns. starts:
+    the first column of each row, a list. model_cache: argument of the model's forward pass.
     """
 
     def __init__(self, multiple: int = 1) -> None:
@@ -90,7 +90,7 @@ class KeyValueCache:
     def add(self, lengths: Sequence[int], like: Sequence[Pair]) -> range:
         """Reserve slots for further rows of these lengths, to be filled up to `end`.
 
-        like: keys and values of each layer, whose heads, width, dtype and device the cache has.
+        like: keys and values of each layer; the cache gets their heads, width, dtype and device.
         """
         longest, slots = max(lengths), self.count + len(lengths)
         if self.count == 0:
@@ -136,7 +136,7 @@ class KeyValueCache:
                 part[row] = 0
 
     def without(self, rows: Sequence[int]) -> list[int]:
-        """The order of the remaining rows if these leave, with few moves."""
+        """An order of the remaining rows after these leave, with few moves."""
         gone, left = set(rows), self.count - len(rows)
         movers = [row for row in range(left, self.count) if row not in gone]
         return [movers.pop(0) if row in gone else row for row in range(left)]
@@ -166,10 +166,10 @@ class KeyValueCache:
         old, before = slice(self.low, self.end), self.stores
         fits = before and slots <= self._slots and columns <= self.columns
         if not fits:
-            if slots > self._slots:  # one by one, it would grow at every step
+            if slots > self._slots:  # doubled, so that it does not grow with every row
                 slots = self._made_up(max(slots, 2 * self._slots, self._multiple))
             size = max(slots, self._slots), max(self.columns, columns)
-            # Memory may end here, and then the rows under way still need their store.
+            # If memory runs out here, the rows under way still need the old store.
             stores = [(_store(keys, *size), _store(values, *size)) for keys, values in like]
             self._slots, self.columns = size
             self.model_cache = DynamicCache()
@@ -181,7 +181,7 @@ class KeyValueCache:
                 for store, source in zip(self.stores, before, strict=True)
                 for part, states in zip(store, source, strict=True)
             ]
-            # A row may overlap its new place. The memory for that is taken before any has moved.
+            # A row may overlap its new place: buffers for that are allocated before any row moves.
             spare = {kept.shape: torch.empty_like(kept) for _, kept in moves} if fits else {}
             for part, kept in moves:
                 part.copy_(spare[kept.shape].copy_(kept) if fits else kept)
@@ -203,8 +203,8 @@ def _store(like: Tensor, slots: int, columns: int) -> Tensor:
 class Beginning:
     """The cached beginning of some requests, kept as long as this object lives.
 
-    rows: embeddings (P, d) that prompts begin with; None for token ids, which change. layers: of
-    each layer, keys and values (1, heads, n, width) of the first n tokens; None while not kept.
+    rows: embeddings (P, d) with which prompts begin; None for a text that grows (`ids`). layers: of
+    each layer, keys and values (1, heads, n, width) of the first n tokens; None if not cached.
     """
 
     rows: Tensor | None = None
@@ -214,7 +214,7 @@ class Beginning:
 
     @property
     def tokens(self) -> int:
-        """How many tokens' keys and values are kept."""
+        """Number of tokens whose keys and values are cached."""
         return 0 if self.layers is None else self.layers[0][0].shape[-2]
 
     def begins(self, x: Tensor) -> bool:
@@ -222,11 +222,11 @@ class Beginning:
         rows = self.rows
         if rows is None or len(x) <= len(rows) or (x.dtype, x.device) != (rows.dtype, rows.device):
             return False
-        # One row tells most prompts apart.
+        # Most other prompts differ in this row already.
         return torch.equal(x[len(rows) - 1], rows[-1]) and torch.equal(x[: len(rows)], rows)
 
     def before_last(self, ids: Sequence[int]) -> list[Pair] | None:
-        """Keys and values of all of `ids` but the last, if they are kept."""
+        """Keys and values of all of `ids` but the last, if they are cached."""
         size = len(ids) - 1
         if self.layers is None or not 0 < size <= self.tokens or self.ids[:size] != list(ids[:-1]):
             return None
@@ -235,7 +235,7 @@ class Beginning:
 
 @dataclass(eq=False)
 class Handle:
-    """A request's reference to a beginning. counted: whether reading it was charged to one."""
+    """Refers requests to a beginning. counted: whether reading it was counted for one of them."""
 
     beginning: Beginning
     counted: bool = False
@@ -244,9 +244,9 @@ class Handle:
 class PrefixCache:
     """Cached beginnings of the requests under way.
 
-    read: makes keys and values of (P, d) rows. capacity: in tokens; those used longest ago are
-    evicted. 0: nothing is kept. `handle` works from any thread, the rest belongs to the one that
-    runs the model. tokens_read: by the model, so far.
+    read: computes keys and values of (P, d) rows. capacity: in tokens; the least recently used
+    beginnings are evicted. 0: nothing is cached. `handle` may be called from any thread, the rest
+    only from the one that runs the model. tokens_read: by the model, so far.
     """
 
     def __init__(self, read: Callable[[Tensor], list[Pair]], capacity: int) -> None:
@@ -260,7 +260,7 @@ class PrefixCache:
         return len(self._beginnings)
 
     def handle(self, rows: Tensor | None) -> Handle | None:
-        """A handle for requests with these first rows; without rows, that extend each other."""
+        """A handle for requests that begin with `rows`; None: requests that extend each other."""
         if not self._capacity or (rows is not None and len(rows) < LEAST):
             return None
         with self._lock:
@@ -277,7 +277,7 @@ class PrefixCache:
         self._evict()
 
     def layers(self, beginning: Beginning) -> list[Pair]:
-        """Keys and values of rows, read if they are not kept."""
+        """Keys and values of the beginning's rows, read if they are not cached."""
         assert beginning.rows is not None
         beginning.used = next(self._clock)
         if beginning.layers is None:

@@ -26,33 +26,32 @@ from tide.plugins.options import checked
 
 # Default batch sizes: a CPU gains little past this; a GPU reads the weights once per batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
-# Largest relative difference of logits in a batch and alone. A wrong mask makes 0.2; rounding in
-# bfloat16 makes 0.02 in 24 layers.
+# Maximum relative difference between logits in a batch and alone. A wrong mask causes 0.2, rounding
+# in bfloat16 0.02 in 24 layers.
 _TOLERANCES = {torch.float32: 1e-4}
 _ROUNDED = 5e-2
 
 
 class TransformersEngine(EmbeddingEngine):
-    """A causal LM from a folder or the Hugging Face hub, run by its `inputs_embeds`.
+    """A causal LM from a folder or the Hugging Face hub, run through its `inputs_embeds`.
 
     model: folder, hub id, "pocket", "pocket-reference" or "pocket-chat" (bundled).
     device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
-    dtype: "auto" (the checkpoint's on CUDA; float32 on the CPU, where results are then the same on
-    every machine but for the order of sums), "float32", "bfloat16" (the fastest on a CPU with
+    dtype: "auto" (the checkpoint's on CUDA; float32 on the CPU, where every machine then gives the
+    same results up to the order of sums), "float32", "bfloat16" (the fastest on a CPU with
     AVX512-BF16; logits are rounded to 8 bits), "float16".
     max_batch: sequences run at once, None for a default by device.
-    prefix_tokens: of the beginnings that the candidates of a prompt share (`perturb="last:K"`), so
-    many tokens' keys and values are kept for as long as their searches last; if it is more, those
-    used last. For models that keep keys and values only. 0: read all.
-    forward_tokens: tokens read so far for completions and likelihoods; those shared, once.
+    prefix_tokens: capacity of the prefix cache in tokens. It holds keys and values of beginnings
+    that requests share or continue; models with any other state have none. 0: no cache.
+    forward_tokens: tokens that the model has read so far; a shared beginning counts once.
 
-    Sequences enter and leave the running batch at any step, if the model keeps keys and values
-    only; others are written batch by batch.
+    Sequences enter and leave the running batch at any step if the model's state is keys and values
+    alone; other models complete one batch after another.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
     Raises EngineError if the model cannot be loaded whole, has no usable embedding layer, or does
-    not give the same finite result for token ids and their embeddings, and InputError for options
-    that cannot be used.
+    not give the same finite logits for token ids and their embeddings, and InputError for invalid
+    options.
     """
 
     capabilities: ClassVar = EmbeddingEngine.capabilities | {"repetition_penalty"}
@@ -78,7 +77,7 @@ class TransformersEngine(EmbeddingEngine):
     async def _load(
         self, device: str, dtype: Dtype, max_batch: int | None, prefix_tokens: int, trust: bool
     ) -> None:
-        # In the engine's thread, which does all computing.
+        # Runs in the engine's thread, as all computing does.
         with self._calling("loading"):
             self.device = find_device(device)
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
@@ -157,7 +156,7 @@ class TransformersEngine(EmbeddingEngine):
                 one.found.cancel()
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
-        """The cached beginning of (T, d) rows, if they begin with it, and the tokens to be read."""
+        """The handle's beginning, if `x` (T, d) begins with it, and the tokens to be read for x."""
         if not isinstance(handle, Handle) or (rows := handle.beginning.rows) is None:
             return None, len(x)
         if not handle.beginning.begins(x.float().cpu()):
@@ -174,11 +173,11 @@ class TransformersEngine(EmbeddingEngine):
         return pairs_in(self._forward.read([rows.to(self.device, self.dtype)]))
 
     def _verify(self) -> None:
-        """Find out whether rows may enter the batch while others are written.
+        """Find out whether rows may enter the batch while other rows are under way.
 
-        Raises EngineError unless the next-token logits for token ids and for their embeddings are
-        equal. They differ where blocks get more than the embeddings; a search that moves embeddings
-        alone would then not control the text.
+        Raises EngineError unless token ids and their embeddings give equal next-token logits. They
+        differ if blocks also get other inputs than the embeddings; a search that moves embeddings
+        would then not control the text.
         """
         ids = torch.tensor(self._tokenize(["The weather today is"]), device=self.device)
         if ids.numel() == 0:
@@ -189,7 +188,7 @@ class TransformersEngine(EmbeddingEngine):
             embeddings = self._embed_ids(ids[0].tolist())[None]
             by_embeddings = self._forward(None, positions, inputs_embeds=embeddings)
             if cache_in(by_ids) is None:
-                raise EngineError(f"model {self.name}: keeps no key-value cache; it cannot be used")
+                raise EngineError(f"model {self.name}: has no key-value cache; it cannot be used")
             if not by_ids.logits.isfinite().all():
                 raise EngineError(f"model {self.name}: its {not_finite(self.model.dtype)}")
             worst = float((by_ids.logits - by_embeddings.logits).abs().max())
@@ -222,10 +221,7 @@ class TransformersEngine(EmbeddingEngine):
 def load_model(
     name: str, device: torch.device, dtype: Dtype = "auto", *, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
-    """Tokenizer and model of a folder, a hub id or a bundled one; `dtype` as for the engine.
-
-    Raises EngineError if it cannot be loaded whole.
-    """
+    """Tokenizer and model of a folder, hub id or bundled name. Raises EngineError if incomplete."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
     source = source_of(name)
@@ -239,12 +235,12 @@ def load_model(
 
 @torch.inference_mode()
 def reads_alike(forward: Forward, x: Tensor) -> bool:
-    """Whether the model reads `x` (T, d), T > 3, the same where rows come and go or share a prefix.
+    """Whether `x` (T, d), T > 3, gives equal logits alone and where rows enter or share a prefix.
 
-    It needs keys and values, and masks that are obeyed.
+    The model must keep keys and values, and obey masks.
     """
     try:
-        # A row goes on while two enter: a longer one, and one read from a shared prefix.
+        # One row is under way while two enter: a longer one, and one read after a shared prefix.
         stream = Stream(forward, [x[:-2]])
         token = stream.logits.argmax(dim=-1)
         stream.advance(token)

@@ -1,9 +1,9 @@
-"""Faster arithmetic for a loaded model on an x86 CPU, with the same results but rounding.
+"""Faster arithmetic for a loaded model on an x86 CPU, with the same results up to rounding.
 
-torch multiplies float32 matrices there by MKL, which on AMD takes two to three times as long as
-oneDNN does with weights that were laid out for it beforehand: SmolLM2 135M writes 1.4 (1 row) to
-2.0 times (64 rows) as fast with them, Gemma 3 270M 1.7 to 2.4 times (`benchmarks/packed.py`). Such
-a layout is made once, here, and for bfloat16 too where the CPU multiplies that by itself.
+On these CPUs torch multiplies float32 matrices with MKL, which on AMD takes two to three times as
+long as oneDNN with packed weights. With packed weights SmolLM2 135M writes 1.4 (1 row) to 2.0 times
+(64 rows) as fast, Gemma 3 270M 1.7 to 2.4 times (`benchmarks/packed.py`). Weights are packed once,
+here; bfloat16 weights only if the CPU has instructions for bfloat16.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 # Packed weights are a second copy of the model; larger models are not packed, to save memory.
 MAX_PARAMETERS = 500_000_000
-# oneDNN packs weights for a number of rows; packed for 16 it was fastest with any number.
+# oneDNN packs weights for an expected number of rows; 16 was fastest for any number.
 _ROWS_HINT = 16
-# Of the largest result. float32 sums in another order differ by about 1e-6, each rounding to
-# bfloat16 by 4e-3 at most, and anything wrong by 1.
+# Maximum error, relative to the largest result. Another order of float32 sums causes about 1e-6,
+# a rounding to bfloat16 at most 4e-3, a wrong result about 1.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-# oneDNN and torch's layer above it cache kernels for the last 1024 shapes, and shapes differ
-# between batches: half a gigabyte in a long run. A batch needs about 20 of them;
-# more than 64 in torch made nothing faster. Both read these variables when they are first used.
+# By default oneDNN and torch's layer above it cache kernels for the last 1024 shapes: half a
+# gigabyte in a long run, since shapes differ between batches. A batch needs about 20 shapes; more
+# than 64 in torch made nothing faster. Both read these variables when they are first used.
 _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 256, "LRU_CACHE_CAPACITY": 64}
 
 
 def speed_up(model: nn.Module) -> None:
-    """Change `model` in place where that is known to help; elsewhere leave it as it is.
+    """Change `model` in place if that is known to make it faster.
 
     Parameters and state dict stay as they are. They must not move or change afterwards: a packed
-    layer would go on with the old weights.
+    layer would still use the old weights.
     """
     from transformers.activations import NewGELUActivation  # noqa: PLC0415  (slow import)
 
@@ -46,7 +46,7 @@ def speed_up(model: nn.Module) -> None:
     for variable, shapes in _CACHES.items():
         os.environ.setdefault(variable, str(shapes))
     for module in model.modules():
-        # GPT-2's GELU is written as seven passes over memory.
+        # transformers' GELU for GPT-2 makes seven passes over memory.
         if type(module) is NewGELUActivation:
             module.forward = nn.GELU(approximate="tanh").forward
     if _can_pack() and sum(p.numel() for p in parameters) <= MAX_PARAMETERS:
@@ -58,7 +58,7 @@ def speed_up(model: nn.Module) -> None:
 def pack(module: nn.Module) -> bool:
     """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights; True if it does.
 
-    Only those two types themselves: a subclass may compute something else.
+    Subclasses of the two types are left as they are: they may compute something else.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
@@ -81,7 +81,7 @@ def _packed_as(
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)
         expected, tolerance = plain(probe), _TOLERANCES[weight.dtype]
         close = bool((apply(probe) - expected).abs().max() <= tolerance * expected.abs().max())
-    except RuntimeError:  # without oneDNN torch computes it
+    except RuntimeError:  # torch was built without oneDNN
         return None
     return apply if close else None
 
@@ -109,6 +109,6 @@ def _can_pack() -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16; the others convert each number to float32."""
-    # Not `torch.ops.mkldnn._is_mkldnn_bf16_supported`: that asks for AVX512 alone.
+    """Whether this CPU has instructions for bfloat16; others convert each number to float32."""
+    # Not `torch.ops.mkldnn._is_mkldnn_bf16_supported`: it only checks for AVX512.
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())

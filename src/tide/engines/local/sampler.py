@@ -1,9 +1,9 @@
-"""Choosing the next token: temperature, top-k, top-p, and Gumbel noise that belongs to a seed.
+"""Choosing the next token: temperature, top-k, top-p, and Gumbel noise that a seed determines.
 
 A token is drawn as the arg max of log-probability + Gumbel noise (the Gumbel-max trick, exact for
-any distribution). The noise is a hash of (seed, step, token id): it needs no generator state, is
-the same on every device and for every batch, and two sequences with one seed share it, which makes
-their difference come from the model's probabilities alone (common random numbers).
+any distribution). The noise is a hash of (seed, step, token id): it needs no generator state and is
+the same on every device and in every batch. Two sequences with one seed share it, so that they
+differ only by the model's probabilities (common random numbers).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 
-# Steps between checks whether all rows have stopped; each check waits for the device.
+# Steps between looks at the drawn tokens, which find rows that end; each waits for the device.
 CHECK_EVERY = {"cpu": 1}
 CHECK_EVERY_ELSEWHERE = 4
-# Steps between checks of the texts; each costs about as much as a small model's step.
+# Steps between checks for stop strings; each costs about as much as a small model's step.
 LOOK_EVERY = 8
 
 # Number of keys of a sequence made at once.
@@ -30,7 +30,8 @@ _KEYS = 32
 
 # The noise lies in (-2.9, 16.7), so a token whose logit is this far below the best cannot win.
 _REACH = 19.6
-# From this vocabulary size on it pays to search for the tokens that can win, if they are few.
+# From this number of scores on, noise is drawn only for the tokens that can win, if these are at
+# most one in _SMALL_SHARE.
 _MANY = 1 << 16
 _SMALL_SHARE = 16
 
@@ -57,8 +58,8 @@ def _mix(x: Tensor, shift: int, mask: int) -> Tensor:
 def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
     """Standard Gumbel noise, float32, shape (..., B, V), for `keys` of shape (..., 2, B, 1).
 
-    tokens: int32 token ids, shape (V,), or (B, 1) for one of each row. The integer hash is the one
-    known as lowbias32, with the second key mixed in between its two rounds.
+    tokens: int32 token ids, shape (V,), or (B, 1) for one token per row. The integer hash is
+    lowbias32, with the second key mixed in between its two rounds.
     """
     x = tokens ^ keys[..., 0, :, :]
     _mix(x, 16, 0xFFFF).mul_(0x7FEB352D)
@@ -78,8 +79,8 @@ def _keep_top_k(logits: Tensor, top_k: Tensor, *, most: int) -> Tensor:
 def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
     """`logits` (B, V) with -inf outside the top_p nucleus.
 
-    That is the smallest set of most likely tokens whose mass reaches top_p; it always holds the
-    most likely one.
+    The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
+    the most likely one.
     """
     if isinstance(top_p, float) and top_p >= 1:
         return logits  # rounding errors in the sum would drop the least likely
@@ -92,7 +93,7 @@ def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class _Sequence:
-    """One of the sequences that a sampler draws for. drawn: number of its drawn tokens."""
+    """A sequence that a sampler draws for. drawn: number of tokens drawn so far."""
 
     sampling: Sampling
     keys: NoiseKeys
@@ -101,11 +102,11 @@ class _Sequence:
 
 
 class Sampler:
-    """Chooses one token a step for each of some sequences, which enter and leave between steps.
+    """Chooses one token per step for each of its sequences, which enter and leave between steps.
 
     `prepare` and `warp` compute the scores for `draw`, and a caller may change them in between.
-    The tokens of a sequence do not depend on the others. Those at temperature 0 are not warped, and
-    their largest logit is taken. stop_ids: tokens that end a text, (S,).
+    The tokens of a sequence do not depend on the other sequences. A sequence at temperature 0 is
+    not warped, and gets the token of the largest logit. stop_ids: tokens that end a text, (S,).
     """
 
     def __init__(self, device: torch.device, stop_ids: Tensor | None = None) -> None:
@@ -127,8 +128,8 @@ class Sampler:
     ) -> None:
         """Add sequences after the present ones.
 
-        prompts: the ids of what each goes on from, which a repetition penalty is about as well;
-        needed where there is one. banned: of each, ids that are not to be drawn.
+        prompts: the prompt ids of each, to which a repetition penalty also applies; needed if one
+        has such a penalty. banned: the ids of each that must not be drawn.
         """
         before = len(self._rows)
         for own, seed, out in zip(samplings, seeds, banned or [()] * len(seeds), strict=True):
@@ -152,9 +153,9 @@ class Sampler:
     def prepare(self, logits: Tensor) -> Tensor:
         """The model's `logits` (B, V) for the next tokens, with penalties; float32.
 
-        Those of the stop ids become -inf where a row is too short to end, and so do those that are
-        never to be drawn, in place: what else reads the logits of this step must not hope for these
-        tokens either.
+        The logits of banned ids become -inf in place, and so do those of stop ids while a row is
+        too short to end: any other reader of this step's logits must not count on these tokens
+        either.
         """
         if self._waiting:
             rows = self._rows
@@ -175,7 +176,7 @@ class Sampler:
         return scores.scatter(-1, ids, seen)
 
     def warp(self, logits: Tensor) -> Tensor:
-        """`logits` (B, V) by temperature, with -inf outside top-k and then top-p; float32."""
+        """`logits` (B, V) divided by temperature, -inf outside top-k and then top-p; float32."""
         if self._greedy:
             return logits.float()
         scores: Tensor = logits.float() / self._temperature
@@ -187,9 +188,9 @@ class Sampler:
         return scores
 
     def draw(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids (B,) from the warped scores (B, V), and whether each was drawn from numbers.
+        """Token ids (B,) from the warped scores (B, V), and whether the scores of each were finite.
 
-        NaN and infinity win any arg max, so checking the largest score is enough.
+        Only the largest score is checked: NaN and infinity win any arg max.
         """
         best, drawn = scores.amax(dim=-1), self._drawn_rows
         finite = best.isfinite()
@@ -239,7 +240,7 @@ class Sampler:
             self._tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=device)
         pairs = [row.keys[row.drawn] for row in self._noisy]
         keys = torch.tensor(pairs, dtype=torch.int32, device=device).T[..., None]
-        # Counting them would wait for a GPU, for which the noise is cheap.
+        # On a GPU noise is cheap, and counting the tokens that can win would wait for it.
         if scores.is_cpu and scores.numel() >= _MANY:
             rows, tokens = (scores >= best[:, None] - _REACH).nonzero(as_tuple=True)
             if len(rows) * _SMALL_SHARE <= scores.numel():

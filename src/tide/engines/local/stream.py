@@ -1,7 +1,7 @@
-"""A causal LM that reads sequences token by token: its forward pass, and a stream of rows in it.
+"""A causal LM's forward pass, and a stream of sequences that it reads token by token.
 
-`model.generate` pays a large overhead per step that a small model feels more than its own
-arithmetic, so `Forward` calls the model itself, with a cache that is written in place (cache.py).
+`model.generate` has an overhead per step that exceeds a small model's arithmetic, so `Forward`
+calls the model directly, with a cache that is written in place (cache.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from tide.engines.checkpoint import context_length
 from tide.engines.local.cache import KeyValueCache, Pair
 
-# Cost of a forward pass of a small model, in tokens read in the same time: the bundled model reads
-# some 45 tokens a millisecond on 2 cores, and a call costs 1.5 ms. In larger models a call costs as
-# much as fewer tokens.
+# Fixed cost of a forward pass of a small model, in tokens read in the same time: the bundled model
+# reads some 45 tokens a millisecond on 2 cores, and a call costs 1.5 ms. For larger models a call
+# costs as much as fewer tokens.
 _CALL = 64
 # Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -30,9 +30,9 @@ _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes.
 
-    context: maximum sequence length, None without a limit. plain: whether rows may enter and
-    leave a batch: the model keeps keys and values alone. All of them are kept, also of layers with
-    a sliding window; the mask hides those outside.
+    context: maximum sequence length, None without a limit. plain: whether the model's state is keys
+    and values alone, so that rows may enter and leave a batch. All of them are kept, also in layers
+    with a sliding window, where the mask hides those outside the window.
     """
 
     def __init__(self, model: Any) -> None:
@@ -100,7 +100,7 @@ def not_finite(dtype: torch.dtype) -> str:
 def cache_in(out: Any) -> Any:
     """The key-value cache in a model's output, or None.
 
-    From transformers 5.24 on, models that keep a state alone (Mamba) have a cache, too.
+    From transformers 5.24 on, models without keys and values (Mamba) have a cache object, too.
     """
     cache = out.cache if hasattr(out, "cache") else getattr(out, "past_key_values", None)
     layers = getattr(cache, "layers", [])
@@ -113,12 +113,12 @@ def pairs_in(out: Any) -> list[Pair]:
 
 
 class Stream:
-    """Sequences that a model reads token by token, and that enter and leave at any step.
+    """Sequences that a model reads token by token; they enter and leave at any step.
 
-    Of a model that is not `plain`, all enter at once. logits: (B, V), for the next token. cache:
-    keys and values of the tokens read. together: read all rows in one pass anywhere; else, on the
-    CPU, those of similar length are: a GPU has arithmetic to spare for the padding. multiple: the
-    model reads a multiple of so many rows.
+    If the model is not `plain`, all enter at once. logits: (B, V), for the next token. cache: keys
+    and values of the tokens read. together: read all entering rows in one pass. By default a CPU
+    reads rows of similar length together; a GPU always reads all, since it can afford the padding.
+    multiple: see `KeyValueCache`.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Stream:
             self._arrange()
         count = len(tokens)
         tokens = pad(tokens, (0, len(self._starts) - count))
-        # An ended row is read on as long as its neighbours are written, within the context.
+        # Ended rows are read along with the others; their positions stay within the context.
         positions = (cache.end - self._starts).clamp_(max=self._last)
         width = cache.end - cache.low + 1
         mask = None if self._mask is None else self._mask[..., :width]
@@ -190,7 +190,7 @@ class Stream:
         cache.end += 1
 
     def leave(self, rows: Sequence[int]) -> list[int]:
-        """Remove these rows; returns the former numbers of the others, in their new order."""
+        """Remove these rows; returns the old numbers of the others, in their new order."""
         order = self.cache.without(rows)
         self.select(order)
         return order
@@ -208,7 +208,7 @@ class Stream:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Rebuild the tensors that describe the rows, after they have changed or moved."""
+        """Rebuild the tensors that describe the rows, after rows have changed or moved."""
         cache = self.cache
         # The first row may resume, and then there are no logits yet.
         device = cache.stores[0][0].device if cache.stores else self.logits.device
@@ -228,11 +228,11 @@ def length_groups(lengths: Sequence[int]) -> list[list[int]]:
     Dynamic programming over the distinct lengths, of which there are few.
     """
     order = by_length(lengths)
-    # By the number of rows, up to each distinct length: the least cost, and the ends of its groups.
+    # Number of rows up to each distinct length -> their least cost, and the ends of its groups.
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for length, same in groupby(order, key=lengths.__getitem__):
         end = max(best) + len(list(same))
-        # The last group begins at `start`, and costs a call and its rows times the length.
+        # The last group begins at `start`; it costs a call, and its rows times `length`.
         least, start = min((cost - start * length, start) for start, (cost, _) in best.items())
         best[end] = least + _CALL + end * length, [*best[start][1], end]
     return [order[start:end] for start, end in pairwise([0, *best[len(order)][1]])]

@@ -1,10 +1,10 @@
-"""Any server of completions, asked as OpenAI's are: text in and text out, no embeddings.
+"""Any server with OpenAI's completions API: text in and text out, no embeddings.
 
     tide serve --engine openai --base-url http://HOST:PORT
 
-Chats about tools, and those whose answer has a format, are answered as a whole: fields that the
-server takes are passed on. It is probed before its first use: whether it continues a last assistant
-message, and whether a bias bans a token.
+Chats with tools or a format of the answer are answered as a whole; their fields are passed on to
+the server. Before its first use a server is probed: whether it continues a last assistant message,
+and whether `logit_bias` bans a token.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _MAX_BATCH = 64
 class OpenAIEngine(PooledEngine):
     """Servers at `base_urls`, which all serve `model` over OpenAI's completions API, streamed.
 
-    model: its name on the servers; any, if they serve a single model.
+    model: its name on the servers; any name if they serve a single model.
     base_urls: one address or several, with or without `/v1`. max_batch: requests under way at once;
-    1 for a server that takes one at a time. deadline: seconds that a completion may take, whatever
-    fails meanwhile. timeout: seconds after which a server that sends nothing counts as failed.
+    1 for a server that takes one at a time. deadline: seconds that a completion may take, including
+    retries. timeout: seconds after which a server that sends nothing counts as failed.
     api_key_env: the environment variable with the servers' API key. tokenizer: folder or hub id of
-    the model's tokenizer, where the server has no `/tokenize`; words are then banned by
-    `logit_bias`. Without either, a banned word is redrawn at a higher temperature.
+    the model's tokenizer, if the server has no `/tokenize`; either lets words be banned by
+    `logit_bias`. Without both, a banned word is redrawn at a higher temperature.
 
     Its tokens are words (see `words`). It has no embeddings and gives no likelihoods. Raises
-    InputError for options that cannot be used, and EngineError if no server can be.
+    InputError for options that cannot be used, and EngineError if no server can be used.
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts"})
@@ -116,7 +116,7 @@ class OpenAIEngine(PooledEngine):
         return text
 
     def supports_continuation(self, prompt: Sequence[int]) -> bool:
-        """Not in a chat in parts, nor in any where one of the servers begins a new message."""
+        """False for a chat in parts, and for every chat if a server would begin a new message."""
         chat = word_of(prompt[0]) if prompt else ""
         if not isinstance(chat, Chat):
             return True
@@ -134,7 +134,7 @@ class OpenAIEngine(PooledEngine):
         return items_of(work)
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
-        """Request text from a server until the answer ends. Another may take over from there."""
+        """Request text from a server until the answer ends. Another server may continue it."""
         found = self._found[endpoint.url]
         while answer.reason is None:
             body = answer.body(found)
@@ -166,15 +166,13 @@ class OpenAIEngine(PooledEngine):
 
     @property
     def capability_notes(self) -> str:
-        """The findings on one line."""
         (first, *_) = self._found.values()
-        again = "drawing again where they come"
+        again = "drawing again when they come"
         banned = f"logit_bias ({first.banned.name})" if first.banned else again
         goes_on = "go on in blocks" if first.continued is not None else "are one block"
         return f"serves {first.model}; words are banned by {banned}; answers to chats {goes_on}"
 
     async def _admit(self, endpoint: Endpoint) -> None:
-        """Look at a server before it is used."""
         found = await look_at(endpoint, self.name, self._named)
         self._found[endpoint.url] = found
         if found.context is not None:
@@ -184,14 +182,14 @@ class OpenAIEngine(PooledEngine):
         await complete_probe(endpoint, self._found[endpoint.url])
 
 
-# Redraws of banned text: tokens of each, temperature step and limit, and number at one place.
+# Redraws of banned text: tokens per redraw, temperature step and limit, and redraws at one place.
 _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 
 class Banned(Exception):
-    """Held-back output came: a banned word, or the end before `min_new_tokens`.
+    """The server wrote a banned word, or ended the text before `min_new_tokens`.
 
-    reason: why the answer ends there if nothing else can be drawn.
+    reason: finish reason of the answer if redraws give nothing else.
     """
 
     def __init__(self, reason: FinishReason) -> None:
@@ -202,9 +200,9 @@ class Banned(Exception):
 class StreamedAnswer:
     """The text of one request, written by one server or by several in turn.
 
-    words: what was written, and given out, but for a chat that the server cannot go on with: that
-    is given out as a whole. aside: what it holds beside them. banned: words that are not written.
-    left: tokens that may still be written. reason: why it has ended.
+    words: those written so far. They are given out at once; if the server could not continue the
+    answer, only at its end. aside: the answer's reasoning and tool calls. banned: words that must
+    not be written. left: tokens that may still be written. reason: why it has ended, or None.
     """
 
     def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
@@ -219,7 +217,7 @@ class StreamedAnswer:
 
     @property
     def least(self) -> int:
-        """Tokens that are still to be written before the text may end."""
+        """Tokens that must still be written before the text may end."""
         written = 0 if self._whole else len(self.words)
         return max(0, self._request.sampling.min_new_tokens - written)
 
@@ -243,7 +241,7 @@ class StreamedAnswer:
             self.aside = Aside(inline=not self._request.whole_text)
             return first.asked | self._sampling(found) | {"messages": messages}
         if found.continued is None:
-            raise CompletionError("the server does not go on with an answer to a chat")
+            raise CompletionError("the server cannot continue an answer to a chat")
         messages.append({"role": "assistant", "content": written})
         return self._sampling(found) | {"messages": messages, **found.continued}
 
@@ -256,16 +254,16 @@ class StreamedAnswer:
             "model": found.model,
             "max_tokens": self.left,
             "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
-            # By the place, so that it does not matter which servers failed. Few take more bits.
+            # From the place alone, whichever servers failed. Few servers take more than 31 bits.
             "seed": (derive_seed(seed, *place) if any(place) else seed) % 2**31,
             "stream": True,
         }
-        if sampling.top_p < 1:  # some servers refuse 1, which `off` has for those that take it
+        if sampling.top_p < 1:  # some servers refuse 1; `off` has it for servers that take it
             body["top_p"] = sampling.top_p
         if sampling.top_k:
             body["top_k"] = sampling.top_k
         if self.least:
-            # Without stop strings, which a server does not tell from an end; the text is cut later.
+            # No stop strings: a server does not tell them from an end. The text is cut later.
             if "min_tokens" in found.off:
                 body["min_tokens"] = min(self.least, self.left)
         elif sampling.stop:
@@ -273,7 +271,7 @@ class StreamedAnswer:
         return body
 
     def take(self, words: Sequence[str]) -> None:
-        """Give out words. Raises Banned before a banned one."""
+        """Add words and give them out. Raises Banned before a banned one."""
         for word in words:
             if same_word(word) in self._banned_spellings:
                 raise Banned("length")
@@ -282,10 +280,10 @@ class StreamedAnswer:
                 self._put(Piece((id_of(word),)))
 
     def end(self, words: Sequence[str], reason: FinishReason) -> None:
-        """The server wrote these last. Raises Banned where that is too early."""
+        """Take the server's last words. Raises Banned if the text ends too early."""
         drawn = bool(self._drawn) and reason == "length" and not self._whole
         if drawn and len(self.words) + len(words) < self._request.sampling.max_new_tokens:
-            # The last word may be half a word, and is written again; but something stays.
+            # The last word may be incomplete, so it is drawn again, unless it is the only one.
             self.take(words if len(words) == 1 else words[:-1])
             self._drawn = 0
             return
@@ -296,10 +294,10 @@ class StreamedAnswer:
         self._finish(reason)
 
     def draw_again(self, wrote: bool, reason: FinishReason) -> None:
-        """The next tokens are drawn hotter. wrote: there was text before the held-back output."""
+        """Draw the next tokens at a higher temperature. wrote: words came before the banned one."""
         self._drawn = self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
-            self._finish(reason)  # it breaks off there
+            self._finish(reason)  # the answer ends here
 
     def _finish(self, reason: FinishReason) -> None:
         parts = self.aside.parts

@@ -1,8 +1,8 @@
-"""A server of completions: its capabilities, found by probing, and its streams.
+"""A completions server: its capabilities, found by probing, and its streams.
 
-Its answers are parsed; anything else is refused. An answer to a chat may hold reasoning and
-calls of tools beside its text: vLLM, llama.cpp, Ollama and others stream calls in parts that differ
-in their indexes and ids.
+Its answers are validated; any other shape is refused. An answer to a chat may hold reasoning and
+tool calls beside its text. vLLM, llama.cpp, Ollama and others stream the parts of calls with
+different indexes and ids.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CallDelta(BaseModel):
 
 
 class Delta(BaseModel):
-    """The next of an answer. Reasoning has two names; a server that sends both repeats it."""
+    """The next piece of an answer. Reasoning has two names; a server that sends both repeats it."""
 
     content: _Text | None = None
     reasoning_content: _Text | None = None
@@ -57,16 +57,16 @@ class Delta(BaseModel):
 
     @property
     def size(self) -> int:
-        """Characters beside the text."""
+        """Characters of reasoning and tool calls."""
         functions = [one.function for one in self.tool_calls or ()]
         calls = sum(len(one.name or "") + len(one.arguments or "") for one in functions)
         return len(self.thought) + calls
 
 
 class Aside:
-    """Assembles the parts of an answer beside its text.
+    """Assembles the reasoning and the tool calls of an answer.
 
-    thoughts: takes the text; tells from it, if `inline`, the reasoning that it begins with.
+    thoughts: takes the text; separates leading reasoning from it, if `inline`.
     """
 
     def __init__(self, *, inline: bool) -> None:
@@ -75,7 +75,7 @@ class Aside:
         self.thoughts = Thoughts(inline=inline)
 
     def add(self, delta: Delta) -> None:
-        """Raises ServerFailed for a part without a call, and for too many calls."""
+        """Raises ServerFailed for too many calls."""
         self._reasoning += delta.thought
         for new in delta.tool_calls or ():
             call = self._call_of(new)
@@ -96,8 +96,8 @@ class Aside:
         for one in self._calls:
             if not one.function.name:
                 raise ServerFailed("called a tool without a name")
-            said = one.function.arguments or ""
-            calls.append(ToolCall(id=one.id or "", name=one.function.name, arguments=said))
+            own = one.function.arguments or ""
+            calls.append(ToolCall(id=one.id or "", name=one.function.name, arguments=own))
         reasoning = self._reasoning + self.thoughts.said
         texts = [reasoning, *(text for one in calls for text in (one.name, one.arguments))]
         tokens = sum(len(words_of(text)) for text in texts)
@@ -106,8 +106,8 @@ class Aside:
     def _call_of(self, new: CallDelta) -> CallDelta | None:
         """The call that `new` continues; None if it begins one.
 
-        Ollama leaves out the index, or has the same for all; older versions of vLLM and SGLang as
-        well. Another id is another call, and so is another name without an index.
+        Ollama, and older versions of vLLM and SGLang, leave out the index or send the same for all
+        calls. So another id begins another call, and so does a name without an index.
         """
         alike = [one for one in self._calls if one.index == new.index]
         if not alike:
@@ -125,9 +125,9 @@ OFF = {**NEUTRAL, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "repeat_penalty": 1
 
 
 class Part(BaseModel):
-    """The next of a completion (`text`) or of an answer to a chat (`delta`).
+    """The next piece of a completion (`text`) or of an answer to a chat (`delta`).
 
-    LocalAI leaves out an empty one, and Azure that of an event with a filter's results.
+    LocalAI leaves out empty pieces, and Azure the piece of an event with a filter's results.
     """
 
     index: Literal[0]
@@ -136,7 +136,7 @@ class Part(BaseModel):
     finish_reason: Annotated[str | None, Field(max_length=100)] = None
 
     def read(self, chat: bool) -> Delta:
-        """What was written. Raises ServerFailed for the shape of the other."""
+        """The piece as a Delta. Raises ServerFailed for a completion in a chat, or the reverse."""
         if chat and not self.text:
             return self.delta or Delta()
         if not chat and self.delta is None and self.text is not None:
@@ -145,7 +145,7 @@ class Part(BaseModel):
 
 
 class Event(BaseModel):
-    """Without a choice it tells what was used, or what a filter found in the prompt."""
+    """An event without choices reports usage, or a filter's results for the prompt."""
 
     choices: Annotated[
         list[Part],
@@ -163,7 +163,7 @@ class ServedModels(BaseModel):
     data: Rows[Served] = Field(min_length=1, max_length=10_000)
 
 
-# Why a text ended, as servers call it: the last two are TGI's, "eos" is Together's.
+# Finish reasons of servers: the last two are TGI's, "eos" is Together's.
 _ENDS: dict[str, FinishReason] = {
     "length": "length",
     "stop": "stop",
@@ -171,7 +171,7 @@ _ENDS: dict[str, FinishReason] = {
     "eos_token": "stop",
     "stop_sequence": "stop",
 }
-# Ends that a server would tell again of the same request.
+# Finish reasons that would come again if the request were repeated.
 _REFUSALS = ("content_filter", "tool_calls", "function_call")
 
 
@@ -180,8 +180,8 @@ async def streamed(
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
     """The text that a server streams, up to its end. aside: gets the other parts of an answer.
 
-    Raises ServerFailed for an invalid stream, and EndpointRefused if it ends by a filter or an
-    unasked tool call.
+    Raises ServerFailed for an invalid stream, and EndpointRefused if a filter or a tool call that
+    was not asked for ends it.
     """
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
@@ -193,42 +193,42 @@ async def streamed(
         async for event in events:
             for part in event.choices:
                 new = part.read(chat)
-                said, told = new.content or "", _end_of(part.finish_reason, new, has_tools)
-                if told == "eos_token":
-                    said = ""  # TGI writes the token that ends the text, as "</s>"
-                end = _ENDS.get(told) if told else None  # "" before the end: Ollama, LocalAI, TGI
-                read += len(said) + new.size
+                text, reason = new.content or "", _end_of(part.finish_reason, new, has_tools)
+                if reason == "eos_token":
+                    text = ""  # TGI writes the token that ends the text, as "</s>"
+                end = _ENDS.get(reason) if reason else None  # Ollama, LocalAI, TGI: "" before
+                read += len(text) + new.size
                 if read > most:
                     raise ServerFailed(f"wrote more than {body['max_tokens']} tokens")
                 if aside is not None:
                     aside.add(new)
-                if told and end is None:
-                    raise ServerFailed(f"ended a text by {told!r}")
+                if reason and end is None:
+                    raise ServerFailed(f"ended a text with unknown finish_reason {reason!r}")
                 if last is not None:
-                    # Some servers send the end twice, and Azure a filter's results after it.
-                    if new.size or (said, end) not in (("", None), ("", last[1]), last):
+                    # Some servers send the end twice; Azure sends a filter's results after it.
+                    if new.size or (text, end) not in (("", None), ("", last[1]), last):
                         raise ServerFailed("wrote on after ending the text")
                 elif end is not None:
-                    last = said, end
+                    last = text, end
                 else:
-                    yield said, None
+                    yield text, None
     if last is None:
-        raise ServerFailed("ended a completion without saying why (no finish_reason)")
+        raise ServerFailed("ended a completion without a finish_reason")
     yield last
 
 
-def _end_of(told: str | None, new: Delta, has_tools: bool) -> str | None:
-    """The server's finish reason. Raises EndpointRefused for a filter or an unasked tool call."""
+def _end_of(reason: str | None, new: Delta, has_tools: bool) -> str | None:
+    """The finish reason. Raises EndpointRefused for a filter, or a call without tools."""
     if new.tool_calls and not has_tools:
-        raise EndpointRefused("called a tool, and was sent none")
-    if told == "tool_calls" and has_tools:
+        raise EndpointRefused("called a tool although it was sent none")
+    if reason == "tool_calls" and has_tools:
         return "stop"
-    if told in _REFUSALS:
-        raise EndpointRefused(f"ended the text by {told}")
-    return told
+    if reason in _REFUSALS:
+        raise EndpointRefused(f"ended the text with finish_reason {reason}")
+    return reason
 
 
-# The question that tests how a server continues. All of them answer something.
+# Questions for chats, to test whether a server continues an answer.
 _ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
 _PROBES = (
     "The people of the town were kind, and in the morning",
@@ -236,7 +236,7 @@ _PROBES = (
     "The weather today is fine, and I think",
 )
 _PROBED = 16
-# Statuses of requests with fields that a server does not take.
+# HTTP statuses with which servers refuse unknown fields.
 _UNKNOWN_FIELDS = (400, 413, 422)
 _CONTINUED: tuple[dict[str, Any], ...] = (
     {"continue_final_message": True, "add_generation_prompt": False},
@@ -246,11 +246,11 @@ _CONTINUED: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Capabilities:
-    """The capabilities of a server.
+    """The capabilities of a server, as probed.
 
-    model: its name there. context: most tokens, if it says. off: what it is sent in any case.
-    continued: what it is sent to go on with an assistant's message; None if it cannot. banned: the
-    tokens of banned words; None where a bias does not work.
+    model: the model's name there. context: maximum tokens, if known. off: fields of every request.
+    continued: fields that make it continue an assistant's message; None if it cannot. banned: finds
+    the token ids of banned words; None if `logit_bias` does not work.
     """
 
     model: str
@@ -261,7 +261,7 @@ class Capabilities:
 
 
 async def look_at(endpoint: Endpoint, name: str, named: BannedWords | None) -> Capabilities:
-    """Find the capabilities of a server. named: gives its token ids, in place of its own endpoint.
+    """Find the capabilities of a server. named: gives token ids in place of the server's endpoint.
 
     Raises ServerFailed and EndpointRefused if it cannot be used.
     """
@@ -271,7 +271,7 @@ async def look_at(endpoint: Endpoint, name: str, named: BannedWords | None) -> C
     except EndpointRefused as error:
         if error.status not in _UNKNOWN_FIELDS:
             raise
-        found.off = {}  # it takes nothing that OpenAI's has not
+        found.off = {}  # it takes no fields beyond OpenAI's
     found.banned = await _find_banned(endpoint, found, named)
     found.continued = await _find_continued(endpoint, found)
     return found
@@ -300,12 +300,12 @@ async def _find_model(endpoint: Endpoint, name: str) -> tuple[str, int | None]:
 async def _find_banned(
     endpoint: Endpoint, found: Capabilities, named: BannedWords | None
 ) -> BannedWords | None:
-    """Who tells token ids, if a bias keeps the first word that was written from being drawn."""
+    """The source of token ids, if a bias on them keeps the server from repeating a first word."""
     banned = named or await ask_server(endpoint, found.model)
     for prompt in _PROBES:
         written = await _complete(endpoint, found, {"prompt": prompt})
         if written.lstrip().startswith(prompt):
-            raise EndpointRefused("repeats the prompt before what it writes (echo)")
+            raise EndpointRefused("repeats the prompt before its completion (echo)")
         first = next((word for word in words_of(written) if word.strip()), None)
         if first is not None:
             break
@@ -326,9 +326,9 @@ async def _find_banned(
 
 
 async def _find_continued(endpoint: Endpoint, found: Capabilities) -> dict[str, Any] | None:
-    """The fields with which a server continues an assistant's message.
+    """The fields with which a server continues an assistant's message; None if it cannot.
 
-    It gets the first half of its own answer, and continues if it writes the second.
+    The server gets the first half of its own answer; it can if it writes the second half.
     """
     for asked in _ASKED:
         messages = [{"role": "user", "content": asked}]
@@ -342,9 +342,9 @@ async def _find_continued(endpoint: Endpoint, found: Capabilities) -> dict[str, 
         # In repetitive text a continuation cannot be told from a repetition.
         if half < 2 or "".join(whole).startswith(rest[:8]) or not rest.strip():
             continue
-        said = {"role": "assistant", "content": begun}
+        half_answer = {"role": "assistant", "content": begun}
         for more in _CONTINUED:
-            own = body | {"messages": [*messages, said], **more}
+            own = body | {"messages": [*messages, half_answer], **more}
             try:
                 other = await _complete(endpoint, found, own)
             except (EndpointRefused, ServerFailed):
@@ -359,6 +359,6 @@ async def _complete(endpoint: Endpoint, found: Capabilities, more: dict[str, Any
     body = {"model": found.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
     text = ""
     async with aclosing(streamed(endpoint, found.off | body | more)) as parts:
-        async for said, _ in parts:
-            text += said
+        async for piece, _ in parts:
+            text += piece
     return text

@@ -2,13 +2,13 @@
 
 A word includes the spaces before it; runs of punctuation, and two emoji or characters of a script
 without spaces, are words, too. So there are rarely more words than model tokens, and they do not
-depend on how a server cuts its text into events. Each part of a word has a longest length, so that
-text waiting for its end is short. The id of a word is its UTF-8 read as one number: nothing has to
-be remembered, and every process gives the same.
+depend on how a server cuts its text into events. Each part of a word has a maximum length, so that
+little text waits for the end of a word. The id of a word is its UTF-8 read as one number: no table
+is needed, and every process gives the same ids.
 
-Also which of the model's tokens begin banned words. They are asked of the server where it tells
-(vLLM's and llama.cpp's `/tokenize` and `/detokenize`, llama-cpp-python's below `/extras`), or of a
-tokenizer that was named.
+`BannedWords` finds the model's tokens that begin banned words. It asks the server (`/tokenize` and
+`/detokenize` of vLLM and llama.cpp, below `/extras` in llama-cpp-python), or a tokenizer that was
+named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tide.engines.base import MOST_SPELLINGS
 
 _Text = Annotated[str, Field(max_length=1_000_000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# A server that sends more characters for a token than this ignores its request.
+# Maximum characters of a token: a server that sends more ignores `max_tokens`.
 LONGEST_TOKEN = 256
 _LETTERS = rf"[\p{{L}}\p{{M}}--[{UNSPACED}]]{{1,24}}"
 _WORD = regex.compile(
@@ -36,20 +36,20 @@ _WORD = regex.compile(
     rf"|{_LETTERS}(?:['\u2019]{_LETTERS}){{0,3}}|\d{{1,24}}"
     rf"|[[^\w\s]--[{UNSPACED}]]{{1,24}}|_{{1,24}}|\w)|\s{{1,24}}"
 )
-# Characters that may follow a word that may continue.
+# A word may still continue if no text but one of these follows it.
 _OPEN_ENDS = ("", "'", "\u2019")
 _TEXT, _CHAT = 1, 2
 
 
 class ChatText(Rendered):
-    """A chat as people read it; the server writes it as its model wants it. chat: the messages."""
+    """A chat as readable text. chat: its messages, to which the server applies its own template."""
 
     __slots__ = ("chat",)
     chat: Chat
 
 
 def words_of(text: str) -> list[str]:
-    """`text` in words; joined, they are the text."""
+    """The words of `text`, which joined are the text."""
     return [word.group() for word in _WORD.finditer(text)]
 
 
@@ -82,15 +82,15 @@ def text_of(token_ids: tuple[int, ...]) -> str:
 
 
 class Words:
-    """Cuts text that comes piece by piece into words, at most `most`; the last holds the rest.
+    """Cuts streamed text into at most `most` words; the last holds the rest.
 
-    add and end return the words that have become whole, the same however the text was cut before.
+    `add` and `end` return the words that are complete; the cuts of the stream do not affect them.
     """
 
     def __init__(self, most: int) -> None:
         self._left = most
         self._rest = ""
-        self._last: list[str] = []  # the text of the last word that may be
+        self._last: list[str] = []  # the text of the last allowed word
 
     def add(self, text: str) -> list[str]:
         if self._left == 1:
@@ -108,13 +108,13 @@ class Words:
         return found
 
     def end(self) -> list[str]:
-        """No more comes."""
+        """End the text."""
         words = words_of("".join([self._rest, *self._last]))
         most = max(0, self._left - 1)
         return [*words[:most], *(["".join(words[most:])] if words[most:] else [])]
 
 
-# Words are read after it, as in the middle of a text: some tokenizers put a space before a text.
+# Words are tokenised after this text: some tokenizers add a space at the beginning of a text.
 _ANCHOR = "\n"
 _PROBE = "\n kind people"
 _KNOWN = 20_000
@@ -128,13 +128,13 @@ class Tokens(BaseModel):
 
 
 class Detokenized(BaseModel):
-    """vLLM says `prompt`, llama.cpp `content`, llama-cpp-python `text`."""
+    """The field is `prompt` in vLLM, `content` in llama.cpp, `text` in llama-cpp-python."""
 
-    said: _Text = Field(validation_alias=AliasChoices("prompt", "content", "text"))
+    text: _Text = Field(validation_alias=AliasChoices("prompt", "content", "text"))
 
 
-class _Wire(NamedTuple):
-    """How a server is asked about its tokens: two paths, and the fields of a text."""
+class _TokenApi(NamedTuple):
+    """A server's API for tokens: two paths, the field for a text, and further fields."""
 
     tokenize: str
     detokenize: str
@@ -147,18 +147,18 @@ class _Wire(NamedTuple):
 
     async def text(self, endpoint: Endpoint, model: str, ids: Sequence[int]) -> str:
         body = {"model": model, "tokens": list(ids)}
-        return (await endpoint.request(self.detokenize, Detokenized, body)).said
+        return (await endpoint.request(self.detokenize, Detokenized, body)).text
 
 
-_WIRES = (
-    _Wire("/tokenize", "/detokenize", "prompt", {"add_special_tokens": False}),
-    _Wire("/tokenize", "/detokenize", "content", {"add_special": False}),
-    _Wire("/extras/tokenize", "/extras/detokenize", "input", {}),
+_TOKEN_APIS = (
+    _TokenApi("/tokenize", "/detokenize", "prompt", {"add_special_tokens": False}),
+    _TokenApi("/tokenize", "/detokenize", "content", {"add_special": False}),
+    _TokenApi("/extras/tokenize", "/extras/detokenize", "input", {}),
 )
 
 
 class BannedWords:
-    """The first tokens of words, in every spelling. name: where they come from."""
+    """Finds the first tokens of words, in every spelling. name: where the tokens come from."""
 
     def __init__(self, name: str, tokenize: Tokenize, detokenize: Detokenize) -> None:
         self.name = name
@@ -167,12 +167,10 @@ class BannedWords:
         self._anchor: list[int] | None = None
 
     async def ids(self, words: Sequence[str]) -> list[int]:
-        """Of words with the spaces before them.
+        """The ids to ban for these words, which include the spaces before them.
 
-        None for a word of which it cannot be said, nor for one that begins with a token of a single
-        letter outside of ASCII: many others begin with it.
-
-        Raises ServerFailed for invalid answers.
+        A word has none if they cannot be found, or if its first token is a single non-ASCII letter,
+        with which many other words begin. Raises ServerFailed for invalid answers.
         """
         for word in words:
             if word in self._known:
@@ -188,24 +186,24 @@ class BannedWords:
         return list(dict.fromkeys(token for word in words for token in self._known[word]))
 
     async def _tokens(self, word: str) -> tuple[int, ...]:
-        """Its first token, and those of the same text but for capitals and spaces.
+        """The word's first token, and tokens that differ from it only in case and spaces.
 
-        Of the word's own spellings the first token could be a letter, without which is no writing.
+        Not the first tokens of the word's spellings: one may be a single letter, which is needed.
         """
         for token in await self._read(word):
-            says = await self._detokenize([token])
-            if core := says.strip():  # not a space that stands alone
+            text = await self._detokenize([token])
+            if core := text.strip():  # not a space that stands alone
                 break
         else:
             return ()
         if not word.strip().startswith(core) or is_letter(core):
             return ()
-        alike = [await self._read(one) for one in spellings(says)]
+        alike = [await self._read(one) for one in spellings(text)]
         found = dict.fromkeys((token, *(ids[0] for ids in alike if len(ids) == 1)))
         return tuple(found)[:MOST_SPELLINGS]
 
     async def _read(self, text: str) -> list[int]:
-        """Its tokens in the middle of a text; none where they cannot be told apart."""
+        """The tokens of `text` inside a text; none if those of the anchor cannot be told apart."""
         if self._anchor is None:
             self._anchor = await self._tokenize(_ANCHOR)
         before = self._anchor
@@ -228,29 +226,26 @@ def same_word(word: str) -> str:
 
 
 async def ask_server(endpoint: Endpoint, model: str) -> BannedWords | None:
-    """The server's answer about its tokens; None if it gives none.
-
-    Raises ServerFailed for impossible answers.
-    """
-    for wire in _WIRES:
-        tokenize = partial(wire.tokens, endpoint, model)
+    """The server as a source of token ids, or None. Raises ServerFailed for impossible answers."""
+    for api in _TOKEN_APIS:
+        tokenize = partial(api.tokens, endpoint, model)
         try:
             ids = await tokenize(_PROBE)
-        except EndpointRefused:  # another wire, or none
+        except EndpointRefused:  # it has another API, or none
             continue
-        detokenize = partial(wire.text, endpoint, model)
+        detokenize = partial(api.text, endpoint, model)
         if not ids:  # it looked for the text in another field
             continue
-        if not (await detokenize(ids)).endswith(_PROBE.strip()):  # after a token that begins texts
+        if not (await detokenize(ids)).endswith(_PROBE.strip()):  # a token for BOS may come before
             raise ServerFailed(
-                f"{wire.tokenize}: answered tokens that are not those of the text it was sent"
+                f"{api.tokenize}: answered tokens that are not those of the text it was sent"
             )
-        return BannedWords(f"the server's {wire.tokenize}", tokenize, detokenize)
+        return BannedWords(f"the server's {api.tokenize}", tokenize, detokenize)
     return None
 
 
 def ask_tokenizer(name: str, tokenizer: Any) -> BannedWords:
-    """The same of a transformers tokenizer."""
+    """A transformers tokenizer as a source of token ids."""
 
     async def tokenize(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))

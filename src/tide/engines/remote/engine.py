@@ -1,10 +1,10 @@
-"""One or several vLLM servers, asked over the OpenAI completions API.
+"""One or several vLLM servers, used over the OpenAI completions API.
 
     vllm serve MODEL --enable-prompt-embeds
 
 The servers hold the model; tokenizer and embeddings are read here, from the same checkpoint. Each
-completion is written by one server, and any server writes the same. A streamed one continues at
-another server if its own fails.
+completion is written by one server, and any server writes the same. If a server fails, another
+continues its streamed completions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 _Asked = TypeVar("_Asked")
 
 _MAX_BATCH = 256
-# Sequences in one request: some MB at most, all repeated if the server fails.
+# Maximum sequences in one request: some MB, all repeated if the server fails.
 _REQUEST_SIZE = 64
 # Minimum tokens in an event of a stream: fewer cost throughput, more delay the first text.
 _STREAM_INTERVAL = 2
@@ -49,19 +49,19 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
     """vLLM servers at `base_urls`, which all serve `model`.
 
     model: the folder or hub id that the servers run, for its tokenizer and embeddings, or "pocket".
-    base_urls: one address or several, `http://HOST:PORT`, with or without `/v1`. dtype: what the
-    servers compute in; "auto" is the checkpoint's own, as for vLLM. max_batch: sequences under way
-    at once. deadline: seconds that completions and likelihoods may take, whatever
-    fails meanwhile. timeout: seconds after which a server that does not answer counts as failed.
-    api_key_env: the environment variable that holds the servers' API key, if they want one.
+    base_urls: one address or several, `http://HOST:PORT`, with or without `/v1`. dtype: the
+    servers' compute dtype; "auto" is the checkpoint's, as for vLLM. max_batch: sequences under way
+    at once. deadline: seconds that a completion or likelihood may take, including retries. timeout:
+    seconds after which a server that does not answer counts as failed. api_key_env: the environment
+    variable with the servers' API key, if they need one.
 
-    Sequences that share sampling and seed, and all greedy ones that share sampling, share requests;
-    others need one each. A request that a server fails at goes to the others. If the server also
-    fails a check, it leaves the pool until it works again; otherwise the request fails alone
-    (CompletionError).
+    Sequences with equal sampling and seed share requests, and so do greedy sequences with equal
+    sampling; other sequences need one each. A request at which a server fails goes to the other
+    servers. If the server also fails a check, it leaves the pool until it works again; otherwise
+    only the request fails (CompletionError).
 
     Raises InputError for options that cannot be used, and EngineError if no server answers, if they
-    run a vLLM older than 0.32, or if the embeddings cannot be read. Warns if a server does not
+    run a vLLM before 0.32, or if the embeddings cannot be read. Warns if a server does not
     write the same from embeddings as from their token ids.
     """
 
@@ -95,13 +95,13 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         self._differences: dict[str, str] = {}
         self._connect(base_urls, timeout, deadline, api_key_env)
         usable = [endpoint.url for endpoint in self.pool.endpoints if endpoint.available]
-        # One less than the servers take: to read the last token of a likelihood they write another.
+        # One less than the servers': for a likelihood they have to write a token after the text.
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         if request.piece_tokens is None:
             future: asyncio.Future[Piece] = asyncio.get_running_loop().create_future()
-            if not self._waiting:  # sequences asked for in one turn of the loop share requests
+            if not self._waiting:  # sequences of one turn of the loop share requests
                 asyncio.get_running_loop().call_soon(self._send)
             self._waiting.append((request, future))
             yield await future
@@ -110,7 +110,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
         async def work(put: Callable[[Piece], None]) -> None:
             async def ask(endpoint: Endpoint) -> None:
-                # A server that takes over continues after the tokens already given out.
+                # A server that takes over continues after the tokens that were given out already.
                 rest = request if not given else self.after(request, given)
                 async with aclosing(self._parts(endpoint, rest)) as parts:
                     async for piece in parts:
@@ -141,14 +141,14 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
                     yield piece
                     if piece.finish_reason is not None:
                         return
-        raise ServerFailed("ended a stream and did not say why")
+        raise ServerFailed("ended a stream without a finish reason")
 
     def _send(self) -> None:
-        """Let servers complete the requests that wait."""
+        """Send the waiting requests to the servers."""
         alike: dict[Any, list[tuple[Request, asyncio.Future[Piece]]]] = {}
         waiting, self._waiting = self._waiting, []
         for one, future in waiting:
-            # A server's request has one value for each setting; greedy ones need no seed.
+            # An HTTP request has one value for each setting. Greedy sequences need no seed.
             seed = one.seed if one.sampling.temperature > 0 else None
             of_ids = isinstance(one.prompt, Sequence)
             key = one.sampling, seed, one.banned_token_ids, one.priority, of_ids
@@ -163,12 +163,12 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         task = asyncio.current_task()
         assert task is not None
 
-        def left(_: object) -> None:
+        def cancel_if_unwanted(_: object) -> None:
             if all(future.cancelled() for future in futures):
                 task.cancel()
 
         for future in futures:
-            future.add_done_callback(left)
+            future.add_done_callback(cancel_if_unwanted)
         body = sampling_fields(requests[0]) | self._prompts([one.prompt for one in requests])
         try:
             found = await self._choices(body, requests, self._piece)
@@ -201,15 +201,15 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         )
 
     def _prompts(self, prompts: Sequence[Sequence[int] | Tensor]) -> dict[str, Any]:
-        """The field for prompts of which all are ids, or none is."""
+        """The request's field for prompts, which are all token ids or all embeddings."""
         ids = [list(prompt) for prompt in prompts if isinstance(prompt, Sequence)]
         rows = [protocol.encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
         return {"prompt": ids} if ids else {"prompt_embeds": rows}
 
     def _verify(self) -> None:
-        """Raise EngineError if a server did not write the same from embeddings as from their ids.
+        """Raise EngineError if a server did not write the same from embeddings as from token ids.
 
-        A server that enters the pool is checked for this, too; there it is a warning.
+        Each server was checked when it entered the pool, with only a warning.
         """
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")
@@ -223,9 +223,9 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
     async def _choices(
         self, body: dict[str, Any], asked: Sequence[_Asked], read: Callable[[Choice, _Asked], _T]
     ) -> list[_T]:
-        """The results of `read` for each choice of an answer, and what was asked for.
+        """`read(choice, one)` for each choice of a server's answer and the `one` asked for.
 
-        If `read` raises ServerFailed, the server has failed.
+        If `read` raises ServerFailed, that counts as a failure of the server.
         """
 
         async def work(endpoint: Endpoint) -> list[_T]:
@@ -235,7 +235,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
         """One request: the choices of `endpoint` for its `count` prompts."""
-        # Some hundred bytes for each token that is written or read, and a few for each embedding.
+        # At most 1 KiB per token that is written or read, and a share of the embeddings' size.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
         full = self._full(endpoint, body)
@@ -263,7 +263,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         assert reason is not None
         try:
             self.completions([(ids, reason)], [request.sampling])
-        except EngineError as error:  # ids that cannot be read
+        except EngineError as error:  # ids that the tokenizer does not know
             raise ServerFailed(str(error)) from None
         return Piece(ids, reason)
 
@@ -280,7 +280,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         model = next((m for m in models if m.id in ours or m.root in ours), models[0])
         if self.context_length is not None and model.max_model_len <= self.context_length:
             raise ServerFailed(
-                f"context of {model.max_model_len} tokens; this run began with "
+                f"has a context of {model.max_model_len} tokens; this run began with "
                 f"{self.context_length + 1}"
             )
         self._served[endpoint.url] = model

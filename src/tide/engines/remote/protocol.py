@@ -1,8 +1,8 @@
-"""Requests and answers of vLLM's completions API; any other answer is refused.
+"""Requests and answers of vLLM's completions API; answers of any other shape are refused.
 
-It also checks whether a vLLM, here or on a server, writes the same from token ids and from our
-embeddings of them. It does not if it runs another model than that of our embeddings, or if it
-scales embeddings before its first block. The check is the most likely token after a few sentences.
+`difference` checks whether a vLLM, here or on a server, writes the same from token ids as from our
+embeddings of them. It does not if it runs another model, or scales embeddings before its first
+block. The check compares the most likely token after a few sentences.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tide.engines.base import Engine, FinishReason, Request
 if TYPE_CHECKING:  # the engine 'openai' imports this module, and needs no torch
     from torch import Tensor
 
-# Bounded, so that sums are finite and can be shown.
-_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # 0 but for rounding
+# Bounded, so that sums are finite.
+_LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # above 0 only by rounding
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 _Name = Annotated[str, Field(max_length=1000)]
 
-# Older ones have known holes in the code that loads embeddings (CVE-2025-62164 and later).
+# Older versions have known security holes in loading embeddings (CVE-2025-62164 and later).
 OLDEST = Version("0.32")
-# A server's defaults may hold penalties, and a penalty with embeddings crashes vLLM (its issue
-# 57719): each is sent, as "off".
+# A server's defaults may include penalties, and a penalty with embeddings crashes vLLM (its issue
+# 57719): so each is sent with its neutral value.
 NEUTRAL = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
@@ -111,13 +111,13 @@ def encode(x: Tensor) -> str:
     import torch  # noqa: PLC0415  (only where there are embeddings)
 
     buffer = io.BytesIO()
-    # A copy, because a view would be saved with the whole storage behind it.
+    # A copy, because a view would be saved with its whole storage.
     torch.save(x.detach().cpu().contiguous().clone(), buffer)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def sampling_fields(request: Request) -> dict[str, Any]:
-    """What vLLM calls the sampling of a request, here and on a server."""
+    """The sampling of a request in vLLM's terms, here and on a server."""
     sampling = request.sampling
     return {
         "max_tokens": sampling.max_new_tokens,
@@ -138,7 +138,7 @@ def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
     """
     positions = (choice.prompt_logprobs or [])[-len(completion) :]
     try:
-        # Only these are validated: the prompt's may be many, and are not used.
+        # Only these are validated: the prompt's others may be many, and are not used.
         read = [
             _LogProb.model_validate(position[str(token)], strict=True).logprob
             for position, token in zip(positions, completion, strict=True)
@@ -149,7 +149,6 @@ def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
 
 
 def is_older(version: str) -> bool:
-    """Whether a vLLM that calls itself `version` is older than `OLDEST`."""
     try:
         return Version(version) < OLDEST
     except InvalidVersion:  # a build from source may have any version
@@ -159,10 +158,10 @@ def is_older(version: str) -> bool:
 def without_end(
     ids: tuple[int, ...], reason: FinishReason | None, stopped_by: int | str | None
 ) -> tuple[tuple[int, ...], FinishReason | None]:
-    """VLLM's tokens and reason, without the token that ended the text.
+    """The token ids and finish reason of vLLM, without the token that ended the text.
 
-    A stop string, whose tokens are all there, gives the reason "length": the reader of the text
-    finds and cuts it.
+    After a stop string, whose tokens are included, the reason becomes "length": the caller finds
+    the string in the text and cuts it.
     """
     if reason != "stop":
         return ids, reason
@@ -172,13 +171,13 @@ def without_end(
 async def difference(
     engine: Engine, first: Callable[[Sequence[Any]], Awaitable[list[FirstToken]]]
 ) -> str | None:
-    """Why a vLLM writes something else from the engine's embeddings than from token ids, or None.
+    """How a vLLM writes something else from the engine's embeddings than from token ids, or None.
 
-    first: its most likely token after each prompt, and the log-probability; all prompts are token
-    ids, or all are embeddings.
+    first: gives the most likely token after each prompt, with its log-probability, for prompts that
+    are all token ids or all embeddings.
     """
     by_ids, rows = await first(engine.tokenize(PROBES)), engine.embed(PROBES)
-    # As they are, and with the scalings that models use.
+    # The embeddings as they are, and with the scalings that models use.
     factors = 1.0, math.sqrt(engine.dim), 1.0 / math.sqrt(engine.dim)
     by_scaled = await first([factor * x for factor in factors for x in rows])
     agreeing = []
