@@ -43,7 +43,7 @@ def test_what_the_makers_of_a_model_advise(
 def test_advice_that_nobody_can_follow_is_one_line() -> None:
     config = GenerationConfig(do_sample=True)
     config.top_p = 1.5
-    with pytest.raises(InputError, match=r"^model m: its \S+ is invalid \(set temperature .*: top_p: "):
+    with pytest.raises(InputError, match=r"^model m: its \S+ is invalid \(set .*: top_p: "):
         advised_sampling("m", config)
 
 

@@ -1,15 +1,15 @@
 """From one prompt to its result: one loop that writes, scores, gives out, and rewinds or searches.
 
-    while the answer goes on:
+    while the answer has not ended:
         1. the model writes                          (`Answer._write`)
         2. the text so far is scored meanwhile       (`Answer._ask`, `_judge`)
         3. passed text is given out                  (`Answer._give_out`)
-        4. where it fails, it is rewound to before the blamed word, which is banned, or a search
+        4. failed text is rewound to before the blamed word, which is banned, or a search
            moves the prompt                          (`Answer._repair`)
 
-A strategy that moves the prompt is asked at the ends of blocks; of a short answer, which is one
-block, it writes all. Then this is the method of the paper. An answer to a chat that may hold more
-than plain text is drawn as a whole, and drawn again where it fails (`Answer._draw`).
+A strategy that moves the prompt searches where a block of a long answer fails. A short answer is
+one block, and the search writes all of it: the method of the paper. An answer to a chat that may
+hold more than plain text is drawn as a whole, and redrawn if it fails (`Answer._draw`).
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
 
-# The tokens in which a strategy may rewind as often as its `holds` say.
+# Rewinds within this many tokens may not exceed the strategy's `holds`.
 _STRETCH = 32
-# Tokens that a search writes within a long answer: more cost more and pass less often.
+# Tokens that a search writes within a long answer: more of them cost more and pass less often.
 _SEARCHED = 10
-# Times that a search which finds nothing gives up text before it, and tokens that it gives up.
+# How often a search that finds nothing gives up text before it, and how many tokens each time.
 _ROLLBACKS, _ROLLBACK = 2, 16
-# Times that a repair is drawn anew from before a part of a character; then the answer ends there.
-_LOST = 4
-# Tokens of a word whose texts are looked at again when another comes.
+# Maximum redraws of repairs that break off inside a character; then the answer ends there.
+_BROKEN_OFF = 4
+# Maximum tokens of an unfinished word that are decoded again when it grows.
 _LONGEST_WORD = 64
-# Times that an answer in parts is drawn, and how hot it is drawn again.
+# Draws of an answer in parts, and the minimum temperature of redraws.
 _DRAWS, _WARM = 4, 0.7
-# Iterations after which a search gives up the text before, if it may, rather than go on.
+# Iterations after which a search that may give up text before it does so.
 _ITERATIONS = 5
 
 
 @dataclass(frozen=True)
 class TrialTask:
-    """One trial of a prompt, to be run. number: which of the prompt's.
+    """One trial of a prompt, to be run. number: of the trial.
 
     priority: the lowest is served first. on_text: called with each part of the text once it is
     accepted. chat: the prompt's messages, if it is a chat.
@@ -71,7 +71,7 @@ class TrialTask:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the answer is drawn and judged as a whole."""
+        """Whether the answer is drawn and scored as a whole."""
         return self.settings.in_parts(self.chat)
 
     @property
@@ -79,7 +79,7 @@ class TrialTask:
         return derive_seed(self.settings.seed, self.prompt.text, self.number)
 
 
-# Places, each with its windows, and their scores.
+# Places, each with its windows, and their scores to come.
 _Asked = tuple[list[tuple[int, list[str]]], asyncio.Future[Scores]]
 
 
@@ -100,25 +100,25 @@ class Answer:
         pace = scoring.pace if options.pace == "auto" else options.pace
         own = {"pace": pace if self._goes_on else "whole"}
         self._watch = Watch(settings, options.model_copy(update=own))
-        # Each window has to reach back to the scorer's last text.
+        # With a screen, windows have to reach back to the last place that the scorer itself scored.
         self._screened = scoring.has_screen and settings.block_context >= 2 * AGAIN
         self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._ended: FinishReason | None = None
-        self._chosen: int | None = None  # of the trace; None while the answer is drafted
-        self._passing: ScoredCompletion | None = None  # of the one search that writes the answer
-        self._found: list[ScoredCompletion] = []  # by searches, and kept
+        self._chosen: int | None = None  # index in the trace; None while the answer is drafted
+        self._passing: ScoredCompletion | None = None  # from a search that writes the whole answer
+        self._found: list[ScoredCompletion] = []  # kept texts that searches found
         self._places: list[int] = []  # to which it was rewound
         self._banned: tuple[int, ...] = ()
-        self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by what stands before
-        self._parts = self._parts_given = Parts()  # of the answer that was written last
+        self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by the token ids before
+        self._parts = self._parts_given = Parts()  # of the last draw: all, and those to give out
         self._given_up: set[int] = set()  # places from which searches replaced text
-        self._lost = self._draws = self._searches = self._given_out = self._kept = 0
+        self._broken_off = self._draws = self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
         self._at_end = self._base_partial = False  # whether the model has ended the text; see Trial
 
     async def run(self) -> Trial:
-        """Raises DeadlineError if nothing was scored in time, UnresolvedError if so set."""
+        """Raises DeadlineError if nothing was scored in time, and UnresolvedError like `_trial`."""
         seconds = self._settings.deadline
         with anyio.move_on_after(seconds) as scope:
             passed = await self._write()
@@ -129,14 +129,14 @@ class Answer:
         return self._trial(passed)
 
     async def _write(self) -> bool:
-        """Write the answer; whether it has passed."""
+        """Write the answer; returns whether it has passed."""
         if self._task.in_parts:
             return await self._draw()
         if not (self._rewinds or self._in_blocks):
             return await self._search_back(self._task.strategy)
         while self._ended is None:
             failure = await self._draft()
-            if self._lost == _LOST:
+            if self._broken_off == _BROKEN_OFF:
                 return self._cut_off()
             if failure is not None and not await self._repair(failure):
                 return False
@@ -145,7 +145,7 @@ class Answer:
     # 1. The model writes.
 
     async def _draft(self) -> Failure | None:
-        """Let the model go on until it ends, or fails."""
+        """Let the model write until the text ends or fails."""
         watch, effort = self._watch, self._effort
         effort.rounds += 1
         self._chosen, self._kept = None, len(watch.ids)
@@ -153,11 +153,11 @@ class Answer:
         try:
             async with aclosing(self._written()) as pieces:
                 async for ended in pieces:
-                    if self._places and self._goes_on and self._loses_way(ended is not None):
+                    if self._places and self._goes_on and self._breaks_off(ended is not None):
                         return None
                     self._at_end = ended is not None
                     new = self._ask()
-                    # A quick scorer has answered by now; a slow one has until the next place.
+                    # A quick scorer has answered by now; a slow one has time until the next place.
                     if asked and (new or ended or watch.options.pace == "word"):
                         if (failure := await self._judge(asked)) is not None:
                             break
@@ -178,11 +178,11 @@ class Answer:
         return failure
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
-        """Add the model's pieces, up to a stop string; at the end yields why the answer ended."""
+        """Add the model's pieces, up to a stop string; yields the finish reason, None before."""
         watch, effort, written = self._watch, self._effort, tuple(self._watch.ids)
         settled = len(written)  # tokens whose texts do not change
         ended: FinishReason | None = None
-        drawn = len(self._places) + self._searches + self._lost + self._draws
+        drawn = len(self._places) + self._searches + self._broken_off + self._draws
         request = Request(
             self._task.prompt.token_ids + written,
             self._sampling(),
@@ -191,7 +191,7 @@ class Answer:
             banned_first_ids=self._banned_next.get(written, ()),
             priority=self._task.priority,
             prefix_cache=self._prefix_cache,
-            # More at a time cost a server less, and are wasted where the text fails.
+            # Larger pieces cost a server less, but more is wasted if the text fails.
             piece_tokens={"whole": None, "word": 1}.get(watch.options.pace, 4),
         )
         async with aclosing(self._pieces(request)) as pieces:
@@ -212,11 +212,11 @@ class Answer:
     def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         return self._engine.write(request)
 
-    def _loses_way(self, ended: bool) -> bool:
-        """Whether a repair holds a part of a character that the model does not complete.
+    def _breaks_off(self, ended: bool) -> bool:
+        """Whether the model left a character of a repair incomplete, and wrote on.
 
-        It may lose its way there where other characters are banned. The repair is then drawn anew
-        from before the character; after some times, or at its end, the answer ends there.
+        That may happen where other characters are banned. The repair is then redrawn from before
+        the character, at most `_BROKEN_OFF` times. At the answer's end the part is removed instead.
         """
         new = self._watch.texts[self._kept :]
         half = self._kept + before_half(new)
@@ -225,19 +225,19 @@ class Answer:
                 del self._watch.texts[half:], self._watch.ids[half:]
             return False
         self._ban_next(half, self._watch.ids[half : half + 1])
-        self._lost += 1
+        self._broken_off += 1
         self._watch.rewind(half)
         return True
 
     def _stopped(self) -> FinishReason | None:
-        """Cut the answer before a stop string."""
+        """Cut the answer before a stop string; returns "stop" if there is one."""
         end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
         if end is not None:
             self._watch.cut(end)
         return None if end is None else "stop"
 
     async def _draw(self) -> bool:
-        """Draw the whole answer until it passes. It is never edited."""
+        """Draw the whole answer until it passes, at most `_DRAWS` times. It is never edited."""
         settings, watch = self._settings, self._watch
         for self._draws in range(_DRAWS):
             watch.rewind(0)
@@ -262,7 +262,7 @@ class Answer:
     # 2. The text so far is scored.
 
     async def _judge_whole(self, text: str, parts: Parts) -> Score:
-        """The worst score of all that a whole answer says; 1 if it cannot be read."""
+        """The worst score of all texts of a whole answer; 1 if they cannot be read."""
         has_format = "response_format" in (self._task.chat.asked if self._task.chat else ())
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
@@ -296,7 +296,7 @@ class Answer:
         return failure
 
     def _policy(self, empty: bool) -> TextPolicy:
-        """The policy for an answer. empty: whether all of it is nearly empty."""
+        """The scorer's policy for nearly empty texts. empty: whether the whole answer is one."""
         policy = self._settings.empty_policy if empty else "blank"
         return "one" if policy == "unmodified" and self._effort.trace else policy
 
@@ -311,10 +311,10 @@ class Answer:
             self._given_out = passed
 
     def _says_nothing(self, text: str) -> bool:
-        """Whether a text is so short that the policy scored it, and not the scorer."""
+        """Whether a text is so short that the policy scored it, not the scorer."""
         return is_empty(text) and self._settings.empty_policy != "score"
 
-    # 4. Where it fails, it is rewound, or a search moves the prompt.
+    # 4. Failed text is rewound, or a search moves the prompt.
 
     async def _repair(self, failure: Failure) -> bool:
         """Rewind, or search; True if the answer continues."""
@@ -337,10 +337,10 @@ class Answer:
         return await self._search_back(then)
 
     def _ban(self, start: int, end: int) -> int:
-        """Ban the word between two places; returns the place to go on from."""
+        """Ban the word between two places; returns the place to continue from."""
         texts, letters = self._watch.texts, range(start, end)
         place = next((one for one in letters if has_letter(texts[one])), start)
-        while place > start and not texts[place - 1]:  # the parts of a character before the last
+        while place > start and not texts[place - 1]:  # back over earlier parts of its character
             place -= 1
         ids = tuple(self._watch.ids[place:end])
         if ids and self._watch.options.hold:
@@ -353,12 +353,12 @@ class Answer:
         return place if self._goes_on else 0
 
     def _ban_next(self, place: int, token_ids: Sequence[int]) -> None:
-        """Ban tokens as the next one after the answer up to a place, and nowhere else."""
+        """Ban tokens only at this place, after the same beginning."""
         before = tuple(self._watch.ids[:place])
         self._banned_next[before] = (*self._banned_next.get(before, ()), *token_ids)
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
-        """Where the word that is to blame begins and ends. The text before it has passed."""
+        """The places where the blamed word begins and ends. The text before it has passed."""
         watch, words, start = self._watch, failure.words, self._watch.passed
         if len(words) > 1:
             watch.rewind(words[-1])
@@ -380,7 +380,7 @@ class Answer:
         return start, words[-1]
 
     async def _search_back(self, strategy: LoadedStrategy) -> bool:
-        """Search for a continuation of the passed text; if none is found, shorten that text."""
+        """Search for a continuation of the passed text; if none is found, also of less of it."""
         start = end = self._watch.passed
         places = [start]
         if self._task.on_text is None:
@@ -388,7 +388,7 @@ class Answer:
             while start > 0 and len(places) <= _ROLLBACKS:
                 words = word_starts(self._watch.texts[:start])
                 start = max(place for place in words if place <= max(0, start - back))
-                # A second time it might find the same again, without end.
+                # A second search from one place might find the same text, again and again.
                 if start not in self._given_up:
                     places.append(start)
         for place in places:
@@ -423,9 +423,9 @@ class Answer:
         finally:
             if whole and self._effort.trace:
                 self._chosen, found = search.best, self._effort.trace[search.best]
-                self._passing = found if settings.passes(search.told[search.best]) else None
+                self._passing = found if settings.passes(search.scores[search.best]) else None
         best = search.best
-        if not settings.passes(search.told[best]):
+        if not settings.passes(search.scores[best]):
             return False
         if whole and settings.decode:
             self._nearest = search.nearest(task.prompt)
@@ -441,7 +441,7 @@ class Answer:
         return True
 
     def _sampling(self, most: int | None = None) -> Sampling:
-        """That of up to `most` further tokens."""
+        """The sampling of up to `most` further tokens."""
         settings, kept = self._settings, len(self._watch.ids)
         most = settings.max_new_tokens - kept if most is None else most
         repaired = self._places and "min_new_tokens" in self._engine.capabilities
@@ -454,7 +454,7 @@ class Answer:
         return settings.sampling.model_copy(update=update)
 
     def _record(self, place: int, score: Score, reason: FinishReason) -> None:
-        """Add the answer, as it stands up to a place, to the trace."""
+        """Add the answer up to a place to the trace."""
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
         displacement = max((one.displacement for one in self._found), default=0.0)
@@ -521,7 +521,7 @@ class Answer:
             scorer_calls=effort.scorer_calls,
             likelihood_calls=effort.likelihood_calls,
             generated_tokens=effort.generated_tokens,
-            # The paper's count of a search reads every prompt anew.
+            # The paper counts every prompt of a search as read anew.
             read_tokens=effort.read_tokens if self._rewinds or self._in_blocks else 0,
             base_partial=self._base_partial,
             shown="".join(watch.texts[:shown_tokens]),
@@ -532,7 +532,7 @@ class Answer:
 
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
-    """The texts of an answer; the worst decides. Raises Unread if calls or a format are no JSON."""
+    """An answer's texts to score. Raises Unread if calls or a formatted answer are not JSON."""
     found = [text]
     if settings.reasoning == "scored":
         found.append(parts.reasoning)
@@ -545,15 +545,15 @@ def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -
 
 
 def _read(text: str) -> list[str]:
-    """A text that is JSON: as it stands, and each string and key of it, and all together."""
-    said = strings_of_json(text)
-    return [*readings(text), *said, " ".join(said)]
+    """The texts to score of a JSON text: the text, its strings and keys, and all these joined."""
+    strings = strings_of_json(text)
+    return [*readings(text), *strings, " ".join(strings)]
 
 
 def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
-    """The parts of a passed answer that are given out; other ids replace those of a server."""
+    """The parts of a passed answer that are given out; new ids replace the server's."""
     calls = [
-        # A server's are unscored texts. Mistral's models take nine letters and digits alone.
+        # A server's ids are unscored texts. Mistral's models only take nine letters and digits.
         call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
         for number, call in enumerate(parts.tool_calls)
     ]

@@ -1,6 +1,6 @@
 """One search: its starting point and its rounds.
 
-In a round a strategy asks, the engine completes, the scorer scores, the strategy is told.
+In a round the strategy proposes candidates, the engine completes them, and the scorer scores them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tide.scorers.scoring import Scoring
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
     from tide.search.base import Candidate, LikelihoodRequest, Problem, Strategy
 
-# Number of rows that searches of later blocks move, unless `perturb` sets it. The last rows of what
-# the user said found as much at the same cost; but after these all that was read is shared.
+# Last rows that searches of later blocks move, unless `perturb` sets a number. Moving the last rows
+# of the user's message found as much at equal cost, but then candidates share less of the text.
 _LAST = "last:8"
 
 
@@ -32,8 +32,8 @@ def start_of(
 ) -> tuple[Problem, Request]:
     """Starting point of a search: the prompt plus the answer so far (its token ids, `written`).
 
-    The rows to move with their embeddings, and a request to continue; its prefix cache is of the
-    rows before the first that moves. Raises InputError for a prompt of special tokens alone.
+    Returns the embeddings with the rows to move, and a request whose prefix cache holds the rows
+    before the first that moves. Raises InputError for a prompt of special tokens alone.
     """
     import torch  # noqa: PLC0415  (slow import)
 
@@ -57,7 +57,7 @@ def start_of(
 
 @dataclass
 class Effort:
-    """The evaluations of a trial and their cost. generated_tokens: before texts were shaped."""
+    """The evaluations of a trial and their cost. generated_tokens: before texts were cut."""
 
     trace: list[ScoredCompletion] = field(default_factory=list)
     iterations: int = 1
@@ -72,8 +72,8 @@ class Effort:
 class Search:
     """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
-    request: to continue the unmodified prompt; the candidates' differ in prompt and seed. watch: of
-    the answer so far, with which, or with whose last words, completions are scored. to_sentence:
+    request: completes the unmodified prompt; the candidates' differ in prompt and seed. watch: of
+    the answer so far; completions are scored after it, or after its last words. to_sentence:
     truncated completions are cut after their last sentence.
     """
 
@@ -85,9 +85,9 @@ class Search:
     watch: Watch
     settings: Settings
     to_sentence: bool
-    told: list[float] = field(default_factory=list)  # to the strategy, by evaluation
+    scores: list[float] = field(default_factory=list)  # for the strategy, by evaluation
     completions: list[tuple[int, ...]] = field(default_factory=list)  # their token ids
-    _loops: bool = False  # the completion of the prompt
+    _loops: bool = False  # whether the completion of the prompt is degenerate
     _last: Sequence[Candidate] = ()
 
     async def run(self) -> None:
@@ -106,27 +106,27 @@ class Search:
 
     @property
     def best(self) -> int:
-        """The evaluation to return, of this search. Raises StrategyError if it does not exist."""
+        """This search's evaluation to return. Raises StrategyError if it does not exist."""
         best: int = self._of_strategy("best")
         if not 0 <= best < len(self.completions):
             raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")
         return best
 
     def nearest(self, prompt: Prompt) -> dict[str, Any]:
-        """The tokens nearest to the chosen point, if it is of the last round and not the prompt.
+        """`Trial` fields: the text of the tokens nearest to the chosen point, and the changed ones.
 
-        Their text, and how many of them are not the prompt's.
+        Empty if the point is the prompt itself, or not of the last round.
         """
         place = self.best - (len(self.completions) - len(self._last))
         if place < 0 or self._last[place].displacement == 0:
             return {}
         nearest = self.engine.decode_nearest(self._last[place].embeddings)
         rows = list(zip(nearest, prompt.token_ids, prompt.fixed_mask, strict=True))
-        # Without the tokens that the tokenizer puts around a text.
+        # Without the special tokens that the tokenizer adds to a text.
         plain = prompt.user_mask is None
-        (says,) = self.engine.texts([[i for i, _, fixed in rows if not (plain and fixed)]])
+        (text,) = self.engine.texts([[i for i, _, fixed in rows if not (plain and fixed)]])
         changed = sum(one != own for one, own, _ in rows)
-        return {"changed_tokens": changed, "decoded_prompt": says}
+        return {"changed_tokens": changed, "decoded_prompt": text}
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         self._last = asked
@@ -148,9 +148,9 @@ class Search:
         effort.generated_tokens += sum(len(one.token_ids) for one in written)
         shaped = list(map(self._usable, written))
         texts = [one.text for one in shaped]
-        start, before = len(self.watch.ids), len(self.told)
+        start, before = len(self.watch.ids), len(self.scores)
         context = self.watch.windows(start, start)
-        # Of each text the scores after all contexts.
+        # Each text is scored after each context.
         scores = await self.scoring.send(
             [text for text in texts for _ in context], policy, [*context] * len(texts)
         )
@@ -180,17 +180,17 @@ class Search:
             )
             # The policy decides the score of an empty text.
             loops = self.settings.reject_degenerate and not one.empty and is_degenerate(text)
-            self._loops = self._loops or (loops and not self.told)
-            self.told.append(1.0 if loops and not self._loops else one.value)
+            self._loops = self._loops or (loops and not self.scores)
+            self.scores.append(1.0 if loops and not self._loops else one.value)
         effort.scorer_calls += len(context) * len(sent)
-        return self.told[before:]
+        return self.scores[before:]
 
     def _usable(self, completion: Completion) -> Completion:
         """The part of a completion that may follow the kept text."""
         before, stop = self.watch.text, self.settings.stop
         end = self.settings.stop_in(before + completion.text)
         if end is not None and end < len(before):
-            # It begins in kept text, which is never taken back: the answer ends there.
+            # The stop string begins in kept text, which is never taken back: the answer ends there.
             return Completion("", (), "stop")
         if not self.to_sentence or completion.finish_reason == "stop":
             return completion
@@ -200,8 +200,8 @@ class Search:
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         if not self.completions:
-            raise StrategyError("asked for likelihoods of nothing")
-        # A completion without tokens has no likelihood; it is the last that should be chosen.
+            raise StrategyError("the strategy asked for likelihoods before any completion")
+        # A completion without tokens has no likelihood, and should be chosen last.
         values = dict.fromkeys(asked.evaluations, -math.inf)
         if some := [number for number in asked.evaluations if self.completions[number]]:
             prompt, cache = self.request.prompt, self.request.prefix_cache
@@ -214,7 +214,7 @@ class Search:
         return [values[number] for number in asked.evaluations]
 
     def _policy(self) -> TextPolicy:
-        """The score of an empty completion in this round. After other text, it may be short."""
+        """How empty completions are scored in this round. After other text, they may be short."""
         policy = self.settings.empty_policy
         if policy == "unmodified":
             before = self.completions if self.watch.ids else self.effort.trace
@@ -222,7 +222,7 @@ class Search:
         return "blank" if self.watch.ids and policy == "zero" else policy
 
     def _of_strategy(self, name: str, *values: Any) -> Any:
-        """An attribute of the strategy, or the result of its method: maybe user code."""
+        """An attribute of the strategy or the result of its method, which may be user code."""
         with guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed"):
             found = getattr(self.strategy, name)
             return found(*values) if callable(found) else found

@@ -1,4 +1,4 @@
-"""Which beginnings of a growing answer are scored, and what their scores decide."""
+"""Chooses the beginnings of a growing answer to score, and finds the one that fails."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tide.core.text import begins_word, first_end, maybe_stops, word_starts
 from tide.scorers.base import Score, is_empty
 from tide.search.backtrack import BacktrackOptions
 
-# Tokens that are held back although they pass, since their score is suspicious: a rewind can then
-# reach the word with which it rose.
+# Maximum tokens that are held back with a passing but suspicious score: a rewind can then reach the
+# word with which the score rose.
 _HELD = 16
 # A long answer is also scored in windows of this many times the context.
 _WIDER = 3
-# The scorer is asked again after this many tokens of a text to which its screen objects.
+# While its screen objects to a text, the scorer itself is asked again after this many tokens.
 AGAIN = 8
 
 
@@ -24,8 +24,8 @@ AGAIN = 8
 class Failure:
     """An answer that failed at `place`, with this score.
 
-    words: the places of the word ends after the passed text, up to the first suspicious one; the
-    word that ends at one of them is to blame.
+    words: the places of the word ends after the passed text, up to the first suspicious place; the
+    word to blame ends at one of them.
     """
 
     place: int
@@ -35,13 +35,13 @@ class Failure:
 
 @dataclass
 class Watch:
-    """Follows one answer token by token. A *place* is a number of its tokens: a beginning of it.
+    """Follows one answer token by token. A *place* is a number of its first tokens, a *beginning*.
 
-    ids, texts: of its tokens; the owner appends to them. options: `pace`, but not "auto", says how
-    often the scorer is asked; `lag`, after how many further places a beginning that failed has
-    failed for good, unless one of them passes; `at_once`, from which score on it fails for good
-    without waiting. passed: the beginning that may be given out. Each beginning that is, was scored
-    as exactly that text; of a longer answer, its last words were.
+    ids, texts: of its tokens; the owner appends to them. options: `pace` (not "auto") sets how
+    often the scorer is asked. A beginning that failed fails for good after `lag` further places,
+    unless one of them passes; with a score of `at_once` or more it fails for good immediately.
+    passed: the place up to which text may be given out: exactly this beginning was scored, or, in a
+    longer answer, its last words.
     """
 
     settings: Settings
@@ -51,10 +51,10 @@ class Watch:
     passed: int = 0
     scores: list[tuple[int, Score]] = field(default_factory=list)  # of the places, judged so far
     _asked: list[int] = field(default_factory=lambda: [-1])
-    _silent: int = 0  # an empty beginning, which need not be examined again
+    _empty: int = 0  # the place of an empty beginning, which need not be examined again
     _risen: int = 0  # the first suspicious place after `passed`; 0 without one
-    _failed: tuple[int, Score] | None = None  # the first that failed, while others may pass
-    _waited: int = 0
+    _failed: tuple[int, Score] | None = None  # the first place that failed, while others may pass
+    _waited: int = 0  # places since
     _decided: int = -AGAIN  # the last place at which the scorer itself was asked
 
     @property
@@ -67,11 +67,10 @@ class Watch:
         return "".join(self.texts)
 
     def asks(self, *, ended: bool) -> list[tuple[int, list[str]]]:
-        """The places to be scored now, ascending, each with its windows.
+        """The places to score now, ascending, each with its windows.
 
-        ended: whether the answer is whole. The windows of a place are all of the answer up to it,
-        or the last words, near and far; all that may have failed before and be waited for is in
-        both.
+        ended: whether the answer is complete. The windows of a place hold the whole answer up to
+        it, or its last words, near and far. Both hold all text whose failure is not final yet.
         """
         found: list[tuple[int, list[str]]] = []
         while (place := self._next(ended)) is not None:
@@ -95,15 +94,15 @@ class Watch:
             return None
         if self.options.pace != "whole":
             least = 1 if self.options.pace == "word" else int(self.options.pace)
-            for place in word_ends(self.texts, max(start, self._silent)):
+            for place in word_ends(self.texts, max(start, self._empty)):
                 if self._asked[-1] < 0 and is_empty("".join(self.texts[:place])):
-                    self._silent = place
+                    self._empty = place
                 elif place - start >= least and not maybe_stops(stop, self.texts[:place]):
                     return place
         return end if ended else None
 
     def windows(self, after: int, place: int) -> list[str]:
-        """The texts to score for a place, if the text before `after` was scored."""
+        """The texts to score for a place, if the text up to `after` was scored."""
         context = self.settings.block_context
         starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
         return ["".join(self.texts[start:place]) for start in starts]
@@ -115,11 +114,11 @@ class Watch:
         return max(0, place)
 
     def decides(self, place: int, *, ended: bool) -> bool:
-        """Whether the scorer is asked at the next place, to which its screen objects.
+        """Whether to ask the scorer itself at the next place, where its screen objects.
 
-        It is asked at the first such place, then after some tokens, at the end of a failure's
-        `lag`, and for the whole answer. Between these the text neither passes nor fails. All of
-        it is suspicious.
+        It is asked at the first such place, again after `AGAIN` tokens, at the end of a failure's
+        `lag`, and for the whole answer. At places in between the text neither passes nor fails, and
+        all of it is suspicious.
         """
         self._risen = self._risen or place
         waits = self._failed is not None
@@ -131,7 +130,7 @@ class Watch:
         return False
 
     def judge(self, place: int, score: Score) -> Failure | None:
-        """Take the score of the next place; returns a failure that will not pass any more."""
+        """Take the score of the next place; returns a failure once it is final."""
         self.scores.append((place, score))
         if self.settings.passes(score.value):
             self._failed, self._waited = None, 0
@@ -148,7 +147,7 @@ class Watch:
         return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
-        """The answer ends with the last place that was judged; its failure, or all has passed."""
+        """End the answer at the last judged place; returns its failure, or None: all has passed."""
         place, score = self.scores[-1]
         assert place == len(self.texts)
         if not self.settings.passes(score.value):
@@ -167,14 +166,14 @@ class Watch:
         del self.ids[len(self.texts) :]
 
     def rewind(self, place: int) -> None:
-        """Go on from this place. The passed text is then the last beginning that passed."""
+        """Continue from this place. The passed text is then the last beginning that passed."""
         del self.ids[place:], self.texts[place:]
         last, passes = min(place, self.passed), self.settings.passes
         passed = (at for at, score in self.scores if at <= last and passes(score.value))
         self.passed = max(passed, default=0)
         self.scores = [one for one in self.scores if one[0] <= self.passed]
         self._asked = [self.passed or -1]
-        self._silent = min(self._silent, place)
+        self._empty = min(self._empty, place)
         self._risen, self._failed, self._waited = 0, None, 0
         self._decided = -AGAIN
 
@@ -197,11 +196,11 @@ class Watch:
 
 
 def word_ends(texts: Sequence[str], start: int) -> list[int]:
-    """The starts of words after `start`, ascending."""
+    """The places after `start` at which a word ends and the next begins, ascending."""
     return [start + place for place in word_starts(texts[start:])[1:]]
 
 
 def cut(texts: Sequence[str], length: int) -> list[str]:
-    """The texts of the first tokens, which together are of this length; the last one is cut."""
+    """The first tokens' texts, of this length together; the last one is cut."""
     starts = accumulate(map(len, texts), initial=0)
     return [text[: length - at] for text, at in zip(texts, starts, strict=False) if at < length]
