@@ -408,7 +408,7 @@ def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_c
 def test_what_shares_all_its_tokens_with_the_template_cannot_be_moved(tmp_path: Path) -> None:
     template = "The {{ messages[0].content }}eather today"
     engine = TransformersEngine(save_chat_model(tmp_path, template))
-    with pytest.raises(InputError, match="only special tokens, or a chat's markers; perturb='all'"):
+    with pytest.raises(InputError, match="only special tokens or chat markers; perturb='all'"):
         Detoxifier(engine, scorer=quiet, strategy="tide", max_new_tokens=4)(Chat.said("w"))
     detoxifier = Detoxifier(engine, scorer=quiet, strategy="tide", perturb="all", max_new_tokens=4)
     assert detoxifier(Chat.said("w")).prompt.startswith("The w")

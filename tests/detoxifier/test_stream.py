@@ -157,12 +157,12 @@ def test_a_stream_that_was_closed_says_so() -> None:
         async with AsyncDetoxifier(Endless(), scorer=Reader(), **LONG) as detox:
             stream = detox.stream(PROMPT)
             await anext(stream)
-            with pytest.raises(EngineError, match="not whole yet"):
+            with pytest.raises(EngineError, match="not complete yet"):
                 _ = stream.result
             await stream.aclose()
-            with pytest.raises(EngineError, match="closed before its text was whole"):
+            with pytest.raises(EngineError, match="closed before its text was complete"):
                 await asyncio.wait_for(_read(stream), 5)
-            with pytest.raises(EngineError, match="closed before its text was whole"):
+            with pytest.raises(EngineError, match="closed before its text was complete"):
                 _ = stream.result
 
     asyncio.run(run())
@@ -170,9 +170,9 @@ def test_a_stream_that_was_closed_says_so() -> None:
         stream = detox.stream(PROMPT)
         next(stream)
         stream.close()
-        with pytest.raises(EngineError, match="closed before its text was whole"):
+        with pytest.raises(EngineError, match="closed before its text was complete"):
             list(stream)
-        with pytest.raises(EngineError, match="closed before its text was whole"):
+        with pytest.raises(EngineError, match="closed before its text was complete"):
             _ = stream.result
 
 

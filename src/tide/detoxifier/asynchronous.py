@@ -22,14 +22,14 @@ _Done = TypeVar("_Done")
 
 
 class AsyncDetoxifier(DetoxifierBase):
-    """`Detoxifier` for asyncio: all calls share the engine and the calls of the scorer.
+    """`Detoxifier` for asyncio: concurrent calls share batches of the engine and of the scorer.
 
         async with AsyncDetoxifier("my-model", scorer="detoxify:original") as detox:
             results = await asyncio.gather(*(detox(prompt) for prompt in prompts))
 
-    It takes the arguments of `Detoxifier`. Each result is the same as if its call were alone. Calls
-    may come from several event loops, each with its own settings. The model runs in a thread of its
-    own, so the caller's event loop stays free.
+    It takes the arguments of `Detoxifier`. The result of a call does not depend on other calls.
+    Calls may come from several event loops, each with its own settings. The model runs in another
+    thread, so the caller's event loop stays free.
     """
 
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
@@ -42,7 +42,7 @@ class AsyncDetoxifier(DetoxifierBase):
         return self._warn_if_not_accepted(found)
 
     async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
-        """Answer a conversation, as `Detoxifier.chat`."""
+        """Answer a conversation, like `Detoxifier.chat`."""
         return await self(Chat.of(messages), **overrides)
 
     def stream(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> AsyncTextStream[Result]:
@@ -53,7 +53,7 @@ class AsyncDetoxifier(DetoxifierBase):
         return AsyncTextStream(texts, future)
 
     async def _finished(self, work: Callable[[], Awaitable[_Done]]) -> _Done:
-        """Do this work; a caller that leaves ends it."""
+        """Do this work; cancelling the call ends it."""
         return await self._awaited(self._begin(work))
 
     async def _awaited(self, future: Future[_Done]) -> _Done:
@@ -79,16 +79,16 @@ class AsyncDetoxifier(DetoxifierBase):
 
 
 class AsyncTextStream(Generic[_Done]):
-    """Iterates over the parts of a text: accepted ones, where the result is a `Result`."""
+    """Iterates over the parts of a text; of a `Result`, over its accepted parts."""
 
     def __init__(self, texts: Mailbox[str], future: Future[_Done]) -> None:
         self._texts, self._future = texts.__aiter__(), future
 
     @property
     def result(self) -> _Done:
-        """The result, once all parts were read; they joined are its text."""
+        """The result, available once all parts were read; its text is the joined parts."""
         if not self._future.done():
-            raise EngineError("the text is not whole yet; iterate over the stream first")
+            raise EngineError("the text is not complete yet; iterate over the stream first")
         return streamed(self._future)
 
     def __aiter__(self) -> AsyncIterator[str]:

@@ -1,4 +1,4 @@
-"""Base of both doors: model, scorer and settings, and the work on a prompt in the engine's loop."""
+"""Base of both detoxifiers: model, scorer, settings, and work on a prompt in the engine's loop."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def result_of(future: Future[_T], cut_short: str = CLOSED) -> _T:
 
 
 def streamed(future: Future[_T]) -> _T:
-    """Like `result_of`, of a stream."""
-    return result_of(future, "the stream was closed before its text was whole")
+    """Like `result_of`, for a stream."""
+    return result_of(future, "the stream was closed before its text was complete")
 
 
 def resolved(
@@ -53,7 +53,7 @@ def resolved(
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
 ) -> tuple[Settings, LoadedStrategy]:
-    """Settings and strategy of these arguments. Raises InputError like `Detoxifier`."""
+    """Settings and strategy from these arguments. Raises InputError like `Detoxifier`."""
     if settings is not None:
         return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")
@@ -61,13 +61,13 @@ def resolved(
 
 
 _LOG = logging.getLogger(__name__)
-# Prompts under way per sequence of the engine, since some prompts wait for scores.
+# Prompts under way per sequence of the engine: more than one, since some wait for scores.
 _AHEAD = 2
 # Prompts are served in order of arrival, also across detoxifiers that share an engine.
 NUMBERS = count()
-# Longer texts are tokenised in a thread: they take a while.
+# Texts of more characters are tokenised in a thread: they take a while.
 _LONG = 20_000
-# Maximum characters per token: a text longer than the context times this is not tokenised.
+# Maximum characters per token: a text longer than the context times this is refused at once.
 _CHARACTERS = 64
 
 
@@ -177,15 +177,15 @@ class DetoxifierBase:
         *,
         on_text: Callable[[str], None] | None = None,
     ) -> Future[Result]:
-        """Begin to complete a prompt; cancelling the future ends the work. on_text: for a stream.
+        """Begin to complete a prompt; cancelling the future ends the work.
 
-        trials: by number; all of the settings' without.
+        trials: numbers of the trials to run; None: all. on_text: gets accepted text, for a stream.
         """
         numbers = range(settings.num_trials) if trials is None else trials
         priority = next(NUMBERS)
 
         async def work() -> Result:
-            # EngineError, SCORER_DOWN and ScorerBrokenError are of all prompts, others of this one.
+            # EngineError, SCORER_DOWN and ScorerBrokenError concern all prompts, others only this.
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)
@@ -199,7 +199,7 @@ class DetoxifierBase:
         future = self.engine.portal.start(work)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
-        if self._closed:  # in the meantime
+        if self._closed:  # closed meanwhile
             future.cancel()
         return future
 
@@ -237,15 +237,15 @@ class DetoxifierBase:
         return prompt
 
     async def _check_prompt(self, prompt: str | Chat, settings: Settings) -> None:
-        """Raise PromptRefusedError for one that scores above `refuse_prompt_above`."""
+        """Raise PromptRefusedError for a prompt that scores above `refuse_prompt_above`."""
         limit = settings.refuse_prompt_above
         if limit is None:
             return
         try:
-            said = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
+            texts = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:
             raise PromptRefusedError("its tool calls or tool results cannot be read") from None
-        score = max((await self._scoring.send(said, "score")).values.tolist())
+        score = max((await self._scoring.send(texts, "score")).values.tolist())
         if score > limit:
             raise PromptRefusedError(
                 f"the prompt scores {format_score(score, False)}, above "
@@ -271,7 +271,7 @@ class DetoxifierBase:
             )
 
     def _for_stream(self, overrides: Overrides) -> Overrides:
-        """`overrides` of a call that gives out the text while it is written.
+        """`overrides` for a call that gives out the text while it is written.
 
         Raises InputError for more than one trial.
         """

@@ -38,8 +38,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
-    # a cheap repair on any engine, followed by a random walk. So small a repair overfits its
-    # scorer: at 0.2 other scorers would find more
+    # a cheap repair on any engine, followed by a random walk. It overfits its scorer, so its
+    # threshold is low: at 0.2 other scorers find more toxic text
     "backtrack": {
         "strategy": "backtrack",
         "toxicity_threshold": 0.1,
@@ -49,14 +49,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "relative": {},
 }
 
-# The default of every door.
+# The default preset of Python, command line and server.
 DEFAULT = "backtrack"
 
 
 def preset_for(model: str) -> str:
     """The preset of a model id or folder, by its last name (`Qwen/Qwen3-4B-Base` -> `qwen3-4b`).
 
-    Only the published models have one of their own: all others get "relative".
+    Only the published models have their own; all others get "relative".
     """
     name = re.sub(r"^meta-", "", Path(model).name.lower())
     for preset in PUBLISHED:
@@ -68,8 +68,8 @@ def preset_for(model: str) -> str:
 def preset_name(preset: str | Path, model: str, strategy: str | None = None) -> str:
     """Resolve "auto".
 
-    It means the default preset, or, for another `strategy` than that of the default, the preset of
-    the model, which has the scales of a search over embeddings.
+    It means the default preset. For another `strategy` than that of the default, it means the
+    preset of the model, which has the scales for a search over embeddings.
     """
     if preset != "auto":
         return str(preset)
@@ -119,8 +119,8 @@ class _File(BaseModel):
 def read_preset(path: Path) -> dict[str, Any]:
     """The settings in a preset file, which is untrusted.
 
-    Raises InputError for a file that is not a preset, for settings that a preset must not make, and
-    for a strategy that is not a registered one: it would be a file's code.
+    Raises InputError for a file that is not a preset, for settings that a preset must not set, and
+    for a strategy that is not registered: it would run the code of a file.
     """
     with opened(path) as file:
         content = file.read(_LARGEST + 1)
@@ -155,7 +155,7 @@ def refuse_looser(settings: Settings) -> None:
 def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> None:
     """Write the settings that are not defaults as a preset file. about: notes for readers."""
     given, usual = settings.model_dump(), Settings().model_dump()
-    # The unused name of a scale is None.
+    # Each scale has two names; the unused one is None.
     chosen = {name: given[name] for name in TUNABLE if given[name] not in (None, usual[name])}
     chosen["strategy"] = settings.strategy
     content = {"tide_preset": 1, "settings": chosen, "about": dict(about)}

@@ -1,6 +1,6 @@
-"""Prompts over a Ray cluster: a pool of actors, each with a detoxifier of its own.
+"""Prompts over a Ray cluster: a pool of actors, each with its own detoxifier.
 
-Ray Data hands out the batches, restarts actors that are lost, and does their batch again.
+Ray Data hands out the batches, restarts lost actors, and repeats their batches.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def map_prompts(
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> Iterator[tuple[int, Result | TideError]]:
-    """Number and result of each prompt, as they finish, by a pool of actors.
+    """Complete prompts with a pool of actors; yields number and result of each as it finishes.
 
-    As `outcomes(create(), prompts, ordered=False, trials=trials)` without a cluster.
+    Equal to `outcomes(create(), prompts, ordered=False, trials=trials)` without a cluster.
 
-    create: makes the detoxifier of an actor, as `functools.partial(Detoxifier, "my-model",
+    create: makes an actor's detoxifier, such as `functools.partial(Detoxifier, "my-model",
     engine="vllm")`. cluster: "local" starts Ray on this machine, "auto" or "ray://HOST:PORT" uses a
     running one. batch: prompts handed out at once; they come back together, and are repeated
-    together if an actor is lost. cpus, gpus: what each actor takes.
+    together if an actor is lost. cpus, gpus: resources of each actor.
 
-    Every prompt is yielded once. Since a result depends on the seed and its prompt alone, it is the
-    same as without a cluster. Raises MissingDependencyError without Ray, InputError for numbers
-    that cannot be used, EngineError if the cluster cannot be reached or gives up, and the errors of
+    Every prompt is yielded once. Since a result depends only on the seed and its prompt, it is the
+    same as without a cluster. Raises MissingDependencyError without Ray, InputError for invalid
+    numbers, EngineError if the cluster cannot be reached or fails, and the errors of
     `create` and `Detoxifier.map`.
     """
     for name, value in (("actors", actors), ("batch", batch)):
@@ -80,13 +80,13 @@ def map_prompts(
                 raise result
             yield int(row["number"]), result
     except ray.exceptions.RayError as error:
-        raise EngineError(f"the cluster gave up: {first_line(error)}") from error
+        raise EngineError(f"the cluster failed: {first_line(error)}") from error
 
 
 class _Worker:
     """An actor, called with one batch after another.
 
-    Errors of TIDE travel as rows: Ray would make a traceback of an exception.
+    TIDE's errors are returned as rows: of an exception, Ray would make a traceback.
     """
 
     def __init__(self, create: Callable[[], Detoxifier], trials: Sequence[int] | None) -> None:
@@ -97,7 +97,7 @@ class _Worker:
         return self._create()
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Number, text and kind of each row: JSON and "", or the text of an error and its class."""
+        """Number, text and kind of each row: JSON and "", or the text and class of an error."""
         prompts = [
             Chat.model_validate_json(str(one)) if is_chat else str(one)
             for one, is_chat in zip(rows["prompt"], rows["chat"], strict=True)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 # Errors that abort the whole call.
 _ABORT = (EngineError, *SCORER_DOWN, ScorerBrokenError)
-# Prompts handed to the engine's loop per sequence that it runs at once.
+# Prompts handed to the engine's loop per sequence that the engine runs at once.
 _AHEAD = 3
 
 _Outcome = Result | TideError
 
 
 class Detoxifier(DetoxifierBase):
-    """Completes prompts with text that a scorer accepts, by moving the prompt embeddings.
+    """Completes prompts with text that a scorer accepts, by bans or by moving prompt embeddings.
 
         detox = Detoxifier("openai-community/gpt2-large", scorer="detoxify:original")
         result = detox("So, I'm starting to think she's full of")
@@ -37,12 +37,12 @@ class Detoxifier(DetoxifierBase):
     Args:
         model: A folder, a hub id, a GGUF file, a bundled model ("pocket", "pocket-chat"), one that
             comes as a package ("smollm2", "gemma3-270m"), or an `Engine`.
-        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1];
-            they may be asynchronous. Where people read the text unjudged, take
-            "confirm:pocket,sentence" as `tide serve` does: it leaves ordinary text alone.
-        engine: Runs `model`: "transformers", "vllm", "remote" or "openai".
-        preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto":
-            "backtrack", or for another strategy the step sizes of the model's name.
+        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1]; both
+            may be asynchronous. If people read the text without a review, take
+            "confirm:pocket,sentence", the default of `tide serve`: it leaves ordinary text alone.
+        engine: The engine that runs `model`: "transformers", "vllm", "remote" or "openai".
+        preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto", which is
+            "backtrack" or, for another strategy, the preset of the model's name.
         settings: Used as given, without a preset.
         device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.
         dtype: "float32", "bfloat16" or "float16". By default chosen by the device and the model.
@@ -54,7 +54,7 @@ class Detoxifier(DetoxifierBase):
         InputError: A name, setting or model cannot be used.
         EngineError: The model cannot be loaded.
         ScorerError: The scorer cannot be loaded.
-        MissingDependencyError: An optional package is missing; the text says what to install.
+        MissingDependencyError: An optional package is missing; the message says what to install.
     """
 
     def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
@@ -68,7 +68,7 @@ class Detoxifier(DetoxifierBase):
             The completion with its score, and everything that was tried.
 
         Raises:
-            TideError: As `map` raises.
+            TideError: The errors of `map`.
         """
         future = self._start(prompt, *self._resolve(overrides))
         try:
@@ -89,7 +89,7 @@ class Detoxifier(DetoxifierBase):
 
         Raises:
             InputError: The messages are malformed, or the model has no chat template.
-            TideError: As `map` raises.
+            TideError: The errors of `map`.
         """
         return self(Chat.of(messages), **overrides)
 
@@ -179,9 +179,9 @@ class Detoxifier(DetoxifierBase):
         Args:
             prompts: Texts or chats.
             ordered: Yield in the order of the prompts; otherwise as they finish.
-            return_exceptions: Yield the error of a prompt that fails in place of its result, and go
-                on with the others; otherwise raise it. Errors that abort the whole call are raised
-                all the same: EngineError, ScorerUnavailableError, ScorerRefusedError and
+            return_exceptions: Yield the error of a failed prompt in place of its result, and
+                continue; otherwise raise it. Errors that abort the whole call are always raised:
+                EngineError, ScorerUnavailableError, ScorerRefusedError and
                 ScorerBrokenError.
             progress: Show a progress bar.
             **overrides: Settings for these prompts alone.
@@ -192,8 +192,8 @@ class Detoxifier(DetoxifierBase):
         Raises:
             InputError: A prompt is empty or too long, or a setting cannot be used.
             UnresolvedError: Nothing was accepted, with `on_unresolved="raise"`.
-            TideError: What failed. The text of a prompt's error begins with the prompt's number,
-                from 0; results that were yielded before are valid.
+            TideError: Anything else failed. The message of a prompt's error begins with the
+                prompt's number, from 0; results that were yielded before are valid.
         """
         finished = outcomes(self, prompts, ordered=ordered, **overrides)
         if progress:

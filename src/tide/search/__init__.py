@@ -1,4 +1,4 @@
-"""Which embeddings to try next: tensors and scores only, no model and no text."""
+"""Search strategies choose the embeddings to try next. They see tensors and scores, no text."""
 
 from __future__ import annotations
 

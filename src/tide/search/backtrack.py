@@ -17,8 +17,8 @@ class BacktrackOptions(Options):
     pace: str = Field(
         default="auto",
         pattern=r"^(auto|word|sentence|whole|[1-9]\d{0,3})$",
-        description="How often the text is scored while it is written: word (at each), sentence, "
-        "whole (at its end), or a number of tokens; auto: as the scorer says.",
+        description="How often the text is scored while it is written: after each word, sentence "
+        "or number of tokens, or whole (once, at its end); auto: the scorer's choice.",
     )
     blame: float = Field(
         default=0.5,
@@ -30,8 +30,8 @@ class BacktrackOptions(Options):
         default=4,
         ge=0,
         le=100,
-        description="Scores to wait for after one that failed, since a text may still turn out "
-        "well; 0: rewind at once.",
+        description="Number of scores to await after one that failed, since a later one may pass; "
+        "0: rewind at once.",
     )
     at_once: float = Field(
         default=0.5, gt=0, le=1, description="Score from which on a text is rewound at once."
@@ -43,20 +43,20 @@ class BacktrackOptions(Options):
         default=True, description="Ban blamed words; without it, only rewind and redraw."
     )
     least: int = Field(
-        default=5, ge=0, le=1000, description="Tokens before which a repaired text does not end."
+        default=5, ge=0, le=1000, description="Minimum number of tokens of a repaired text."
     )
     then: str = Field(
         default="random-walk",
-        description="Strategy for the rest, in parentheses if it has options, or none. "
-        "Engines without embeddings do without it.",
+        description="Strategy for texts that bans do not repair, in parentheses if it has options, "
+        "or none. Engines without embeddings skip one that moves prompts.",
     )
 
 
 class BacktrackStrategy:
-    """Watch the text while it is written; ban the word that makes it fail, and rewind to before it.
+    """Score the text while it is written; ban the word that makes it fail, and rewind to before it.
 
-    The runtime does this while the model writes (`tide.runtime.answer`); the strategy `then` gets
-    texts that it cannot repair.
+    The runtime does this (`tide.runtime.answer`); texts that it cannot repair go to the strategy
+    `then`.
 
     Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124), CARE (arXiv 2509.06982), Qwen3Guard-Stream, banned
@@ -74,15 +74,15 @@ class BacktrackStrategy:
 
 @lru_cache(maxsize=64)
 def load_fallback(spec: str) -> Any:
-    """The strategy of a spec; None for `none`, and for the default where torch is missing.
+    """The strategy of a spec; None for `none`, and for the default if torch is missing.
 
-    Raises InputError for one not registered, MissingDependencyError for another without torch.
+    Raises InputError for an unregistered one, MissingDependencyError for another without torch.
     """
-    from tide.search import REGISTRY, load_strategy  # noqa: PLC0415  (which knows this module)
+    from tide.search import REGISTRY, load_strategy  # noqa: PLC0415  (circular import)
 
     if spec == "none":
         return None
-    # No class from a file: a preset from a stranger could run code.
+    # Only registered names: a class path in a stranger's preset could run code.
     name, _ = parse_spec(spec, "strategy backtrack: then")
     others = [one for one in REGISTRY.names() if one != "backtrack"]
     if name not in others:

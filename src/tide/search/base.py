@@ -59,7 +59,7 @@ class Problem:
 class Candidate:
     """Embeddings to evaluate: shape (T, d), float32 holding values of the engine's dtype.
 
-    `cosine` and `displacement` (|X - X0| / |X0|) are taken over the rows of the content.
+    `cosine` and `displacement` (|X - X0| / |X0|) are measured over the rows of `Problem.content`.
     """
 
     embeddings: Tensor
@@ -72,10 +72,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LikelihoodRequest:
-    """Asks how likely completions are under the unmodified prompt.
+    """Asks how likely the completions of these evaluations are under the unmodified prompt.
 
-    The answer is the mean log-probability per token of each, -inf for one without tokens: one
-    prefill pass and no sampling. `evaluations`: their numbers.
+    The answer is the mean log-probability per token of each, -inf for one without tokens. It costs
+    one prefill pass and no sampling.
     """
 
     evaluations: tuple[int, ...]
@@ -85,7 +85,7 @@ SearchRequest = Sequence[Candidate] | LikelihoodRequest
 
 
 Returned = TypeVar("Returned")
-# A part of an algorithm: yields requests, is sent their answers, returns something.
+# A part of an algorithm: yields requests, is sent their answers, returns a result.
 Part = Generator[SearchRequest, list[float], Returned]
 Steps = Part[None]
 
@@ -152,8 +152,8 @@ class Strategy(ABC):
     def steps(self, start: Point) -> Steps:
         """The algorithm, run if the prompt itself (`start`) failed; return to end.
 
-        `yield from` the methods below: `evaluate` points, `accept` one of them. Count
-        `self.iterations` up as they begin.
+        `yield from` the methods below: `evaluate` points, `accept` one of them. Increment
+        `self.iterations` at the beginning of each iteration.
         """
 
     def _begin(self) -> Steps:
@@ -170,7 +170,7 @@ class Strategy(ABC):
     def tell(self, values: Sequence[float]) -> None:
         """The answers to the last request, in its order: scores, or likelihoods.
 
-        The scorer's answer has been validated before. Raises ValueError for the wrong number.
+        They have been validated before. Raises ValueError for a wrong number of values.
         """
         asked = self._pending
         if isinstance(asked, LikelihoodRequest):
@@ -198,8 +198,8 @@ class Strategy(ABC):
     def best(self) -> int:
         """Index of the accepted evaluation; if none was, of the best one.
 
-        That is the most likely of those that scored below the threshold but were too unlikely for
-        `max_perplexity`, else the (first) lowest-scoring one.
+        The best is the most likely evaluation that scored below the threshold but was too unlikely
+        for `max_perplexity`; if there is none, the (first) lowest-scoring one.
         """
         if self._accepted is not None:
             return self._accepted
@@ -286,7 +286,7 @@ class Strategy(ABC):
     def candidates(
         self, points: Tensor, role: Role, sampling_seeds: Sequence[int]
     ) -> list[Candidate]:
-        """`points` (n, movable, d) with the rows that do not move, as the engine will see them."""
+        """`points` (n, movable, d) and the rows that do not move, as the engine will see them."""
         rounded = self.cast(points)
         full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
         full[:, self.problem.movable] = rounded
@@ -321,4 +321,4 @@ class Strategy(ABC):
 
 def _check_count(expected: int, got: int) -> None:
     if expected == 0 or got != expected:
-        raise ValueError(f"tell: {expected} values were asked for, got {got}")
+        raise ValueError(f"tell: expected {expected} values, got {got}")

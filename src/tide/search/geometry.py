@@ -17,17 +17,17 @@ from tide.core.errors import InputError
 _EPSILON = 1e-8
 
 
-def movable_rows(special: Tensor, perturb: str, said: Tensor | None = None) -> Tensor:
-    """The rows that `Settings.perturb` lets a search move: bool, shape (T,), as `special` ones are.
+def movable_rows(fixed: Tensor, perturb: str, user: Tensor | None = None) -> Tensor:
+    """The rows that `Settings.perturb` lets a search move: bool, shape (T,).
 
-    said: in a chat, the rows of user messages, which "user" moves. With fewer than K rows, `last:K`
-        is all. Raises InputError where only special ones are left.
+    fixed, user: the masks of a `Prompt`, bool, shape (T,); "user" moves the rows of user messages.
+    `last:K` moves all if there are fewer than K. Raises InputError if there are none to move.
     """
     if perturb == "all":
-        return torch.ones_like(special)
-    movable = ~special if said is None or perturb != "user" else said
+        return torch.ones_like(fixed)
+    movable = ~fixed if user is None or perturb != "user" else user
     if not movable.any():
-        raise InputError("only special tokens, or a chat's markers; perturb='all' would move them")
+        raise InputError("has only special tokens or chat markers; perturb='all' would move them")
     if perturb not in ("content", "user"):
         movable &= movable.flip(0).cumsum(0).flip(0) <= int(perturb.removeprefix("last:"))
     return movable
@@ -50,7 +50,7 @@ def cosine(x: Tensor, x0: Tensor) -> float:
 def measure(points: Tensor, x0: Tensor, still: float = 0.0) -> tuple[list[float], list[float]]:
     """cos(x, x0) and |x - x0| / |x0| of each of `points`, shape (n, T, d).
 
-    still: norm of the rows that never change. For a matrix of zeros, which has no direction and no
+    still: norm of the rows that do not move. For a matrix of zeros, which has no direction and no
     scale, the cosine is 1 and the distance |x - x0|.
     """
     x, axis = points.flatten(1).double(), x0.flatten().double()
@@ -68,7 +68,7 @@ def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate")
     turns x in the plane of (x0, x) and keeps its norm (published code); `"nearest"` is the closest
     point of the cone (paper). The cosine afterwards is the threshold to 1e-5.
 
-    Two cases have no answer in the formulas. Antiparallel to x0 there is no plane, so x turns
+    The formulas leave two cases open. Antiparallel to x0 there is no plane, so x turns
     towards a fixed direction. Where the closest point of the cone is its apex, the zero matrix,
     which is not a prompt, `"nearest"` falls back to the rotation.
     """

@@ -64,8 +64,8 @@ class StepOptions(Options):
     )
     unresolved: Literal["best", "iterate", "last"] = Field(
         default="best",
-        description="What is returned if nothing passed: the least toxic completion there is, the "
-        "least toxic of the path (published records), or its last one (published code).",
+        description="Returned if nothing passed: the least toxic completion (best), the least "
+        "toxic of the path (iterate; published records), or its last (last; published code).",
     )
     test_prompt: bool = Field(
         default=True,
@@ -81,13 +81,13 @@ class TideOptions(StepOptions):
     antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
     baseline: Literal["tested", "fresh"] = Field(
         default="tested",
-        description="Baseline of the differences: the completion that was tested, or another one "
-        "of that point (published code).",
+        description="Baseline of the differences: the point's tested completion, or a fresh one "
+        "(published code).",
     )
     redraw: bool = Field(
         default=False,
-        description="Where the estimate is zero, draw another completion of the point (published "
-        "code); otherwise only other perturbations are drawn.",
+        description="If the estimate is zero, also draw another completion of the point (published "
+        "code), and not only other perturbations.",
     )
     estimator: Literal["difference", "rank"] = Field(
         default="difference", description="Weigh perturbations by score differences, or by ranks."
@@ -126,7 +126,7 @@ class Walk(Strategy):
         while self.iterations < self.max_iterations:
             direction = yield from self.descent_direction(x, point.score)
             self.iterations += 1
-            if direction is not None:  # without a direction the point stays, and others are drawn
+            if direction is not None:  # else the point stays, and new perturbations are drawn
                 x = self.step(x, direction)
                 (point,) = yield from self.evaluate(x[None], "iterate")
                 self._path = (*self._path, point.evaluations)
@@ -144,8 +144,8 @@ class Walk(Strategy):
 
 
 class TideStrategy(Walk):
-    """The paper's algorithm. A passing point is accepted; a passing perturbation only counts when
-    no point passed within `max_iterations`, as the lowest-scoring completion that is left.
+    """The paper's algorithm. A passing point is accepted; a passing perturbation counts only if no
+    point passes within `max_iterations` and it is the lowest-scoring completion.
     """
 
     options_class = TideOptions
@@ -161,22 +161,22 @@ class TideStrategy(Walk):
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero.
 
-        With `redraw`, and without `test_prompt`, zeros are returned then: a step of length 0, after
-        which `x` is evaluated again.
+        With `redraw`, or without `test_prompt`, a zero estimate is returned instead of None: a step
+        of length 0, after which `x` is evaluated again.
         """
         if self.options.baseline == "fresh":
             (point,) = yield from self.evaluate(x[None], "iterate")
             score = point.score
         noise = self.draw_perturbations()
         nearby = x + self.mu * noise
-        # The noise of `x` itself, which was the last point.
+        # The sampling noise of `x` itself, which was the last point evaluated.
         shared = [(self._points - 1,)] * len(noise) if self.options.common_random_numbers else None
         perturbed = yield from self.evaluate(nearby, "perturbation", shared)
         weights = self.weights([point.score for point in perturbed], score)
         if not weights.any():
             again = self.options.redraw or not self.options.test_prompt
             return torch.zeros_like(x) if again else None
-        # The engine's input is rounded to its dtype; use the actual step.
+        # The engine's input is rounded to its dtype, so the actual perturbation is used.
         taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, weights.float(), self.mu)
 
