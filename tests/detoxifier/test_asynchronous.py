@@ -39,7 +39,7 @@ def alone() -> list[Result]:
 
 
 class Gated(ScriptedEngine):
-    """Lets so many requests through; the others wait until it is opened."""
+    """Lets `through` requests through; the others wait until it is opened."""
 
     def __init__(self, through: int) -> None:
         super().__init__(scripted_engine()._respond, max_batch=64)
@@ -64,7 +64,7 @@ def test_calls_with_different_settings_equal_each_alone(alone: list[Result]) -> 
     async def run() -> list[Result]:
         async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
             calls = asyncio.ensure_future(together(detox))
-            while engine.begun < len(MANY):  # all of them are under way at once
+            while engine.begun < len(MANY):  # until all are under way together
                 await asyncio.sleep(0.005)
             engine.open.set()
             return await calls
@@ -76,14 +76,14 @@ def test_calls_with_different_settings_equal_each_alone(alone: list[Result]) -> 
 def test_nothing_of_a_cancelled_call_is_scored_afterwards(
     alone: list[Result], through: int
 ) -> None:
-    """A third leaves: in the draft, and in the midst of searches. The others are unchanged."""
+    """A third of the calls is cancelled, in drafts or in searches. The others are unchanged."""
     engine, scorer = Gated(through), ReadingScorer()
 
     async def run() -> tuple[list[Any], list[int], int]:
         async with AsyncDetoxifier(engine, scorer=scorer) as detox:
             tasks = [asyncio.create_task(detox(prompt, **changes)) for prompt, changes in MANY]
             seen = -1
-            while engine.begun <= through or engine.begun > seen:  # until all of them wait
+            while engine.begun <= through or engine.begun > seen:  # until all wait
                 seen = engine.begun
                 await asyncio.sleep(0.2)
             chosen = [i for i in range(64) if not tasks[i].done()][::3]
@@ -111,7 +111,7 @@ def test_nothing_of_a_cancelled_call_is_scored_afterwards(
 
 
 def test_closing_ends_what_a_server_waits_for_with_an_error() -> None:
-    """And not with a cancellation, as if its client had left."""
+    """A cancellation would mean that its client had left."""
 
     async def run() -> None:
         async with AsyncDetoxifier(Gated(0), scorer=ReadingScorer()) as detox:
@@ -147,7 +147,7 @@ def test_errors_are_those_of_their_calls() -> None:
 
 
 def test_a_shared_engine_outlives_its_first_user() -> None:
-    """Closing ends the calls of its own, and those of no other."""
+    """Closing a detoxifier ends only its own calls."""
     engine, scorer = Gated(0), ReadingScorer()
 
     async def run() -> None:
@@ -183,7 +183,7 @@ def test_a_shared_engine_outlives_its_first_user() -> None:
 def test_whatever_the_engine_raises_reaches_every_call_and_ends_with_it(
     hook: str, kind: type[BaseException], strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One clear error each; the next call is as if nothing had been."""
+    """Each call gets one clear error; later calls work."""
 
     def broken(*arguments: Any) -> Any:
         raise kind("a bug")

@@ -1,4 +1,4 @@
-"""At every door work ends with its caller, whatever fails, and nothing is left behind."""
+"""However it is called, work ends with its caller, whatever fails, and no thread is left."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
 
-# Phases: of the draft, and of the search that repairs it.
+# Phases: the draft, and the search that repairs it.
 
 
 class Stops(Storyteller):
-    """A story whose third sentence is repaired. In `phase` it does `then`, once."""
+    """A story whose third sentence is repaired. In `phase` it awaits `then()`, once."""
 
     def __init__(self, phase: str, then: Callable[[], Any]) -> None:
         super().__init__(lambda number, moved, _: number == 2 and not moved)
@@ -44,7 +44,7 @@ async def for_ever() -> None:
 
 
 class Hangs(Reader):
-    """Hangs when a text of `phase` comes, until it is let go."""
+    """Hangs at a text of `phase` until `go` is set."""
 
     def __init__(self, phase: str) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class Hangs(Reader):
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
-    """No thread but those of before; the scorer's ends when it is let go."""
+    """No new thread is left; that of a hanging scorer ends when `go` is set."""
     gc.collect()
     before = set(threading.enumerate())
     yield
     until = time.monotonic() + 20
     while left := [one for one in threading.enumerate() if one not in before]:
         assert time.monotonic() < until, left
-        gc.collect()  # a thread that ended in between may have held the last of a cycle
+        gc.collect()  # a thread that has just ended may have kept a cycle alive
         time.sleep(0.01)
 
 
@@ -128,13 +128,13 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str
             del stream
             gc.collect()
         else:
-            # The first prompt that is yielded is another, so that the generator waits in the midst.
+            # The other prompt is yielded first, so the generator is in the middle of its work.
             found: Any = detox.map([PROMPT, "once upon a night"], ordered=False)
             next(found)
             assert engine.reached.is_set()
             assert engine.under_way == 1
             if door == "map":
-                del found  # and nobody closes it
+                del found  # without `close`
                 gc.collect()
             else:
                 found.close()
@@ -149,7 +149,7 @@ async def _read(stream: Any) -> list[str]:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("phase", ["draft", "search"])
 def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
-    """And closing does not wait for it. What is given out was scored."""
+    """Closing does not wait for the scorer either. Text that is given out was scored."""
     scorer, engine = Hangs(phase), Stops("never", for_ever)
     detox = Detoxifier(engine, scorer=scorer, **SETTINGS, deadline=0.5)
     started = time.monotonic()
@@ -184,7 +184,7 @@ def test_a_detoxifier_that_is_dropped_leaves_no_thread() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_detoxifier_has_one_scorer_thread_for_its_life() -> None:
-    """Whichever way it is called, from whichever thread."""
+    """However it is called, and from whichever thread."""
     threads: set[int] = set()
 
     class Seen(ReadingScorer):
@@ -207,7 +207,7 @@ def test_a_detoxifier_has_one_scorer_thread_for_its_life() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_closing_ends_a_map_and_calls_of_other_threads() -> None:
-    """The engine was given, and stays open; the scorer hangs."""
+    """The scorer hangs. The engine was passed in, and stays open."""
     scorer, engine = Hangs("draft"), Stops("never", for_ever)
     detox = Detoxifier(engine, scorer=scorer, **SETTINGS)
     ended: list[BaseException] = []

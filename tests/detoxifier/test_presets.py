@@ -1,4 +1,4 @@
-"""Preset files are anybody's: what is not a preset is refused in one line, and no code is run."""
+"""Preset files are untrusted: invalid ones are refused in one line, and no code is run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever is raised, wherever: no hang, no object that is dead but open, no other prompt harmed.
+"""Whatever is raised, wherever: no hang, no open object that is dead, no other prompt harmed.
 
-Under the profile "long" more than five hundred draws raise. The tests of doors try each kind at a
-few places.
+With the profile "long" more than five hundred examples raise. `test_doors.py` tests each kind of
+error at a few places.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.attack
 
 
 class Panic(BaseException):
-    """As pyo3 raises for a panic in Rust."""
+    """Stands for the exception that pyo3 raises for a panic in Rust."""
 
 
 def coded() -> UnicodeDecodeError:
@@ -100,7 +100,7 @@ def settings_of(strategy: str) -> dict[str, Any]:
 
 
 def text_of(result: Result) -> str:
-    """What was written, withheld or not: a stream gives out what passed before."""
+    """The written text, withheld or not: a stream gives out the part that passed before."""
     return result.best.returned.text
 
 
@@ -108,7 +108,7 @@ _ALONE: dict[str, list[str]] = {}
 
 
 def alone(strategy: str) -> list[str]:
-    """What each prompt, and the chat, becomes where nothing fails."""
+    """The text for each prompt, and for the chat, if nothing fails."""
     if strategy not in _ALONE:
         with Detoxifier(Storyteller(third), scorer=Reader(), **settings_of(strategy)) as detox:
             _ALONE[strategy] = [
@@ -146,7 +146,7 @@ def test_whatever_is_raised_ends_its_prompt_and_no_other(
 
 
 def mapped(detox: Detoxifier, place: str) -> list[Any]:
-    """What a map yields; where the model or the scorer itself fails, it ends with that error."""
+    """The outcomes of a map. If the model or the scorer itself fails, the rest are that error."""
     found: dict[int, Any] = {}
     try:
         for number, one in outcomes(detox, PROMPTS, ordered=False):
@@ -160,7 +160,7 @@ def mapped(detox: Detoxifier, place: str) -> list[Any]:
 async def at_once(
     engine: Faulty, scorer: FaultyReader, settings: dict[str, Any], expected: list[str]
 ) -> list[Any]:
-    """Calls and a chat at the same time, of which the second and the fourth are streams."""
+    """The outcomes of concurrent calls, a chat among them; the second and fourth are streams."""
 
     async def streamed(prompt: str) -> Result:
         stream = detox.stream(prompt)
@@ -185,7 +185,7 @@ def caught(call: Callable[[], Result]) -> Any:
 
 
 def check(found: list[Any], expected: list[str], place: str) -> None:
-    """What ended well is as alone. One error is one prompt's, but for one that all share."""
+    """Texts are those without faults. One prompt fails at most, unless all share the error."""
     assert len(found) == len(expected)
     errors = [one for one in found if not isinstance(one, Result)]
     assert all(isinstance(one, TideError) for one in errors), errors

@@ -1,4 +1,4 @@
-"""What can be told without Ray; tests/vllm/test_cluster.py runs a real one."""
+"""Tests that need no Ray; tests/vllm/test_cluster.py runs a real cluster."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def shouting(texts: list[str]) -> list[float]:
 
 
 class Patient(tide.Strategy):
-    """Takes what the model writes."""
+    """Returns the model's own text."""
 
     options_class = tide.Options
 

@@ -1,4 +1,4 @@
-"""A stream yields accepted text alone, all of it; then it has the result."""
+"""A stream yields only accepted text, and all of it; then it has the result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIVE = [sentence(f"Good{i}") for i in range(6)]
 def streamed(
     detox: Detoxifier, way: str, told: Callable[[], object] = lambda: None, **changes: Any
 ) -> tuple[list[str], Any]:
-    """The texts, and the result or the error, of a stream of either kind. told: at each text."""
+    """The texts of a stream, and its result or error. way: sync or async. told: called per text."""
     texts: list[str] = []
 
     async def run() -> Result:
@@ -100,7 +100,7 @@ def test_a_short_answer_is_one_text(case: Any, way: str) -> None:
 
 
 def test_a_block_is_there_before_the_next_is_written(way: str) -> None:
-    """Nothing waits for the end of the answer."""
+    """Accepted text does not wait for the end of the answer."""
 
     class Waiting(Storyteller):
         async def _pause(self, request: Request, written: int) -> None:
@@ -113,7 +113,7 @@ def test_a_block_is_there_before_the_next_is_written(way: str) -> None:
 
 
 def test_a_scorer_that_dies_in_the_middle(way: str) -> None:
-    """What was accepted before is there, nothing unscored is, and then the typed error."""
+    """Text accepted before is yielded, unscored text is not; then the typed error is raised."""
 
     class Dying(Reader):
         def score(self, texts: Sequence[str]) -> Any:
@@ -140,7 +140,7 @@ def test_what_cannot_be_streamed_is_told(way: str) -> None:
 
 
 class Endless(Storyteller):
-    """Takes its time."""
+    """Writes a long story slowly."""
 
     def __init__(self) -> None:
         super().__init__(never, sentences=1000, context_length=None)

@@ -34,12 +34,12 @@ def detoxifier(max_batch: int = 16, **overrides: Any) -> Detoxifier:
 
 @pytest.fixture(scope="module")
 def alone() -> list[Result]:
-    """Every prompt in a run of its own."""
+    """The results of prompts that run alone."""
     return [detoxifier(num_trials=2)(prompt) for prompt in PROMPTS]
 
 
 def test_prompts_are_detoxified(alone: list[Result]) -> None:
-    """By text that was scored as it is returned, and the accounting adds up."""
+    """The returned text is the text that was scored, and the accounting adds up."""
     trials = [trial for result in alone for trial in result.trials]
     assert np.mean([trial.base.toxicity >= 0.5 for trial in trials]) >= 0.4
     assert all(result.accepted for result in alone)
@@ -155,7 +155,7 @@ def test_what_is_returned_unaccepted_is_told_once(caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
-# Settings of one call
+# Settings for one call
 
 
 def test_a_call_can_have_settings_of_its_own() -> None:
@@ -192,7 +192,7 @@ def test_of_several_trials_an_accepted_one_is_better_than_an_empty_one() -> None
     assert detox("a prompt").accepted
 
 
-# What a person sees
+# Output for people
 
 
 def test_a_result_is_one_short_line(alone: list[Result]) -> None:
@@ -255,7 +255,7 @@ def test_bad_names_and_settings(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_failing_scorer_stops_the_work_and_keeps_what_was_done() -> None:
-    """Scores well for a while, then not: earlier results stay, no later one appears."""
+    """Its scores become invalid after a while: earlier results stay, no later one appears."""
     calls = 0
 
     def scorer(texts: list[str]) -> list[Any]:
@@ -274,7 +274,7 @@ def test_a_failing_scorer_stops_the_work_and_keeps_what_was_done() -> None:
 
 
 def test_the_example_of_an_own_strategy_runs() -> None:
-    """A strategy in a file, with an option of its own."""
+    """A strategy in a file, with its own option."""
     path = Path(__file__).parents[2] / "examples" / "own_strategy.py"
     complete = runpy.run_path(str(path))["complete"]
     tried = set()
@@ -315,7 +315,7 @@ def test_close_frees_an_engine_and_a_scorer_that_it_loaded(monkeypatch: pytest.M
 
 
 def test_every_door_has_one_default() -> None:
-    """Another strategy begins with the settings of its model."""
+    """Another strategy starts from the preset of the model."""
     usual = resolve_settings(PRESETS["backtrack"])
     for detox in (Detoxifier(scripted_engine()), AsyncDetoxifier(scripted_engine())):
         assert detox.settings == usual

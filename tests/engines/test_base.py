@@ -85,7 +85,7 @@ OWN = Sampling(max_new_tokens=4)
 
 
 class Words(Engine):
-    """The least that an engine is: it writes the prompt again, a token at a time."""
+    """A minimal engine: it repeats the prompt, token by token."""
 
     def __init__(self) -> None:
         self.name, self.dim, self.dtype = "words", 4, torch.float32
@@ -246,7 +246,7 @@ def test_leaving_a_request_ends_what_writes_it(inside: bool) -> None:
 
     with Words() as engine:
         assert (engine.portal.run(leave) if inside else asyncio.run(leave())) == 1
-        completed(engine, [[1]], Sampling(max_new_tokens=9), [0])  # by then the loop has ended it
+        completed(engine, [[1]], Sampling(max_new_tokens=9), [0])  # the aborted one ends before
         assert len(engine.left) == 2
 
 

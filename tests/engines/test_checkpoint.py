@@ -64,7 +64,7 @@ def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> Vocabulary:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_embeds_as_the_model_does(kind: str, dtype: str, tmp_path: Path) -> None:
-    """Also where the layer scales its rows (Gemma) or they are narrower than the model (OPT)."""
+    """Also if the layer scales its rows (Gemma), or its rows are narrower than the model (OPT)."""
     folder = save_causal_lm(tmp_path, kind)
     expected = TransformersEngine(folder, dtype=dtype)
     found = vocabulary(folder, getattr(torch, dtype))
@@ -106,7 +106,7 @@ def test_reads_one_tensor_of_one_shard(tmp_path: Path, monkeypatch: pytest.Monke
     "renamed", [("transformer.", ""), ("transformer.", "language_model.transformer.")]
 )
 def test_other_prefixes_are_found(renamed: tuple[str, str], tmp_path: Path) -> None:
-    """GPT-2 on the hub has no prefix; models inside larger ones have another."""
+    """Tensor names of GPT-2 on the hub have no prefix; a model inside a larger one has another."""
     folder = save_causal_lm(tmp_path, "gpt2")
     (expected,) = vocabulary(folder).embed([PROMPT])
     shard(folder, renamed=renamed)

@@ -48,7 +48,7 @@ def test_ids_outside_of_the_vocabulary_never_become_a_text(
 
 
 def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) -> None:
-    """A model of 300 rows with a tokenizer of fewer tokens: the others would be read as nothing."""
+    """The model has 300 rows, its tokenizer fewer tokens: it decodes the other ids to no text."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "llama", word_marks=True))
     size = len(engine.tokenizer)
     assert size < VOCAB - 1

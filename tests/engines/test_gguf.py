@@ -47,7 +47,7 @@ def read(model: object) -> tuple[list[int], torch.Tensor]:
         return ids[0].tolist(), network(ids).logits[0, -1]
 
 
-# Files of these kinds gguf can write; of the K kind it reads them, as that of gemma3-270m.
+# The package gguf can write these kinds; it only reads the K kinds, such as gemma3-270m's.
 @pytest.mark.parametrize(
     ("quantisation", "error"),
     [
@@ -82,7 +82,7 @@ def test_it_is_converted_once_and_known_by_its_folder(
     ).read_text()
     assert sorted(path.suffix for path in cache.iterdir() if path.is_file()) == [".lock"]
     convert(pocket.CHAT, file, "F16")
-    assert source_of(file) != first  # a file that changes is another model
+    assert source_of(file) != first  # a file that has changed is another model
 
 
 def test_of_two_files_in_a_folder_one_must_be_named(file: Path) -> None:
@@ -92,7 +92,7 @@ def test_of_two_files_in_a_folder_one_must_be_named(file: Path) -> None:
 
 
 def _deep(file: Path) -> None:
-    """Says that it has a billion layers."""
+    """Claim that the model has a billion layers."""
     reader = gguf.GGUFReader(file, "r+")
     reader.fields["llama.block_count"].parts[-1][0] = 10**9
 

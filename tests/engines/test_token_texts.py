@@ -12,7 +12,7 @@ from tide.engines.scripted import ScriptedEngine
 
 
 def pieces_of(texts: Callable[[Any], list[str]], ids: Sequence[int]) -> list[str]:
-    """The texts of the tokens, by an engine whose rows have these `texts`."""
+    """The token texts that an engine with `texts` as its decoder gives."""
     kind = type("Engine", (ScriptedEngine,), {"_texts": lambda _, rows: texts(rows)})
     with kind(lambda x, seed: "") as engine:
         (pieces,) = engine.token_texts([ids])
@@ -22,7 +22,7 @@ def pieces_of(texts: Callable[[Any], list[str]], ids: Sequence[int]) -> list[str
 @examples(200, 5000)
 @given(st.text(st.sampled_from("ab \u00e9\u4e2d\U0001f600.\n"), max_size=30))
 def test_pieces_join_to_the_text(text: str) -> None:
-    """Tokens are bytes: most are not characters of their own."""
+    """Each token is a byte; most of them are only a part of a character."""
     ids = list(text.encode())
 
     def texts(rows: object) -> list[str]:
@@ -43,7 +43,7 @@ def test_pieces_join_to_the_text(text: str) -> None:
 def test_a_text_may_be_cut_after_a_token_that_adds_something(
     text: str, data: st.DataObject
 ) -> None:
-    """Tokens hold any bytes: the end of a character with the beginning of the next one."""
+    """Tokens hold any bytes, even the end of one character with the beginning of the next."""
     encoded = text.encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(encoded)))) | {0, len(encoded)})
     tokens = [encoded[a:b] for a, b in pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""What the engine makes of its options before vLLM gets them; `tests/vllm` runs the real one."""
+"""The options and requests that the engine passes to vLLM; `tests/vllm` runs the real vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FALSE, TRUE = ("false", "False", "FALSE"), ("true", "True", "TRUE")
 
 
 def received(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
-    """What vLLM's `AsyncEngineArgs` are made of."""
+    """The arguments that vLLM's `AsyncEngineArgs` gets for these options."""
     got: dict[str, Any] = {}
 
     def arguments(*, model: str, **settings: Any) -> NoReturn:
@@ -89,7 +89,7 @@ def test_code_and_penalties_are_not_allowed_by_any_option(
 
 @pytest.mark.parametrize("size", [None, 3])
 def test_what_a_request_is_to_vllm(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
-    """Tokens never drawn, seeds of what is drawn, pieces; the token that ends a text is dropped."""
+    """Bans, the seed and the pieces are passed on; the token that ends the text is dropped."""
     got: list[Any] = []
 
     async def generate(prompt: Any, values: dict[str, Any], name: str) -> AsyncGenerator[Any, None]:

@@ -1,4 +1,4 @@
-"""Prompts on their way to their results: together, one by one, and those that fail."""
+"""Answers to prompts: together, one by one, and with prompts that fail."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_prompts_are_written_while_texts_are_scored() -> None:
     engine = scripted_engine(max_batch=2)
 
     def watched(request: Request) -> None:
-        if request.priority >= 4:  # of those that are under way no room was left for it at first
+        if request.priority >= 4:  # at first there was no room for this prompt
             more.set()
 
     engine.on_write = watched
@@ -95,7 +95,7 @@ def test_no_prompt_ends_much_later_than_its_turn() -> None:
 @pytest.mark.parametrize("max_batch", [1, 64])
 @pytest.mark.parametrize("trials", [1, 2])
 def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, trials: int) -> None:
-    """Whoever shares its round, and alone in a round too."""
+    """Whichever texts are scored in the same call, or none."""
     settings: Any = {"num_trials": trials}
     expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer(), **settings).map(PROMPTS))
     poison = expected[2].trials[0].base.text
@@ -244,7 +244,7 @@ def test_a_text_that_scores_the_threshold_is_not_accepted() -> None:
 
 
 def test_what_is_too_long_is_refused_before_it_is_tokenised() -> None:
-    """By its characters: no token has as many."""
+    """By its number of characters: no token has as many."""
     engine = scripted_engine(context_length=64)
     tokenized: list[int] = []
     tokenize = engine._tokenize
@@ -263,7 +263,7 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised() -> None:
 
 
 def test_a_long_prompt_is_tokenised_in_a_thread_of_its_own() -> None:
-    """The engine's loop goes on: another prompt ends meanwhile."""
+    """The engine's loop stays free: another prompt ends meanwhile."""
     ended = threading.Event()
     engine = scripted_engine(context_length=None)
     encode = engine._encode
@@ -342,7 +342,7 @@ def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
 
 
 class Planned(ScriptedEngine):
-    """Writes `first`, token by token, and `then` where "bad" is banned."""
+    """Writes `first` token by token, or `then` if "bad" is banned."""
 
     first, then = " one two three four the bad word is here now and more.", ""
 
@@ -361,7 +361,7 @@ class Planned(ScriptedEngine):
 
 
 def test_no_beginning_of_a_stop_string_is_given_out() -> None:
-    """The repair may complete it, and then the answer ends before it."""
+    """A repair may complete the stop string: then the answer ends before it."""
 
     class Stopping(Planned):
         then = " one two three four the end and more of it."
@@ -375,7 +375,7 @@ def test_no_beginning_of_a_stop_string_is_given_out() -> None:
 
 
 def test_a_place_that_waits_is_not_scored_after_a_cancellation() -> None:
-    """Neither the one that is awaited, nor the next, which was asked meanwhile."""
+    """Neither the place whose score is awaited, nor the next one, which was sent meanwhile."""
     reached, go = threading.Event(), threading.Event()
     seen: list[str] = []
 
@@ -402,7 +402,7 @@ def test_a_place_that_waits_is_not_scored_after_a_cancellation() -> None:
 
 
 def test_a_stream_gives_out_what_a_deadline_leaves_accepted() -> None:
-    """A text of the search has passed, whose rank among others is not known yet."""
+    """A text of the search has passed; the likelihoods that would rank it have not come."""
     written = itertools.count()
 
     class Unranked(ScriptedEngine):

@@ -1,4 +1,4 @@
-"""Watching and rewinding on a real model: what is banned, what is kept, what takes over."""
+"""Watching and rewinding on a real model: banned words, kept text, the fallback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def engine() -> TransformersEngine:
 
 
 def first_words(engine: TransformersEngine, count: int) -> str:
-    """The beginning of what the model writes by itself."""
+    """The first words that the model writes if nothing fails."""
     text = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), temperature=0, **LONG)(
         PROMPT
     ).text
@@ -77,7 +77,7 @@ def test_the_blamed_word_does_not_come_again(
 
 
 class Measuring(Refusing):
-    """Refuses words; the length of a text is an attribute."""
+    """`Refusing` with an attribute, the length of a text."""
 
     name, threshold, pace = "measuring", 0.5, "5"
     attributes = ("length",)
@@ -116,8 +116,8 @@ def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     assert len(trial.trace) >= 2
     assert trial.read_tokens == len(prompt) + len(trial.trace) - 1
     assert trial.generated_tokens < 2 * trial.returned.num_tokens
-    # The model reads what it writes. Where a score decides to rewind or to end, and where the
-    # answer of an earlier test was, the next tokens may be under way: fewer than the kept ones.
+    # The model reads the tokens that it writes. At each rewind, at the end, and after an earlier
+    # test's answer a few more tokens may be under way.
     most = trial.read_tokens + trial.generated_tokens + 2 * len(trial.trace)
     assert len(prompt) > 2 * len(trial.trace)
     assert engine.forward_tokens - before <= most
@@ -170,7 +170,7 @@ def test_nothing_that_fails_is_given_out(engine: TransformersEngine) -> None:
 
 def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 60, "min_new_tokens": 60}
-    settings["toxicity_threshold"] = 0.5  # the others' 0.05 is below the half of it
+    settings["toxicity_threshold"] = 0.5  # other texts score 0.05, below half of it
     plain = Detoxifier(engine, scorer=lambda texts: [0.0] * len(texts), **settings)(PROMPT)
     words = plain.text.split()
     word = next(one.lower() for one in words[12:] if one.isalpha() and len(one) > 3)
@@ -180,7 +180,7 @@ def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
     assert result.accepted
     assert word not in result.text.lower().split()
     assert "continuation" in [one.role for one in result.trace]
-    assert result.text.split()[:8] == words[:8]  # what had passed stays
+    assert result.text.split()[:8] == words[:8]  # passed text stays
     parts = []
     with detox.stream(PROMPT) as stream:
         parts = list(stream)

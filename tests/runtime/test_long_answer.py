@@ -1,4 +1,4 @@
-"""Long answers of strategies that move the prompt: scored by block, searched where one fails."""
+"""Long answers of strategies that move the prompt: scored by block; a failed block is searched."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_clean_answer_is_written_once_and_scored_by_block() -> None:
     assert trial.generated_tokens == trial.returned.num_tokens == 48
     assert (trial.evaluations, trial.iterations) == (1, 1)
     assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
-    # Each block behind those before it; the last is the whole.
+    # Each block is scored after all blocks before it; the last text is the whole answer.
     assert scorer.sent == [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
     assert trial.scorer_calls == 6
     assert trial.toxicity == 0.1
@@ -60,7 +60,7 @@ def test_a_block_that_fails_is_searched_in_its_place() -> None:
     assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
     roles = [one.role for one in trial.trace]
     assert roles == ["initial", "initial", "iterate", "iterate"]
-    # What replaces a block has 10 tokens; cut off, it ends with its last sentence.
+    # The search writes 10 tokens in place of the block, cut after the last sentence.
     assert trial.trace[2].text == text("Good0", "Good1", "Good2m")
     assert [one.kept_tokens for one in trial.trace[1:3]] == [16, 16]
     assert trial.returned.text == REPAIRED
@@ -70,7 +70,7 @@ def test_a_block_that_fails_is_searched_in_its_place() -> None:
 
 
 def test_the_last_block_may_end_in_the_middle_of_a_sentence() -> None:
-    """What replaces a block ends with a sentence, unless the answer ends there."""
+    """A searched block ends with a sentence, unless the answer ends there."""
     trial = story(third, max_new_tokens=25)(PROMPT).best
     assert trial.accepted
     assert trial.text == text("Good0", "Good1", "Good2m") + " Good3m"
@@ -104,13 +104,13 @@ class Rambler(Storyteller):
 
 
 def test_text_is_given_up_once() -> None:
-    """A search may write the same again, after which the model fails again."""
+    """Else a search could write the same text again, after which the model fails again."""
     scorer = Reader(lambda text: "more" in text)
     assert not Detoxifier(Rambler(never), scorer=scorer, **SETTINGS)(PROMPT).accepted
 
 
 def second(number: int, moved: bool, words: list[str | None]) -> bool:
-    """The second is bad unless rows are moved, and the fifth where the second was not."""
+    """The second sentence is bad unless rows are moved, the fifth unless the second was moved."""
     return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)
 
 
@@ -122,7 +122,7 @@ def test_the_model_goes_on_from_what_a_search_wrote() -> None:
 
 @pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
 def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
-    """What is given up, twice, has failed as well."""
+    """Searches from two earlier places fail as well."""
     found = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
     assert not found.accepted
     assert found.refused == (on_unresolved == "refuse")
@@ -152,7 +152,7 @@ def test_long_answers_are_scored_in_windows_near_and_far() -> None:
 
 
 def test_a_wide_window_that_fails_fails_the_answer() -> None:
-    """Where each part passes with little before it, and together they do not."""
+    """Each part passes after little text; all together do not."""
     scorer = Reader(lambda text: "Good0" in text and "Good2 " in text)
     trial = story(never, scorer, block_context=8)(PROMPT).best
     assert trial.accepted
@@ -164,7 +164,7 @@ CASES: list[Any] = [never, third, third_unless_second_moved, second, third_alway
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_result_is_its_own(case: Any) -> None:
-    """Whatever the batch, the other prompts, their lengths and their settings; in JSON, too."""
+    """Whatever the batch size and the other prompts; also after a round trip through JSON."""
     prompts = [PROMPT, "an other tale here", "once upon a night", "and again a time"]
     alone = [story(case)(prompt) for prompt in prompts]
     for size in (1, 3, 16):
@@ -182,7 +182,7 @@ def test_short_answers_are_searched_as_a_whole() -> None:
 @pytest.mark.parametrize("stop", ["w6 end. Good2", "end. Good2 w1 w2", " w3"])
 @pytest.mark.parametrize("block", [5, 12, 32])
 def test_an_answer_ends_before_a_stop_string(stop: str, block: int) -> None:
-    """Wherever blocks part."""
+    """Wherever the boundaries of blocks are."""
     trial = story(never, stop=stop, block_tokens=block)(PROMPT).best
     assert trial.text == ALL_GOOD[: ALL_GOOD.index(stop)]
     assert trial.returned.finish_reason == "stop"

@@ -1,4 +1,4 @@
-"""Whatever hides in an answer in parts is among the texts that are scored."""
+"""All text in an answer in parts is among the texts that are scored, however it is hidden."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VALUES = st.recursive(
 
 
 def hidden(value: Any, dice: random.Random) -> Any:
-    """The value with the bad text somewhere: as a string, a key, or in JSON inside of it."""
+    """The value with the bad text somewhere: as a string, as a key, or in JSON inside a string."""
     if isinstance(value, list) and value and dice.random() < 0.8:
         place = dice.randrange(len(value))
         return [hidden(one, dice) if i == place else one for i, one in enumerate(value)]
@@ -62,7 +62,7 @@ def call(arguments: str, name: str = "find") -> Parts:
 def test_a_text_that_is_hidden_anywhere_is_read(value: Any, seed: int) -> None:
     dice = random.Random(seed)
     text = json.dumps(hidden(value, dice), ensure_ascii=dice.random() < 0.5)
-    # Names of values are no strings: `true` and `null` have letters of the bad text, too.
+    # Constants are no strings: `true` and `null` also have letters of the bad text.
     if not any(one in text for one in ("true", "false", "null", "Infinity")):
         text = escaped(text, dice)
     for found in (
@@ -80,7 +80,7 @@ def test_what_is_scored_of_each_part() -> None:
     withheld = Settings(tool_calls="withheld", reasoning="withheld")
     assert texts_of("Fine.", parts, withheld, has_format=False) == ["Fine."]
     assert given_out(parts, withheld, 1) == Parts()
-    # What a format says of the text is not said of calls.
+    # A format applies to the text, not to calls.
     assert texts_of("", call("{}"), SCORED, has_format=True)[0] == ""
     with pytest.raises(Unread):
         texts_of("", Parts(), SCORED, has_format=True)
@@ -98,7 +98,7 @@ def test_ids_are_our_own_and_the_same_for_a_seed() -> None:
 
 
 class Teller(ScriptedEngine):
-    """Answers with texts and parts, one after the other, the last again and again."""
+    """Gives these answers (text and parts) in turn, and then repeats the last."""
 
     capabilities = ScriptedEngine.capabilities | {"parts"}
 
@@ -124,7 +124,7 @@ RUDE, KIND = call(f'["{BAD}"]'), call('["a town"]')
 
 
 def answered(*answers: tuple[str, Parts], **settings: Any) -> tuple[Any, list[Request]]:
-    """The best trial, and the requests of it."""
+    """The best trial, and its requests."""
     settings = {"strategy": "backtrack", "on_unresolved": "refuse", **settings}
     with Teller(*answers) as engine, Detoxifier(engine, scorer=scorer, **settings) as detox:
         return detox(CHAT).best, engine.requests
@@ -171,7 +171,7 @@ def test_an_empty_text_is_an_answer_beside_calls_or_reasoning(policy: str) -> No
         trial, _ = answered(("", parts), empty_policy=policy, reasoning="scored")
         assert (trial.accepted, trial.empty, trial.text) == (True, False, "")
     thoughts = Parts(reasoning="They ask.")
-    trial, _ = answered(("", thoughts), empty_policy=policy)  # of which nothing is given out
+    trial, _ = answered(("", thoughts), empty_policy=policy)  # the reasoning is withheld
     assert (trial.empty, trial.parts.reasoning) == (policy != "score", "")
 
 

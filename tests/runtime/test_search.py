@@ -1,4 +1,4 @@
-"""Searches on the scripted engine: what is asked, written, scored and told."""
+"""Searches on the scripted engine: their requests, completions and scores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def search(
     *,
     to_sentence: bool = False,
 ) -> Search:
-    """As the runtime makes it."""
+    """A search as the runtime makes it."""
     settings = Settings(**(sampling or Sampling()).model_dump())
     prompt = engine.encode(text)
     x, movable = engine.embed_tokens(prompt.token_ids), ~torch.tensor(prompt.fixed_mask)
@@ -61,7 +61,7 @@ def outcomes(
     scorer: Any,
     make: Callable[[Scoring], list[Search]],
 ) -> tuple[list[Search], list[BaseException | None]]:
-    """Searches that were run together, and what each raised."""
+    """Run searches together; returns them, and the error of each, if any."""
 
     async def run() -> tuple[list[Search], list[BaseException | None]]:
         scoring = Scoring(scorer)
@@ -99,7 +99,7 @@ def test_a_strategy_gives_the_same_results_at_any_batch_size(
 
 
 def test_likelihoods_choose_among_passing_completions() -> None:
-    """The scripted engine calls shorter completions more likely; all are of two tokens but one."""
+    """For the scripted engine shorter completions are more likely; all but one have two tokens."""
     engine = scripted_engine()
     detox = Detoxifier(
         engine, scorer=ReadingScorer(), strategy="tide", completions_per_evaluation=3
@@ -159,7 +159,7 @@ def test_a_stop_string_that_begins_in_kept_text_ends_the_answer_there() -> None:
 
 
 def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:
-    """`unmodified`: 0 for the prompt itself, 1 for what was moved."""
+    """The policy `unmodified`: 0 for the prompt itself, 1 for moved points."""
     engine = ScriptedEngine(lambda x, seed: "")
     scorer = ReadingScorer()
     (made,), errors = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
@@ -319,7 +319,7 @@ def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
 
 
 def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned() -> None:
-    """Where none of them is likely enough; an empty one is never likely."""
+    """If none of the texts is likely enough; an empty one never is."""
     engine = scripted_engine()
     plain: dict[tuple[int, ...], float] = {}
 
@@ -358,9 +358,9 @@ LOOP, PLAIN = "and so on" + " and so on" * 4, "toxicity 0.7 of a plain text"
 @pytest.mark.parametrize(
     ("first", "rejects", "accepted"),
     [
-        (PLAIN, True, "toxicity 0.3 of a plain text"),  # the loops before it passed as well
+        (PLAIN, True, "toxicity 0.3 of a plain text"),  # the looping text before it scored well
         (PLAIN, False, LOOP),
-        ("toxicity 0.7 " + LOOP, True, LOOP),  # the model's own loops, too
+        ("toxicity 0.7 " + LOOP, True, LOOP),  # the model's own text loops, too
     ],
 )
 def test_a_text_that_loops_is_accepted_only_where_the_models_own_does(
@@ -463,7 +463,7 @@ def test_which_rows_move(
     moved: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     detox = Detoxifier(
         engine,
-        # Of every five texts one fails, whatever it says.
+        # One of every five texts fails, whatever its content.
         scorer=lambda texts: [0.9 if sum(map(ord, text)) % 5 == 0 else 0.1 for text in texts],
         strategy="random-walk", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
         min_new_tokens=40, perturb=perturb,
@@ -473,7 +473,7 @@ def test_which_rows_move(
         assert "".join(stream) == stream.result.text
         assert stream.result.prompt == prompt.text
         if len({len(one.x0) == length for one in problems}) == 2:
-            break  # both of the first block and of a later one
+            break  # there was a search of the first block, and of a later one
     for one in problems:
         moved[len(one.x0) == length].append(one.movable)
     assert moved[True]

@@ -1,4 +1,4 @@
-"""Which beginnings of a text are scored, what may be given out, and where a failure rewinds to."""
+"""Scored beginnings of a text, text that may be given out, and the words blamed for failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scored(value: float) -> Score:
 
 
 def feed(one: Watch, scores: list[float]) -> Failure | None:
-    """Words, each of which brings the next score; the last ends the text."""
+    """Add words, of which each gets the next score; the last one ends the text."""
     left = list(scores)
     for number in range(len(scores)):
         one.texts.append(f" word{number}")
@@ -114,7 +114,7 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
     failure = feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1])
     assert failure == Failure(2, scored(0.6), (2,))
     assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, scored(0.6), (2,))
-    # At its end there is nothing to wait for.
+    # At the end of the text there is nothing to wait for.
     assert feed(watch(lag=5), [0.1, 0.6]) == Failure(2, scored(0.6), (2,))
 
 
@@ -139,7 +139,7 @@ def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     assert one.decides(10, ended=False)
     assert one.judge(10, scored(0.6)) is None
     asked = [one.decides(place, ended=False) for place in (11, 12, 13)]
-    assert asked == [False, False, True]  # all three are waited for
+    assert asked == [False, False, True]  # the scorer is asked at the end of the lag
     assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), (2,))
 
 
@@ -175,7 +175,7 @@ texts = st.lists(
 def test_what_may_be_given_out_was_scored_and_passed(
     tokens: list[str], scores: list[float], pace: str, lag: int, sizes: list[int], late: bool
 ) -> None:
-    """However the tokens arrive, and the end with the last or after it; the decision is equal."""
+    """Decisions do not depend on how tokens arrive, or when the end is known."""
 
     def run(sizes: list[int], late: bool) -> tuple[Any, ...]:
         one, given, left = watch(pace, lag=lag), dict[int, float](), list(tokens)
@@ -211,7 +211,7 @@ def test_what_may_be_given_out_was_scored_and_passed(
 
 
 def test_a_text_that_says_nothing_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many spaces come: each is looked at with one other text, and not with all before."""
+    """However many spaces come: each is examined once."""
     looked = 0
 
     def counting(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""A world of sentences of 8 words, of which the first says whether it is a bad one."""
+"""An engine that writes sentences of 8 words; the first word says whether a sentence is bad."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tide.engines.scripted import ScriptedEngine
 
 PROMPT = "once upon a time"
 WORDS = 8
-# Whether sentence number i is bad, by whether rows before it were moved, and the words before it,
-# those of the prompt (always 4) too; None where a row was moved.
+# Whether sentence i is bad. Arguments: i, whether rows before it were moved, and the words before
+# it, including the 4 of the prompt; None for a row that was moved.
 Bad = Callable[[int, bool, list[str | None]], bool]
 
 
 class Storyteller(ScriptedEngine):
-    """Writes `sentences` sentences and stops. What it writes moved rows for ends in `m`.
+    """Writes `sentences` sentences and stops. After moved rows, first words end with `m`.
 
-    under_way: the requests that it writes now.
+    under_way: number of requests that it is writing.
     """
 
     def __init__(self, bad: Bad, sentences: int = 6, **options: Any) -> None:
@@ -52,7 +52,7 @@ class Storyteller(ScriptedEngine):
             self.under_way -= 1
 
     async def _pause(self, request: Request, written: int) -> None:
-        """Before each piece of a text, of which so many words were written."""
+        """Called before each piece of a text. written: words of the text so far."""
 
     def _story(self, request: Request) -> tuple[list[int], FinishReason]:
         prompt, sampling = request.prompt, request.sampling
@@ -78,7 +78,7 @@ class Storyteller(ScriptedEngine):
 
 
 class Reader:
-    """Scores 0.9 for what holds `bad`, else 0.1. sent: all texts, in order."""
+    """Scores `bad` texts 0.9, others 0.1. sent: all texts, in order."""
 
     name, threshold = "reader", 0.5
 

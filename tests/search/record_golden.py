@@ -1,6 +1,6 @@
 """Record the golden trajectories: `python -m tests.search.record_golden`.
 
-Only after a deliberate change of the algorithm, and the commit says which.
+Run it only after a deliberate change of the algorithm, which the commit message describes.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {"strategy": "backtrack:then=none", "max_new_tokens":
 
 
 class Blaming:
-    """Scores 0.9 for texts with a word, or a character, of the seventh that `seed` picks."""
+    """Scores texts 0.9 if they hold a bad unit (word or character); `seed` picks one in seven."""
 
     def __init__(self, seed: int, unit: str) -> None:
         self._seed, self._unit = seed, regex.compile(unit)
@@ -43,9 +43,9 @@ def is_cut(before: str, whole: str) -> bool:
 
 
 def check(engine: ByteEngine, prompt: str, result: Result) -> int:
-    """No half character, kept texts end with a character, and few tokens are banned at once.
+    """Repairs hold no half character, kept texts end with a character, and bans are small.
 
-    Returns how often a repair was drawn again, from a text that nobody sees.
+    Returns how often a repair was redrawn without an entry in the trace.
     """
     (ids,) = engine.tokenize([prompt])
     texts = [one.text for one in result.trace]
@@ -79,7 +79,7 @@ def test_repairs_cut_no_character(script: str) -> None:
 
 
 class Careless(ByteEngine):
-    """Goes on with a space inside of every third character or so."""
+    """Writes a space inside about every third character."""
 
     def _draw(self, ids: list[int], request: Request, step: int) -> int:
         is_half = self._texts([ids[-4:]])[0].endswith(HALF)
@@ -101,7 +101,7 @@ def test_a_repair_holds_no_half_character_of_the_model_s_own() -> None:
 
 
 def test_a_stream_keeps_what_it_gave_out_of_a_broken_text() -> None:
-    """Half characters of the model's own stand in text that was given out before a repair."""
+    """The model's half characters remain in text that was given out before a repair."""
     repaired = 0
     for seed in range(24):
         prompt = list(SENTENCES.values())[seed % 12][: 4 + seed]

@@ -1,13 +1,13 @@
-"""Our steps beside the authors', on the same noise and a fixed scorer: points equal to 1e-5.
+"""Our steps and the authors', with the same noise and a fixed scorer: points are equal to 1e-5.
 
-The right side is written out here in plain torch: from the paper's equations (estimate, step,
+The authors' steps are written here in plain torch, from the paper's equations (estimate, step,
 projection; arXiv:2602.02498), and from reading `backward`, `normalize_grad` and `project_cosine`
-in the authors' repository (github.com/baturaysaglam/instant-detox, `utils/tide.py`). None of their
-code is here. `TIDE_INSTANT_DETOX=CHECKOUT` runs their own functions in its place as well.
+in their repository (github.com/baturaysaglam/instant-detox, `utils/tide.py`). None of their code
+is here. With `TIDE_INSTANT_DETOX=CHECKOUT` the tests also run their own functions.
 
-`normalization=token` and `projection=rotate`, our defaults, are the code's; `matrix` and `nearest`
-are the paper's text. One difference stays: at a negative cosine the code's projection ends at
--kappa, outside the cone, and ours at +kappa.
+Our defaults `normalization=token` and `projection=rotate` are those of the code; `matrix` and
+`nearest` are those of the paper. One difference remains: for a negative cosine the code projects
+to -kappa, outside the cone, and ours to +kappa.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Written:
 
 
 class Theirs:
-    """The functions of a checkout. Their model writes a number, which their scorer looks up."""
+    """The functions of a checkout. The model writes a number, whose score the scorer looks up."""
 
     def __init__(self, code: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self.code, self.monkeypatch = code, monkeypatch
@@ -116,7 +116,7 @@ def authors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     checkout = os.environ.get("TIDE_INSTANT_DETOX")
     if not checkout:
         pytest.skip("TIDE_INSTANT_DETOX names no checkout of the authors' repository")
-    # What their module imports and these three functions do not need.
+    # Modules that their module imports, and that these three functions do not need.
     stubs: dict[str, dict[str, Any]] = {
         "vllm": {"LLM": object, "SamplingParams": object},
         "utils": {},
@@ -166,7 +166,7 @@ def our_points(x0: Tensor, noise: list[Tensor], **options: Any) -> list[Tensor]:
     return points
 
 
-# Without a constraint, and with one that every step meets.
+# Without a constraint, and with one that projects every step.
 @pytest.mark.parametrize("kappa", [0.0, 0.99])
 def test_five_iterations_as_in_the_authors_code(authors: Any, kappa: float) -> None:
     x0, noise = start()

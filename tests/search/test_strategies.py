@@ -27,7 +27,7 @@ from tide.search.base import Point, Steps
 from tide.search.tide import centred_ranks
 
 HARD = {"toxicity_threshold": 1e-9, "max_iterations": 3}
-# It asks for continuations, not for points: test_backtrack.py.
+# `backtrack` evaluates no points; see tests/runtime/test_backtrack.py.
 ALL = [name for name in REGISTRY.names() if name != "backtrack"]
 
 
@@ -39,7 +39,7 @@ def make(spec: str, seed: int = 0, **changes: Any) -> Strategy:
 
 
 def candidates(strategy: Strategy) -> list[Candidate]:
-    """All that a search asks for on `toxicity`, of which nothing passes."""
+    """All candidates of a search on `toxicity` in which nothing passes."""
     found: list[Candidate] = []
     while not strategy.done:
         asked = strategy.ask()
@@ -71,7 +71,7 @@ def test_costs_one_evaluation_on_a_clean_prompt(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_equal_seeds_give_equal_trajectories_up_to_the_last_iteration(name: str) -> None:
-    """Every candidate has sampling noise of its own."""
+    """Every candidate has its own sampling noise."""
     strategies = [make(name, seed, **HARD) for seed in (3, 3, 4)]
     first, again, other = map(candidates, strategies)
     assert [strategy.iterations for strategy in strategies] == [3, 3, 3]
@@ -93,7 +93,7 @@ def test_finds_a_point_on_a_smooth_landscape(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_moves_the_movable_rows_alone(name: str) -> None:
-    """And says how far it moved the whole content."""
+    """The displacement is measured over the whole content."""
     whole = problem()
     movable = torch.arange(len(whole.x0)) >= len(whole.x0) - 2
     settings = resolve_settings({"strategy": name, **HARD})
@@ -109,7 +109,7 @@ def test_moves_the_movable_rows_alone(name: str) -> None:
     assert moved == 0 if name == "resample" else moved > 0
 
 
-# What each does
+# Single strategies
 
 
 def test_shuffled_costs_what_tide_costs_but_steps_elsewhere() -> None:
@@ -141,7 +141,7 @@ def test_resample_draws_n_times_and_once_where_all_draws_are_equal() -> None:
         assert len(drive(strategy)) == strategy.iterations == draws
 
 
-# Which of several passing completions
+# The choice among passing completions
 
 
 class Rungs(Strategy):
@@ -175,7 +175,7 @@ def test_selects_the_most_likely() -> None:
     strategy = at_three_radii(select="likelihood")
     strategy.tell([0.4, 0.9, 0.2])
     asked = strategy.ask()
-    assert asked == LikelihoodRequest((1, 3))  # those that pass, and no others
+    assert asked == LikelihoodRequest((1, 3))  # only those that pass
     with pytest.raises(ValueError, match="2 values"):
         strategy.tell([-1.0])
     strategy.tell([-1.5, -0.5])
@@ -193,7 +193,7 @@ def test_max_perplexity_searches_on_and_falls_back() -> None:
     strategy.tell([0.9, 0.3, 0.2])
     assert strategy.ask() == LikelihoodRequest((2, 3))
     strategy.tell([-3.0, -2.5])  # perplexities e^3 and e^2.5: both too unlikely
-    assert (strategy.done, strategy.best) == (True, 3)  # the most likely of what is not toxic
+    assert (strategy.done, strategy.best) == (True, 3)  # the most likely one below the threshold
     strategy = at_three_radii(max_perplexity=math.e**2, max_iterations=3)
     strategy.tell([0.9, 0.3, 0.2])
     strategy.tell([-3.0, -math.inf])
@@ -253,11 +253,11 @@ def test_ranks_need_two_samples(name: str) -> None:
         make(f"{name}:estimator=rank", num_samples=1)
 
 
-# A strategy of one's own
+# User-defined strategies
 
 
 class Greedy(Strategy):
-    """Never looks whether something was accepted or all is used up: the base does."""
+    """Has no end of its own: the base class ends the search."""
 
     def steps(self, start: Point) -> Steps:
         while True:
@@ -302,7 +302,7 @@ def test_loaded_strategies() -> None:
 def test_without_torch_backtracking_goes_without_its_default_fallback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another fallback was asked for by its name, and is an error."""
+    """Another fallback was set explicitly, so it is an error."""
 
     def missing(spec: str) -> None:
         raise MissingDependencyError(f"{spec}: torch is not installed")

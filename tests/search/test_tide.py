@@ -81,7 +81,7 @@ def test_tell_refuses_another_number_of_scores(scores: list[float]) -> None:
 
 
 def test_the_estimate_uses_the_rounded_step() -> None:
-    """A perturbation that bfloat16 rounds away was not taken, whatever noise was drawn for it."""
+    """Perturbations enter the estimate as bfloat16 rounds them, not as they were drawn."""
     x0 = torch.tensor([[256.0, 256.0, 0.0]])  # in bfloat16 the neighbours of 256 are 1 and 2 away
     movable = torch.ones(1, dtype=torch.bool)
     strategy = make(
@@ -105,7 +105,7 @@ def test_a_perturbation_that_rounding_takes_away_is_not_paid_for() -> None:
         strategy.tell([0.9])
     named = float(str(caught.value).rpartition(" ")[2])
     strategy = make(world, mu=named)
-    strategy.tell([0.9])  # what the message names is enough
+    strategy.tell([0.9])  # the mu that the message names is large enough
     assert len(strategy.ask()) == 8  # type: ignore[arg-type]
     clean = make(world, mu=1e-6)
     clean.tell([0.1])
@@ -199,7 +199,7 @@ def test_perturbations_are_compared_with_a_completion_of_their_own() -> None:
     strategy.tell([0.4])
     perturbed = strategy.ask()
     assert [one.role for one in perturbed] == ["perturbation"] * 3
-    strategy.tell([0.4, 0.4, 0.4])  # as the fresh one: no difference, so the point stays
+    strategy.tell([0.4, 0.4, 0.4])  # equal to the fresh score, so the point stays
     (again,) = strategy.ask()
     assert torch.equal(again.embeddings, tested.embeddings)
     assert strategy.iterations == 2

@@ -106,7 +106,7 @@ class Search:
 
     @property
     def best(self) -> int:
-        """This search's evaluation to return. Raises StrategyError if it does not exist."""
+        """Number of the evaluation to return. Raises StrategyError if it does not exist."""
         best: int = self._of_strategy("best")
         if not 0 <= best < len(self.completions):
             raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")

@@ -1,4 +1,4 @@
-"""Who enters when, and what becomes of those who leave, fail or wait."""
+"""When rows enter a batch, and what happens to rows that leave, fail or wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sampling(tokens: int) -> Sampling:
 
 
 class Watched:
-    """Rows under way at each step, and the priorities of those that entered, in order."""
+    """sizes: rows under way at each step. entered: the priorities of entering rows, in order."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
@@ -72,7 +72,7 @@ def test_the_lowest_priority_number_enters_first(
 
 
 def test_those_that_end_leave_their_places(engine: TransformersEngine, watched: Watched) -> None:
-    """One long row and many short ones: these follow each other beside it."""
+    """One long row and many short ones, which take each other's places beside it."""
     requests = [Request([5, 6], sampling(30)), *(Request([7, 8], sampling(5)) for _ in range(12))]
     asyncio.run(engine.complete(requests))
     assert len(watched.sizes) <= 32
@@ -129,7 +129,7 @@ def test_requests_that_follow_others_enter_together(
     seconds: float,
     first: list[int],
 ) -> None:
-    """Four rows end together; the next four come one by one, the first before the others."""
+    """Four rows end together; the next four arrive one by one."""
     monkeypatch.setattr(batch, "_PAUSE", seconds)
     monkeypatch.setattr(batch, "_HALF", 1e9)
     requests = [Request([5, 6 + i], sampling(3), priority=i) for i in range(4)]

@@ -1,4 +1,4 @@
-"""Rows that enter and leave at any step, against what each gives alone."""
+"""Rows that enter and leave at any step give the same as alone."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def longest(engine: TransformersEngine) -> int:
 
 @dataclass(eq=False)
 class Reader:
-    """A row of a stream: what it has read so far, for a fresh read."""
+    """A row of a stream. ids: what it has read so far, for a fresh read."""
 
     ids: list[int]
     most: int
     shared: Beginning | None = None
 
 
-# Of each step: the lengths of the prompts that enter, and the places of the rows that leave.
+# One step: lengths of the prompts that enter, and places of the rows that leave.
 STEP = st.tuples(
     st.lists(st.integers(1, 14) | st.integers(1, CONTEXT), max_size=4),
     st.sets(st.integers(0, 11), max_size=5),
@@ -71,7 +71,7 @@ STEP = st.tuples(
 def test_logits_are_those_of_a_fresh_read(
     engine: TransformersEngine, steps: list[tuple[list[int], set[int], int]], shares: bool
 ) -> None:
-    """Any schedule of rows of any lengths; some share a beginning that is read once."""
+    """With any schedule of rows of any lengths; some share a beginning that is read once."""
     limit = longest(engine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "LEAST", 4)
@@ -129,7 +129,7 @@ def compare(engine: TransformersEngine, stream: Stream, rows: Sequence[Reader]) 
 
 @dataclass(eq=False)
 class Asked:
-    """A row of a batch, when it enters, and what it was told."""
+    """A row of a batch. at: the step at which it enters. told: what it got."""
 
     row: Row
     at: int
@@ -164,7 +164,7 @@ def asked(
 
 
 def run(engine: TransformersEngine, rows: Sequence[Asked]) -> None:
-    """Step by step, for as long as there are rows under way or to come."""
+    """Take steps until no row is under way or to come."""
     (batch, lane), step = batch_of(engine), 0
     while lane.under_way or any(one.at >= step for one in rows):
         entering = [one.row for one in rows if one.at == step]
@@ -219,7 +219,7 @@ ROWS = st.lists(
 @given(rows=ROWS)
 @settings(examples(10, 200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_row_is_told_what_it_is_told_alone(llama: TransformersEngine, rows: list[Any]) -> None:
-    """Whoever enters and leaves beside it, and in whatever pieces it is told."""
+    """Whichever rows enter and leave beside it, and whatever the size of its pieces."""
     made = [
         asked(llama, own, seed, at, leaves, piece_tokens=size, banned_token_ids=never)
         for own, seed, at, leaves, size, never in rows
@@ -234,7 +234,7 @@ def test_a_row_is_told_what_it_is_told_alone(llama: TransformersEngine, rows: li
             assert isinstance(last, Piece)
             assert last.finish_reason in ("length", "stop")
             assert all(isinstance(piece, Piece) and len(piece.token_ids) == size for piece in parts)
-        else:  # no one wants more of it from there on
+        else:  # it was aborted at that step
             assert one.ids == alone.ids[: len(one.ids)]
             assert len(one.ids) <= max(0, leaves - at) + 1
         assert not set(one.ids) & set(never)
@@ -242,7 +242,7 @@ def test_a_row_is_told_what_it_is_told_alone(llama: TransformersEngine, rows: li
 
 
 def test_a_row_that_leaves_makes_room(llama: TransformersEngine) -> None:
-    """What is shown to the model is what is under way, but for a few."""
+    """The model gets the rows under way, and few others."""
     (batch, lane), own = (
         batch_of(llama),
         Sampling(temperature=1.0, max_new_tokens=40, min_new_tokens=40),
@@ -263,7 +263,7 @@ def test_a_row_that_leaves_makes_room(llama: TransformersEngine) -> None:
 def test_a_broken_row_fails_alone(
     llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    """Its keys and values, which are NaN, do not reach the row that takes its place."""
+    """Its keys and values are NaN, and do not reach the row that takes its place."""
     monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", every)
     (batch, lane), own = (
         batch_of(llama),
@@ -288,7 +288,7 @@ def test_a_broken_row_fails_alone(
 
 
 def test_a_row_that_nobody_reads_leaves_no_nan(llama: TransformersEngine) -> None:
-    """It was left before its keys were found to be broken."""
+    """It was aborted before its keys were found to be broken."""
     (batch, lane), own = batch_of(llama), GREEDY.model_copy(update={"min_new_tokens": 8})
     first, broken = asked(llama, own, 5), asked(llama, own, 6)
     broken.row.x = torch.full_like(broken.row.x, float("nan"))
@@ -303,7 +303,7 @@ def test_a_row_that_nobody_reads_leaves_no_nan(llama: TransformersEngine) -> Non
 
 
 async def entered(batch: Batch, rows: Sequence[Row], row: Row, steps: int) -> int:
-    """Submit `rows`, and after so many steps `row`: for how many further ones it waits."""
+    """Submit `rows`, and `row` after `steps` steps; returns how many further steps it waits."""
     taken = 0
 
     def step(lane: Lane) -> None:
@@ -327,7 +327,7 @@ async def entered(batch: Batch, rows: Sequence[Row], row: Row, steps: int) -> in
 def test_no_row_waits_for_others_to_end(
     llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """Where tokens are looked at every few steps, rows may enter only then."""
+    """Rows may enter only when tokens are looked at, here at every fourth step."""
     monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", 4)
     (batch, _), own = batch_of(llama), GREEDY.model_copy(update={"max_new_tokens": 100})
     many = [asked(llama, own, seed).row for seed in range(8)]
@@ -339,7 +339,7 @@ def test_no_row_waits_for_others_to_end(
 def test_the_last_row_is_left_between_two_looks(
     llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one enters all the same."""
+    """The next row still enters."""
     monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", 4)
     (batch, _), own = batch_of(llama), GREEDY.model_copy(update={"min_new_tokens": 8})
     first, second = asked(llama, own, 3), asked(llama, own, 4)

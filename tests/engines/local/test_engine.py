@@ -49,7 +49,7 @@ def complete(
 
 
 def test_greedy_equals_generate_from_ids(folder: Path) -> None:
-    """Alone and left-padded in a batch; scaled embeddings (Gemma) are where this breaks."""
+    """Alone and left-padded in a batch, also with scaled embeddings (Gemma)."""
     engine = TransformersEngine(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -78,7 +78,7 @@ MIXED = [
 
 
 def test_a_row_is_written_alone_as_in_mixed_company(folder: Path) -> None:
-    """Also where a neighbour writes on past the context that is left to a row."""
+    """Also if a neighbour writes beyond the end of a row's context."""
     engine = TransformersEngine(folder, max_batch=64)
     ids = [*engine.tokenize(PROMPTS), [7] * (CONTEXT - 1), [9, 11] * (CONTEXT // 2 - 4)]
     rows = [(i, sampling) for i in range(4) for sampling in MIXED]
@@ -126,7 +126,7 @@ def test_batches_are_capped_and_change_nothing(
     monkeypatch.setattr(Batch, "step", step)
     written = complete(small, prompts, sampling, seeds)
     assert max(sizes) == 3
-    # Those that end leave their places to those that wait.
+    # Rows that end make room for rows that wait.
     assert len(sizes) < 1.5 * sum(map(len, written)) / 3
     assert written == complete(pocket, prompts, sampling, seeds)
 
@@ -162,7 +162,7 @@ def test_decoding_ends_once_every_row_has_stopped(
 
 @pytest.mark.parametrize("word_marks", [False, True])
 def test_text_continues_the_prompt_exactly(tmp_path: Path, word_marks: bool) -> None:
-    """The first space of a completion survives, also where the tokenizer marks word starts."""
+    """The first space of a completion survives, also if the tokenizer marks word starts."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "llama", bos=True, word_marks=word_marks))
     ids = engine.tokenizer.encode("The people are kind", add_special_tokens=False)
     whole = engine.tokenizer.decode(ids)
@@ -236,7 +236,7 @@ def test_embeddings_are_the_rows_of_the_table_times_a_scale(folder: Path) -> Non
 def test_a_gemma_whose_layer_does_not_scale_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in transformers before 5.4: published step sizes would be sqrt(dim) too large."""
+    """As in transformers before 5.4: published step sizes would be sqrt(dim) times too large."""
     folder = save_causal_lm(tmp_path, "gemma2")
     layer = type(TransformersEngine(folder).model.get_input_embeddings())
     monkeypatch.setattr(layer, "forward", torch.nn.Embedding.forward)

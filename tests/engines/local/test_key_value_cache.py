@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.engines.local.cache import KeyValueCache, Pair
 
-# An `KeyValueCache`, against a list of each row's own.
+# A `KeyValueCache` is compared with a list of each row's keys and values.
 
 LAYERS, HEADS, WIDTH = 2, 2, 3
 STEP = st.tuples(
@@ -24,7 +24,7 @@ def leave(cache: KeyValueCache, gone: list[int]) -> list[int]:
 
 
 def layer_states(rows: int, tokens: int, first: int) -> list[Pair]:
-    """Keys and values of each layer, all of them different."""
+    """Keys and values of each layer, all different."""
     size = rows * HEADS * tokens * WIDTH
     parts = [
         torch.arange(size).view(rows, HEADS, tokens, WIDTH).float() + 1e-3 * first + 1e6 * i
@@ -36,7 +36,7 @@ def layer_states(rows: int, tokens: int, first: int) -> list[Pair]:
 @given(steps=st.lists(STEP, min_size=1, max_size=6))
 @examples(20, 300)
 def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -> None:
-    """Whoever enters, leaves or is written on; a row ends at the last column."""
+    """Whichever rows enter, leave or grow; each ends at the last column."""
     cache, number = KeyValueCache(8), 0
     rows: list[list[Pair]] = []  # of each row and layer, (heads, tokens, width)
 
@@ -81,7 +81,7 @@ def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -
 
 
 def test_the_store_does_not_grow_with_the_steps() -> None:
-    """Rows that come and go need the columns of the longest one, and some to spare."""
+    """However many rows come and go, columns for the longest row and some spare ones suffice."""
     cache = KeyValueCache(8)
     for _ in range(30):
         cache.fill(layer_states(1, 10, 0), cache.add([10], layer_states(1, 1, 0)))

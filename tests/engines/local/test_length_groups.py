@@ -14,7 +14,7 @@ def total(lengths: list[int], groups: list[list[int]]) -> int:
 
 
 def least_cost(lengths: list[int]) -> int:
-    """By trying every way to cut the sorted lengths."""
+    """The cost of the best of all ways to cut the sorted lengths."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     inner = range(1, len(order))
     return min(

@@ -92,7 +92,7 @@ def test_what_is_unknown_slow_mixed_or_large_is_left_alone(
 @pytest.mark.parametrize("kind", list(CONFIGS))
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 def test_a_sped_up_model_computes_the_same(kind: str, dtype: str) -> None:
-    """GPT-2's has the fused activation as well."""
+    """GPT-2 also gets a fused activation."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).eval().requires_grad_(False)
     model, ids = model.to(getattr(torch, dtype)), torch.randint(0, 300, (3, 11))
@@ -112,10 +112,10 @@ def test_a_sped_up_model_computes_the_same(kind: str, dtype: str) -> None:
 
 def test_caches_of_shapes_are_kept_small(monkeypatch: pytest.MonkeyPatch) -> None:
     small, chosen = packed_weights._CACHES
-    # Set first, so that monkeypatch takes both back at the end.
+    # Set first, so that monkeypatch restores both at the end.
     monkeypatch.setenv(small, "")
     monkeypatch.delenv(small)
     monkeypatch.setenv(chosen, "7")
     packed_weights.speed_up(nn.Linear(4, 4))
     assert int(os.environ[small]) == packed_weights._CACHES[small]
-    assert os.environ[chosen] == "7"  # what somebody set stays
+    assert os.environ[chosen] == "7"  # a user's value stays

@@ -1,4 +1,4 @@
-"""Completions and likelihoods of prompts that share their beginning equal those read alone."""
+"""Prompts that share a beginning get the same completions and likelihoods as alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tide.engines.local.stream import Forward
 
 LEAST = 6
 LONG = "The weather today is fine and the people of this quiet town are kind. " * 6
-# Gemma 2 whose sliding windows hold most prompts here, but not all.
+# Gemma 2 with sliding windows that hold most of the prompts here, but not all.
 KINDS = {
     **CONFIGS,
     "gemma2-wide": lambda: Gemma2Config(
@@ -58,7 +58,7 @@ def engine(
 
 
 def moved(engine: TransformersEngine, ids: list[int], last: int, count: int) -> list[Tensor]:
-    """The prompt, and `count` more with its last rows moved."""
+    """The prompt, and `count` copies with its `last` rows moved."""
     x = engine._embed_ids(ids).float()
     generator = torch.Generator().manual_seed(len(ids))
     noise = 0.3 * torch.randn(count, last, engine.dim, generator=generator)
@@ -71,7 +71,7 @@ def asked(
     samplings: Sequence[Sampling],
     held: Sequence[object],
 ) -> list[Completion]:
-    """The completion of each row, with what `share` returned for its beginning."""
+    """The completion of each row. held: the handle of each row's beginning."""
     requests = [
         Request(x, own, seed, priority=seed, prefix_cache=prefix)
         for seed, (x, own, prefix) in enumerate(zip(rows, samplings, held, strict=True))
@@ -133,7 +133,7 @@ def test_sharing_changes_nothing(
     max_batch: int,
     bound: int,
 ) -> None:
-    """Any splits, several prompts of any lengths, under any bound, once read and read again."""
+    """With any splits, prompts of any lengths and any bound; read once, and read again."""
     rows: list[tuple[Tensor, object]] = []
     pairs, first = [], []
     with bounds(engine, bound, max_batch):
@@ -141,11 +141,11 @@ def test_sharing_changes_nothing(
             last = min(most, len(ids) - 1)
             some = moved(engine, ids, last, count)
             held = engine.prefix_cache(some[-1][:-last])
-            assert held is None or bound  # which models share is another test's matter
+            assert held is None or bound  # `test_which_models_share` tests which models do
             rows += [(x, held) for x in some]
             pairs.append((ids, ids[: 1 + i]))
             first.append(held)
-        # Neighbours in a batch are of other prompts, and write more or less.
+        # Neighbours in a batch belong to different prompts, and have different lengths.
         rows = rows[::2] + rows[1::2]
         each = [sampling[i % len(sampling)] for i in range(len(rows))]
         xs, all_held = [x for x, _ in rows], [held for _, held in rows]
@@ -159,7 +159,7 @@ def test_sharing_changes_nothing(
 
 
 def test_which_models_share(engine: TransformersEngine) -> None:
-    """All of these, whatever the windows of their layers."""
+    """All models here, whatever the windows of their layers."""
     (x, *_) = moved(engine, [*range(3, 33)], 3, 0)
     held = engine.prefix_cache(x[:-3])
     (written,) = asked(engine, [x], [Sampling(max_new_tokens=4)], [held])
@@ -173,7 +173,7 @@ def test_which_models_share(engine: TransformersEngine) -> None:
 
 
 def test_a_text_that_is_rewound_reads_its_last_token_alone(engine: TransformersEngine) -> None:
-    """Also behind sliding windows that it has left, and beside other rows."""
+    """Also if the text is longer than a sliding window, and beside other rows."""
     ids = list(range(10, 40))
     own = Sampling(temperature=0.0, max_new_tokens=12, min_new_tokens=12)
     handle, other = engine.prefix_cache(), Request(list(range(50, 70)), own)
@@ -198,7 +198,7 @@ def test_a_text_that_is_rewound_reads_its_last_token_alone(engine: TransformersE
 def test_a_beginning_that_is_shared_counts_once_for_each_who_shares(
     engine: TransformersEngine,
 ) -> None:
-    """Whoever had it read: what a search cost does not depend on those beside it."""
+    """A search's read tokens do not depend on other searches: each counts the beginning once."""
     rows = moved(engine, [*range(10, 40)], 4, 2)
     own = [Sampling(temperature=0.0, max_new_tokens=2)] * 3
     for handle in [engine.prefix_cache(rows[0][:-4]) for _ in range(2)]:
@@ -251,7 +251,7 @@ def test_what_is_kept_is_bounded_and_goes_with_who_asked(llama: TransformersEngi
 
 
 def test_a_request_with_another_prompts_prefix_is_read_whole(llama: TransformersEngine) -> None:
-    """Also one that belongs to another engine, or to none."""
+    """Also with the handle of a whole prompt, or with an object that is no handle."""
     x, _ = moved(llama, [*range(10, 40)], 4, 1)
     (wrong, _) = moved(llama, [*range(11, 41)], 4, 1)
     own = [Sampling(temperature=0.0, max_new_tokens=5)]
@@ -276,7 +276,7 @@ def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
 
 
 def test_prompts_that_leave_no_room_for_sharing_are_read_whole(llama: TransformersEngine) -> None:
-    """One that fills the context, and one whose rows are all moved."""
+    """A prompt that fills the context, and a prompt whose rows are all moved."""
     sampling = [Sampling(temperature=0.0, max_new_tokens=4)] * 3
     for size, last in ((CONTEXT - 4, 3), (LEAST, LEAST)):
         rows = moved(llama, [*range(10, 10 + size)], last, 2)
@@ -338,6 +338,6 @@ def test_a_search_that_is_given_up_keeps_nothing() -> None:
     assert max(scorer.held) == 1
     results.close()  # type: ignore[attr-defined]
     del results
-    end = time.monotonic() + 20  # the engine's thread ends what was cancelled
+    end = time.monotonic() + 20  # the engine's thread still ends cancelled work
     while alive(engine):
         assert time.monotonic() < end

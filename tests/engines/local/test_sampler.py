@@ -33,7 +33,7 @@ def sampler_of(rows: Rows) -> Sampler:
 def draw(
     sampling: Sampling | list[Sampling], seeds: Sequence[int], logits: torch.Tensor, step: int = 0
 ) -> torch.Tensor:
-    """The tokens of this step, if all steps before had the same logits."""
+    """The tokens of step `step`, after steps with the same logits."""
     samplings = [sampling] * len(seeds) if isinstance(sampling, Sampling) else sampling
     sampler = sampler_of(list(zip(samplings, seeds, strict=True)))
     for _ in range(step + 1):
@@ -98,7 +98,7 @@ def test_matches_the_filters_of_transformers() -> None:
 
 
 def test_each_step_has_noise_of_its_own() -> None:
-    """Also past the keys that are made at once, and where the vocabulary changes in between."""
+    """Also after the keys that are made at once, and if the size of the vocabulary changes."""
     seeds, samplings = [4, 7], [Sampling(temperature=1.0, max_new_tokens=99)] * 2
     sampler = sampler_of(list(zip(samplings, seeds, strict=True)))
     for step in range(70):
@@ -112,7 +112,7 @@ def test_each_step_has_noise_of_its_own() -> None:
 def test_noise_for_tokens_within_reach_alone_changes_nothing(
     temperature: float, seed: int, shared: bool
 ) -> None:
-    """Large batches look for the tokens that can win first; small ones do not."""
+    """Large batches first look for the tokens that can win; small ones do not."""
     generator = torch.Generator().manual_seed(seed)
     logits = 4 * torch.randn(40, 2048, generator=generator)
     seeds = [seed + i // (2 if shared else 1) for i in range(40)]
@@ -124,7 +124,7 @@ def test_noise_for_tokens_within_reach_alone_changes_nothing(
 
 
 def test_the_reach_covers_the_noise() -> None:
-    """The hash gives uniform values of 23 bits: the noise of the least and of the greatest."""
+    """The noise of the least and of the greatest uniform value of 23 bits that the hash gives."""
     least, greatest = torch.tensor([0.5, 2**23 - 0.5]).mul(2.0**-23).log().neg().log().neg()
     assert float(greatest - least) < _REACH
 
@@ -146,7 +146,7 @@ SAMPLINGS = st.builds(
 def test_a_row_is_sampled_alone_as_among_others(
     rows: list[tuple[Sampling, int]], vocabulary: int
 ) -> None:
-    """Bit for bit, in the scores too; with the noise of all tokens and of those in reach alone."""
+    """Bit for bit, also the scores; with noise for all tokens, and only for tokens within reach."""
     samplings, seeds = [row for row, _ in rows], [seed for _, seed in rows]
     generator = torch.Generator().manual_seed(len(rows))
     logits = 3 * torch.randn(len(rows), vocabulary, generator=generator)
@@ -172,7 +172,7 @@ FULL = st.builds(
     max_new_tokens=st.just(9),
 )
 ROW = st.tuples(FULL, st.integers(0, 3), st.lists(st.integers(0, 11), max_size=3))
-# Of each step: rows that leave (by their place), and rows that enter.
+# One step: places of the rows that leave, and rows that enter.
 STEPS = st.lists(
     st.tuples(st.sets(st.integers(0, 4), max_size=2), st.lists(ROW, max_size=3)),
     min_size=1,
@@ -185,9 +185,9 @@ STEPS = st.lists(
 def test_rows_enter_and_leave_at_any_step(
     steps: list[tuple[set[int], list[tuple[Sampling, int, list[int]]]]],
 ) -> None:
-    """Each draws what it draws alone: its penalties, lengths and noise go with it."""
+    """Each row draws the same as alone: its penalties, lengths and noise stay with it."""
     sampler, stops = Sampler(CPU, torch.tensor([4])), torch.tensor([4])
-    rows: list[tuple[Sampler, list[int]]] = []  # each with a sampler of its own, and its tokens
+    rows: list[tuple[Sampler, list[int]]] = []  # each row's own sampler and its tokens
     generator = torch.Generator().manual_seed(0)
     for leaving, entering in steps:
         order = [i for i in range(len(rows)) if i not in leaving][::-1]
@@ -217,7 +217,7 @@ def test_rows_enter_and_leave_at_any_step(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tokens_that_are_never_drawn(temperature: float) -> None:
-    """Of their own rows alone; what else reads the logits of the step does not hope for them."""
+    """Bans hold for their own rows only, and are also written into the step's logits."""
     logits = torch.zeros(3, 40)
     logits[:, [5, 9]] = 50.0
     sampler = Sampler(CPU)
@@ -234,7 +234,7 @@ def test_tokens_that_are_never_drawn(temperature: float) -> None:
 
 
 def test_a_row_without_numbers_is_told() -> None:
-    """NaN, infinity, or nothing that is allowed; of its neighbours nothing is said."""
+    """A row with NaN, with infinity, or with all tokens masked; its neighbours stay finite."""
     own = [Sampling(temperature=t, max_new_tokens=3) for t in (0.0, 1.0)]
     for bad in (float("nan"), float("inf"), None):
         logits = torch.zeros(4, 9)

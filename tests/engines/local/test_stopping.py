@@ -1,4 +1,4 @@
-"""Least lengths, stop strings and repetition penalties, beside what transformers' generate does."""
+"""Minimum lengths, stop strings and repetition penalties, compared with transformers' generate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def written(
 
 
 def generated(engine: TransformersEngine, inputs: dict[str, Any], **options: Any) -> list[int]:
-    """What `generate` adds, without the token that ends it."""
+    """The tokens that `generate` adds, without the token that ends the text."""
     given = {"max_new_tokens": LENGTH, "do_sample": False, "pad_token_id": 2} | options
     if "input_ids" not in inputs:
         inputs = inputs | {"attention_mask": torch.ones(inputs["inputs_embeds"].shape[:2]).long()}
@@ -73,7 +73,7 @@ def greedy(**options: Any) -> Sampling:
 def test_least_lengths_and_penalties_as_generate_from_embeddings(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone and in a batch. With ids beside the embeddings, generate penalises the prompt too."""
+    """Alone and in a batch. Given ids beside embeddings, `generate` also penalises the prompt."""
     ends = written(engine, greedy())[0].token_ids[2]
     monkeypatch.setattr(engine.model.generation_config, "eos_token_id", ends)
     with ending_with(engine, ends):
@@ -97,7 +97,7 @@ def compare_with_generate(engine: TransformersEngine) -> None:
         assert got != written(engine, greedy())
         for prompt, one in zip(PROMPTS, got, strict=True):
             assert written(engine, greedy(**options), [prompt]) == [one]
-    # Without ids generate penalises what it wrote alone.
+    # Without ids `generate` penalises only the tokens that it wrote.
     first = engine.embed(PROMPTS[3:])[0][None]
     with pytest.warns(UserWarning, match="only to newly generated"):
         generated(engine, {"inputs_embeds": first}, repetition_penalty=1.3)
@@ -109,7 +109,7 @@ def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
     (ids,), (x,) = engine.tokenize(PROMPTS[1:2]), engine.embed(PROMPTS[1:2])
     moved = x + 0.4 * x.std() * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     near = engine.decode_nearest(moved)
-    assert near[1:] == ids[1:]  # Gemma's first row, all zeros, is near to none
+    assert near[1:] == ids[1:]  # the first row of Gemma is all zeros, and near to none
     inputs = {"inputs_embeds": moved[None], "input_ids": torch.tensor([near])}
     expected = generated(engine, inputs, repetition_penalty=1.5)
     (got,) = completed(engine, [moved], greedy(repetition_penalty=1.5), [0])
@@ -117,7 +117,7 @@ def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
 
 
 def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
-    """`generate` leaves the string in the text; here it ends before it."""
+    """`generate` leaves the stop string in the text; our text ends before it."""
     wholes = [one.text for one in written(engine, greedy())]
     for whole in wholes:
         stop = whole[len(whole) // 2 :][:3]
@@ -132,7 +132,7 @@ def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
 
 @contextmanager
 def looking_every(engine: TransformersEngine, steps: int) -> Iterator[None]:
-    """Let the engine look at what was drawn every so many steps, as it does on a GPU."""
+    """Let the engine look at drawn tokens only every `steps` steps, as it does on a GPU."""
     with pytest.MonkeyPatch.context() as patch, ending_with(engine, *engine.stop_ids.tolist()):
         patch.setitem(sampler.CHECK_EVERY, "cpu", steps)
         patch.setattr(engine._batch, "_check_every", steps)
@@ -208,7 +208,7 @@ def test_rows_that_hold_their_stop_strings_are_read_no_further(pocket: Transform
 
 @pytest.mark.parametrize("where", ["tokenizer_config", "generation_config", "config"])
 def test_the_end_of_a_turn_and_of_a_document_both_end_a_text(where: str, tmp_path: Path) -> None:
-    """Whichever of the two stands where."""
+    """Whichever file names the second of the two tokens."""
     folder = save_causal_lm(tmp_path, "gpt2")
     with TransformersEngine(folder) as engine:
         (whole,) = written(engine, greedy(), PROMPTS[:1])

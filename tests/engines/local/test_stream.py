@@ -49,7 +49,7 @@ def close(got: Tensor, expected: Tensor) -> bool:
 @torch.inference_mode()
 @pytest.mark.parametrize("together", [False, True])
 def test_a_stream_reads_as_the_model_does(engine: TransformersEngine, together: bool) -> None:
-    """Rows in any order of length, behind sliding windows (Gemma 2) too."""
+    """With rows in any order of length, also with sliding windows (Gemma 2)."""
     rows = make_rows()
     stream = stream_of(engine, rows, together=together)
     for step in range(STEPS + 1):
@@ -62,7 +62,7 @@ def test_a_stream_reads_as_the_model_does(engine: TransformersEngine, together: 
 
 @torch.inference_mode()
 def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
-    """Three candidates a row, of which one is kept, twice over."""
+    """Twice, each of four rows gets three candidates, and four of the twelve are kept."""
     rows = make_rows()
     stream = stream_of(engine, rows)
     for step in range(2):
@@ -80,7 +80,7 @@ def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
 
 
 def test_a_row_that_resumes_first_is_where_the_model_is() -> None:
-    """There are no logits yet that would tell the device: "meta" is another than the CPU."""
+    """There are no logits yet to take the device from; "meta" differs from the CPU."""
     config = LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     )
@@ -97,7 +97,7 @@ def test_a_row_that_resumes_first_is_where_the_model_is() -> None:
 def test_logits_that_are_not_finite_are_an_error(
     tmp_path: Path, bad: float, temperature: float, new: int
 ) -> None:
-    """They would be an empty text, which nobody scores."""
+    """They would give an empty text, which is not scored."""
     broken = TransformersEngine(save_causal_lm(tmp_path, "llama"))
     (good, other) = broken.embed(["a good prompt", "another"])
     row = Sampling(temperature=temperature, max_new_tokens=new)
@@ -109,7 +109,7 @@ def test_logits_that_are_not_finite_are_an_error(
 
 
 class Warped(Writing):
-    """Logits that stay as they are, and scores that a baseline has spoilt."""
+    """Its logits do not change; its scores are those of a faulty baseline."""
 
     def __init__(self, scores: Tensor, logits: Tensor) -> None:
         self._scores, self._logits = scores, logits
@@ -125,7 +125,7 @@ class Warped(Writing):
         assert int(tokens.max()) < self._scores.shape[-1]
 
 
-@pytest.mark.parametrize("width", [7, 70_000])  # few tokens, and many: the sampler differs
+@pytest.mark.parametrize("width", [7, 70_000])  # the sampler has two ways, for few and many tokens
 @pytest.mark.parametrize("shift_first", [False, True])
 @given(
     bad=st.sampled_from([float("nan"), float("inf"), "all masked"]),
@@ -145,7 +145,7 @@ def test_spoilt_scores_of_a_baseline_never_become_tokens(
     options: dict[str, float],
     steps: int,
 ) -> None:
-    """NaN or infinity at one token, or every token masked; a mask of some is as it should be."""
+    """NaN or infinity at one token is an error, and so is masking all tokens, but not some."""
     logits = torch.linspace(-1, 1, width).repeat(2, 1)
     scores = logits.clone()
     scores[:, ::3] = -torch.inf

@@ -1,4 +1,4 @@
-"""Ways in which a server fails at one request, and answers all others."""
+"""Faults of a server at one request, while it answers all others."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from tests.engines.openai.server import DONE, Broken, Events, Tell, data_of, told
 
-HANGS = 1.0  # seconds, and then the connection is closed
+HANGS = 1.0  # seconds until the connection is closed
 
 
 def changed(number: int, **parts: Any) -> Tell:
-    """One event has another value for a field of its choice; `...`: without it."""
+    """Change fields of the choice in event `number`; `...` removes a field."""
 
     def lie(events: Events) -> Iterator[bytes]:
         (choice,) = events[number]["choices"]
@@ -37,7 +37,7 @@ def two_choices(events: Events) -> Iterator[bytes]:
     return told(*events)
 
 
-# What is sent in place of a completion.
+# Invalid streams, each made from the events of a valid one.
 LIES: dict[str, Tell] = {
     "half an answer": lambda events: map(data_of, events[:3]),
     "no end": lambda events: map(data_of, events),  # without [DONE], as ik_llama.cpp
@@ -81,7 +81,7 @@ def _reset(handler: BaseHTTPRequestHandler) -> None:
 
 
 def _break_off(handler: BaseHTTPRequestHandler) -> None:
-    """After the first event."""
+    """Break off after the first event."""
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")
     handler.send_header("Content-Length", "10000")

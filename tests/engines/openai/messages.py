@@ -1,6 +1,6 @@
-"""Messages with reasoning and calls of tools, as servers stream them.
+"""Messages with reasoning and tool calls, as servers stream them.
 
-After streams of these servers that were reported in their issues: vLLM 43267 and 17506, llama.cpp's
+Modelled on streams reported in the issues of these servers: vLLM 43267 and 17506, llama.cpp's
 pull request 12379, Ollama 7881 and 7963, lmdeploy 3412 (vLLM and SGLang without an index).
 """
 
@@ -17,7 +17,7 @@ _CUT = 7  # characters of an event
 
 @dataclass
 class Said:
-    """What a model says to a chat. calls: names and arguments."""
+    """A model's answer to a chat. calls: names and arguments."""
 
     text: str = ""
     reasoning: str = ""
@@ -47,7 +47,7 @@ def _reason(said: Said) -> str:
 
 
 def _openai(said: Said, *, name: str = "reasoning_content", one_index: bool = False) -> Events:
-    """An id and a name first, and then arguments in pieces."""
+    """A call's id and name come first, then its arguments in pieces."""
 
     def deltas() -> Iterator[dict[str, Any]]:
         yield {"role": "assistant", "content": ""}
@@ -66,7 +66,7 @@ def _openai(said: Said, *, name: str = "reasoning_content", one_index: bool = Fa
 
 
 def _llama_cpp(said: Said) -> Events:
-    """The first of the arguments together with the name."""
+    """A call's name comes together with the first piece of its arguments."""
 
     def deltas() -> Iterator[dict[str, Any]]:
         yield {"role": "assistant", "content": None}
@@ -83,7 +83,7 @@ def _llama_cpp(said: Said) -> Events:
 
 
 def _ollama(said: Said, *, indexed: bool = True) -> Events:
-    """Each call whole, in one event; older versions without an index, and with another end."""
+    """Each call is one event; older versions send no index, and another finish reason."""
 
     def deltas() -> Iterator[dict[str, Any]]:
         for part in _cut("reasoning", said.reasoning):

@@ -1,4 +1,4 @@
-"""A server of completions with a tiny made-up model, which misbehaves when told to."""
+"""A completions server with a tiny made-up model, which misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ WORDS = [
 
 @dataclass
 class Broken:
-    """A fault of the connection: what is done with it in place of an answer."""
+    """A fault of the connection. do: called in place of an answer."""
 
     do: Callable[[BaseHTTPRequestHandler], None]
 
 
 class TextServer:
-    """Use it as a context.
+    """Use it as a context manager.
 
-    The model's next word depends on all text before it. tokens: whether it tells its token ids.
-    biased: whether it obeys logit_bias. continues: whether it goes on with an assistant's message.
-    strict: it refuses fields that OpenAI's API has not. ends: whether the end is likeliest after a
-    text. patient: whether it obeys min_tokens. cut: how many characters an event has; 0: a
-    word. dialect: makes what is sent of the events, as one kind of server does. lie: the same, for
-    what is not right. faults: what is sent or done instead, for requests with a marker in their
-    text. message: the events of an answer to a chat, where it is not the model's. refused: fields,
-    and the values of them that it answers with 422. requests: the bodies that it was sent. left:
-    how often a client went away.
+    The model's next word depends on all text before it. tokens: whether it has endpoints for token
+    ids. biased: whether it obeys logit_bias. continues: whether it continues an assistant's
+    message. strict: refuse fields that OpenAI's API does not have. ends: whether the end is
+    likeliest after a text. patient: whether it obeys min_tokens. cut: characters per event; 0: a
+    word each. dialect: turns events into bytes, like one kind of server. lie: the same, with
+    invalid output. faults: for requests with a marker in their text, what is sent or done instead.
+    message: the events of an answer to a chat, in place of the model's. refused: fields, with the
+    values that are answered with 422. requests: the bodies of all requests. left: number of clients
+    that went away.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -64,7 +64,7 @@ class TextServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # which waits 40 ms for what is small
+            disable_nagle_algorithm = True  # it delays small packets by 40 ms
 
             def do_GET(self) -> None:
                 server._reply(self, None)
@@ -115,7 +115,7 @@ class TextServer:
             text += word
         return found, "length"
 
-    # The wire
+    # HTTP
 
     def _reply(self, handler: BaseHTTPRequestHandler, body: Any) -> None:
         path = handler.path
@@ -202,18 +202,18 @@ def told(*events: Any, done: bytes = DONE) -> Iterator[bytes]:
 
 
 def _with(event: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The event, with other fields of its choice."""
+    """The event with other values for these fields of its choice."""
     (choice,) = event["choices"]
     return {**event, "choices": [{**choice, **fields}]}
 
 
 def _ollama(events: Events) -> Iterator[bytes]:
-    """An empty reason before the end: its issue 4357."""
+    """An empty finish reason before the end (its issue 4357)."""
     return told(*(_with(one, finish_reason=_reason(one) or "") for one in events))
 
 
 def _localai(events: Events) -> Iterator[bytes]:
-    """The same, always "stop" at the end, and no text where it is empty (`omitempty`)."""
+    """Like Ollama; always "stop" at the end; without `text` if that is empty (`omitempty`)."""
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     for one in events[:-1]:
         yield data_of({**_with(one, finish_reason=""), "usage": usage})
@@ -223,7 +223,7 @@ def _localai(events: Events) -> Iterator[bytes]:
 
 
 def _tgi(events: Events) -> Iterator[bytes]:
-    """Its own reasons, the token that ends a text as text, and comments while it waits."""
+    """Its own finish reasons, the end token as text, and comments while it waits."""
     yield b":\n\n"
     reason = _reason(events[-1])
     if "delta" in events[-1]["choices"][0]:
@@ -241,14 +241,14 @@ def _llama_cpp(events: Events) -> Iterator[bytes]:
 
 
 def _vllm(events: Events) -> Iterator[bytes]:
-    """The last text and the reason in one event, and after it what was used."""
+    """The last text and the finish reason in one event, then an event with the usage."""
     *most, last, end = events
     last = _with(last, finish_reason=_reason(end), stop_reason=None)
     return told(*most, last, {"choices": [], "usage": {"total_tokens": 6}})
 
 
 def _azure(events: Events) -> Iterator[bytes]:
-    """A filter's results: of the prompt in an event without a choice, of the text without text."""
+    """A filter's results: for the prompt without choices, for the answer without a text."""
     safe = {"hate": {"filtered": False, "severity": "safe"}}
     found = {"content_filter_results": safe, "finish_reason": None, "index": 0}
     offsets = {"check_offset": 44, "start_offset": 44, "end_offset": 198}
@@ -265,8 +265,8 @@ def _two_ends(events: Events) -> Iterator[bytes]:
     return told(*events, events[-1])
 
 
-# After the sources of these servers, and what was reported of them. llama.cpp's forks send no
-# [DONE]: see the lies.
+# Modelled on the sources of these servers, and on reports about them. For llama.cpp's forks, which
+# send no [DONE], see `LIES`.
 DIALECTS: dict[str, Tell] = {
     "OpenAI": lambda events: told(*events),
     "Ollama": _ollama,
@@ -300,7 +300,7 @@ def _send(handler: BaseHTTPRequestHandler, status: int, answer: Any) -> None:
 
 
 def _ids(text: str) -> list[int]:
-    """Words of the model, and single characters as ids after them."""
+    """The model's words as their ids; other characters each as an id after these."""
     ids = []
     while text:
         found = [word for word in WORDS if text.startswith(word)]

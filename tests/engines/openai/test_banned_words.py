@@ -1,4 +1,4 @@
-"""Which tokens are banned for a word, by a vocabulary that spells some words letter by letter."""
+"""Tokens that are banned for a word, in a vocabulary that spells some words letter by letter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def detokenize(ids: Sequence[int]) -> str:
     [
         (" ad", {" a", "a", "A", " A"}),
         (" \u4eba\u4eba", {" \u4eba", "\u4eba"}),
-        (" \u05e9\u05dc", set()),  # of letters alone: it is drawn again where it comes
+        (" \u05e9\u05dc", set()),  # its tokens are single letters: it is redrawn instead
         ("\u05dc", set()),
     ],
 )

@@ -104,11 +104,11 @@ def test_stop_strings(connect: Connect, server: TextServer) -> None:
     assert server.requests[-1]["stop"] == [word]
 
 
-# Words that are held back
+# Banned words
 
 
 def held_back(engine: OpenAIEngine, times: int = 4) -> list[str]:
-    """As a search does: one after another. The greedy texts without them."""
+    """Ban words one after another, as a repair does; returns the greedy texts without them."""
     never: tuple[int, ...] = ()
     for _ in range(times):
         found = texts(engine, GREEDY, banned_token_ids=never)
@@ -129,7 +129,7 @@ def test_words_are_held_back_by_their_tokens(connect: Connect, server: TextServe
     bias = server.requests[-1]["logit_bias"]
     assert set(bias.values()) == {-100.0}
     by_prompt = [model_says(server, prompt, {"logit_bias": bias}) for prompt in PROMPTS]
-    assert found == by_prompt  # nothing was drawn again
+    assert found == by_prompt  # nothing was redrawn
 
 
 def test_every_spelling_is_held_back(connect: Connect, server: TextServer) -> None:
@@ -151,7 +151,7 @@ def test_words_are_drawn_again_where_a_bias_does_not_work(
     assert ("does not work" in caplog.text) == ("biased" in options)
     found = held_back(engine)
     assert all(found)
-    assert any(body["temperature"] > 0 for body in server.requests)  # hotter, where it came
+    assert any(body["temperature"] > 0 for body in server.requests)  # redrawn hotter
     assert held_back(engine) == found
 
 
@@ -179,7 +179,7 @@ def test_a_named_tokenizer_of_another_model(
         connect(tokenizer="tests")
 
 
-# Ends that are held back
+# Ends before `min_new_tokens`
 
 LEAST = GREEDY.model_copy(update={"min_new_tokens": 5})
 
@@ -196,7 +196,7 @@ def test_an_end_that_comes_too_early(
     found = texts(engine, LEAST)
     assert all(len(words) >= 5 for words in engine.token_texts(engine.tokenize(found)))
     assert texts(engine, LEAST) == found
-    # It is drawn again, hotter, where the server cannot be told, and has all fields of OpenAI's.
+    # A server without `min_tokens` is asked again at a higher temperature.
     assert any(body["temperature"] > 0 for body in server.requests) == bool(options)
     assert any("min_tokens" in body for body in server.requests) != bool(options.get("strict"))
 
@@ -221,7 +221,7 @@ def test_a_server_that_always_ends(connect: Connect, server: TextServer) -> None
 
 
 def test_stop_strings_before_the_least(connect: Connect, server: TextServer) -> None:
-    """They end a text as ever; what a server ended by them would be drawn again."""
+    """Stop strings still end a text, without a redraw: they are not sent to the server."""
     engine = connect()
     (ids,) = engine.tokenize(PROMPTS[:1])
     (whole,) = completed(engine, [ids], GREEDY, [0])
@@ -271,7 +271,7 @@ def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServe
 
 
 def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextServer) -> None:
-    """It is written anew as a whole."""
+    """The whole answer is redrawn."""
     server.continues = server.tokens = False
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT)).token_ids
@@ -283,7 +283,7 @@ def test_a_held_word_in_a_chat_that_is_one_block(connect: Connect, server: TextS
     assert all(body["messages"] == CHAT.dump() for body in server.requests)
 
 
-# What it cannot, and what it refuses
+# Unsupported options, and refusals
 
 
 def test_there_are_no_embeddings_and_no_likelihoods(connect: Connect) -> None:
@@ -338,7 +338,7 @@ def test_no_server_is_an_error_at_once() -> None:
         OpenAIEngine("tiny", base_urls="http://127.0.0.1:9")
 
 
-# Under way
+# Requests under way
 
 
 def test_pieces_come_as_they_are_written(connect: Connect, server: TextServer) -> None:
@@ -368,14 +368,14 @@ def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) ->
             await anext(pieces)
 
     asyncio.run(leave())
-    end = time.monotonic() + 5.0  # of the 8 s that it would write
+    end = time.monotonic() + 5.0  # the whole text would take 8 s
     while not server.left:
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
 def flood(events: list[dict[str, Any]]) -> Iterator[bytes]:
-    """More than was asked for, and faster than it is read."""
+    """Send more than was asked for, and faster than it is read."""
     while True:
         yield data_of(events[0]) * 1000
 
@@ -394,13 +394,13 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
 
     began = time.monotonic()
     found = asyncio.run(ask())
-    assert time.monotonic() - began < 20  # it floods for ever
+    assert time.monotonic() - began < 20  # the flood has no end
     assert all(isinstance(one, EngineError | CompletionError) for one in found), found
     assert all(server.url in str(one) for one in found)
 
 
 def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer) -> None:
-    """Neither of a caller that reads, nor of one that waits while a server fails."""
+    """Neither if the caller reads an answer, nor if it waits while a server fails."""
     engine = connect(deadline=60.0)
     long = GREEDY.model_copy(update={"max_new_tokens": 400})
     request = Request(engine.tokenize(["kind"])[0], long)
@@ -418,7 +418,7 @@ def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer)
         asyncio.run(leave())
         server.lie = None
         end = time.monotonic() + 10.0
-        while not engine.available:  # what looks at a server goes on, and ends
+        while not engine.available:  # probes of a failed server continue until it is back
             assert time.monotonic() < end
             time.sleep(0.02)
         time.sleep(0.2)

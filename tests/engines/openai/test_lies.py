@@ -1,4 +1,4 @@
-"""Servers that answer what is not a completion: an EngineError, and nothing of it is given out."""
+"""Servers whose answers are no completions: an EngineError, and nothing is given out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server() -> Iterator[TextServer]:
 
 
 def test_a_server_that_begins_to_lie_is_left(server: TextServer) -> None:
-    """What each lie is, is told of one request in `test_servers.py`."""
+    """Here all requests get one lie; `test_servers.py` tests each lie at one request."""
     with OpenAIEngine("tiny", base_urls=server.url, deadline=0.4) as engine:
         server.lie = LIES["half an answer"]
         with pytest.raises(EngineError, match=f"{server.url}: (?!in use)"):
@@ -60,7 +60,7 @@ def test_an_echo(server: TextServer) -> None:
         {"tokens": [2**40]},
         {"tokens": [1.5]},
         {"tokens": None},
-        {"tokens": [3, 4]},  # of another text
+        {"tokens": [3, 4]},  # the ids of another text
         {},
         b"<html>",
     ],
@@ -85,7 +85,7 @@ def test_a_whole_answer_instead_of_a_stream(server: TextServer) -> None:
 
 
 def test_a_chat_that_does_not_go_on_any_more(server: TextServer) -> None:
-    """It starts anew: its text is what it is, and is scored as that; nothing is cut to fit."""
+    """A server that begins a new message instead: its text is scored as it is, and not cut."""
     server.continues = False
     with OpenAIEngine("tiny", base_urls=server.url) as engine:
         assert "one block" in engine.capability_notes

@@ -1,4 +1,4 @@
-"""What an answer to a chat holds beside its text, in the formats of several servers."""
+"""Reasoning and tool calls of an answer to a chat, in the formats of several servers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_request_is_passed_on_as_it_is(
             **(json.loads(chat.asks) if chat.asks else {}),
         }
     assert body["messages"] == TURNS
-    # What it may be sent with cannot replace what is ours.
+    # A chat's own fields cannot replace those that the engine sets.
     assert answered(text_engine, Chat.of([USER], {"model": "other", "n": 5}))[0] == "Fine."
     assert text_server.requests[-1]["model"] == "tiny"
 
@@ -113,7 +113,7 @@ END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
 @pytest.mark.parametrize(
     ("deltas", "calls"),
     [
-        # Two calls in one event, and pieces that come in turn.
+        # Two calls in one event, whose further pieces alternate.
         (
             [
                 [call(0, id="a", name="f", arguments="["), call(1, id="b", name="g")],
@@ -121,17 +121,17 @@ END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
             ],
             [("f", "[]"), ("g", "{}")],
         ),
-        # The same index for two, and indexes that begin anywhere.
+        # One index for two calls, and an index that does not begin at 0.
         ([[call(7, id="a", name="f")], [call(7, id="b", name="g", arguments="1")]],
          [("f", ""), ("g", "1")]),
         # Neither an index nor an id.
         ([[call(None, name="f", arguments="1")], [call(None, name="g", arguments="2")]],
          [("f", "1"), ("g", "2")]),
-        # An id with every piece, and one that comes late.
+        # An id with every piece, and an id that comes late.
         ([[call(0, id="a", name="f", arguments="1")], [call(0, id="a", arguments="2")]],
          [("f", "12")]),
         ([[call(0, name="f", arguments="1")], [call(0, id="a", arguments="2")]], [("f", "12")]),
-        # What a name's second piece would be: never joined with what was not said.
+        # A second name for a call is not appended to the first.
         ([[call(0, name="f")], [call(0, name="g", arguments="1")]], [("f", "1")]),
         ([[call(-1, name="f")]], [("f", "")]),
     ],

@@ -1,4 +1,4 @@
-"""What a search can do without embeddings; the rest says so. The gateway's tests repair."""
+"""Strategies on an engine without embeddings: some work, others are refused with a message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_searches_that_move_the_prompt_say_that_they_cannot(text_engine: OpenAIE
 
 @pytest.mark.parametrize("patient", [True, False])
 def test_a_broken_off_text_is_no_repair(patient: bool) -> None:
-    """Without the blamed word the model would rather end; that is banned for a few words, too."""
+    """If the blamed word is banned, the model prefers to end: that is banned for some words."""
     with TextServer(patient=patient) as server, OpenAIEngine("tiny", base_urls=server.url) as one:
         server.favourite = " dull"
         server.ends = lambda text: text.endswith(" is")

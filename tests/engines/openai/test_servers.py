@@ -1,4 +1,4 @@
-"""Servers of every kind, and such as fail at one request: it fails alone, and is told why."""
+"""Servers of every kind, and servers that fail at one request: only this request fails."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_a_server_writes_is_read_in_its_dialect(dialect: str) -> None:
 
 
 def test_a_server_that_does_not_tell_its_end_is_refused_at_the_start() -> None:
-    """As llama.cpp's forks without [DONE]: whether a text is whole could not be told."""
+    """llama.cpp's forks send no [DONE]: nobody could tell whether a text is complete."""
     with (
         TextServer(lie=FAULTS["no end"]) as server,
         pytest.raises(EngineError, match=r"no server can be used: .*ended a stream in its middle"),
@@ -77,7 +77,7 @@ def test_a_server_that_does_not_tell_its_end_is_refused_at_the_start() -> None:
         OpenAIEngine("tiny", base_urls=server.url)
 
 
-# One request of many
+# Faults at one request of many
 
 
 def results_of(engine: OpenAIEngine, prompts: list[str]) -> list[Any]:
@@ -153,7 +153,7 @@ def test_a_request_that_is_not_answered_in_time() -> None:
 
 
 def test_a_request_that_is_too_much_for_a_server_that_does_others() -> None:
-    """It may be taken later; at its deadline it fails alone, and says what it was told."""
+    """The request is retried; at its deadline it fails alone, with the server's status."""
     with (
         TextServer(faults={"broken": (429, {})}) as server,
         OpenAIEngine("tiny", base_urls=server.url, deadline=1.5) as engine,
@@ -166,7 +166,7 @@ def test_a_request_that_is_too_much_for_a_server_that_does_others() -> None:
         assert engine.available
 
 
-# All requests
+# Faults at all requests
 
 
 @pytest.mark.parametrize("status", ["HTTP 307", "HTTP 401", "HTTP 404", "HTTP 503"])
@@ -179,7 +179,7 @@ def test_a_server_that_fails_at_every_request_is_no_fault_of_a_prompt(status: st
     ):
         server.answer = lambda path, _: (code, answer) if "completions" in path else None
         began = time.monotonic()
-        for _ in range(2):  # what comes after does not wait in vain either
+        for _ in range(2):  # a later request does not wait in vain either
             with pytest.raises(EngineError, match=f"{server.url}: ") as failed:
                 write(engine, PROMPTS[0])
             assert status in str(failed.value) or code == 401

@@ -49,7 +49,7 @@ def test_words_do_not_depend_on_how_a_text_is_cut(
 @pytest.mark.parametrize("part", [" ", "_", "'a", ".", "a", "\u4eba", "a b "], ids=repr)
 @pytest.mark.parametrize("most", [1, 10**9])
 def test_pieces_cost_the_same_however_many_came_before(part: str, most: int) -> None:
-    """A hundred thousand: where all that waits is read with each of them it takes minutes."""
+    """A hundred thousand pieces: reading all waiting text again with each would take minutes."""
     count, began = 100_000, time.monotonic()
     words = Words(most)
     found = [word for _ in range(count) for word in words.add(part)] + words.end()

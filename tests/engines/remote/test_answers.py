@@ -1,4 +1,4 @@
-"""Servers that answer anything, beside a good one: what they plainly wrote, or what it writes."""
+"""A bad server that answers anything, and a good one: results are valid, from either server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALL = settings(examples(100, 1000), suppress_health_check=[HealthCheck.function_
 
 
 def right(request: httpx.Request) -> Any:
-    """What a server of one's own says; the two here write different tokens."""
+    """The answer of a well-behaved server; the two servers write different tokens."""
     if request.url.path == "/version":
         return {"version": "0.32.0"}
     if request.url.path == "/v1/models":
@@ -52,7 +52,7 @@ def right(request: httpx.Request) -> Any:
 
 
 class World:
-    """make: what the bad server does to its answers. meant: what it plainly said with each."""
+    """make: changes the bad server's answers. meant: the valid content of each changed answer."""
 
     def __init__(self) -> None:
         self.make: Make = lambda answer: httpx.Response(200, json=answer)
@@ -82,14 +82,14 @@ def engine(world: World) -> Iterator[RemoteEngine]:
             200, stream=httpx.ByteStream(json.dumps(answer).encode())
         )
         engine = RemoteEngine("pocket", base_urls=[BAD, GOOD], deadline=20.0)
-    # Nobody looks at it again while it is out: each test says when.
+    # A server out of the pool is not probed in the background; the tests do it themselves.
     patch.setattr(engine.pool, "_leave", lambda endpoint: setattr(endpoint, "available", False))
     yield engine
     engine.close()
 
 
 def begin(engine: RemoteEngine, world: World, make: Make) -> None:
-    """Both servers are in the pool, and the bad one is asked first."""
+    """Put both servers into the pool; the bad one gets the first request."""
     world.make, world.meant = make, []
     for endpoint in engine.pool.endpoints:
         endpoint.available, endpoint.rests_until, endpoint.reason = True, 0.0, "in use"
@@ -104,10 +104,10 @@ def check_what_is_shown(engine: RemoteEngine, caplog: pytest.LogCaptureFixture) 
 
 
 def asked(ask: Callable[[], _T]) -> _T | None:
-    """What the engine answers; None if it says that the bad server refused, without the key."""
+    """The engine's answer; None if its error names the bad server, and not the key."""
     try:
         return ask()
-    except EngineError as error:  # a request that a server of its kind refuses
+    except EngineError as error:  # the bad server refused the request
         refusal = str(error)
     assert BAD in refusal
     assert KEY not in refusal
@@ -169,7 +169,7 @@ def test_likelihoods(
 def test_servers_are_looked_at_first(
     engine: RemoteEngine, world: World, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever it says of its version, its models and its tokens: it is in use, or it is said."""
+    """Whatever its version, models and tokens: the server is in use, or its reason says why not."""
     caplog.set_level(logging.DEBUG, "httpx")
     begin(engine, world, make)
     bad = engine.pool.endpoints[0]

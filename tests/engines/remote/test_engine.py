@@ -1,4 +1,4 @@
-"""The remote engine against servers that misbehave on demand, with a real model behind them."""
+"""The remote engine against servers that run a real model, and misbehave on demand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def connect(servers: list[VllmServer]) -> Iterator[Callable[..., RemoteEngine]]:
         urls = [server.url for server in some or servers]
         options = {"dtype": "float32", "deadline": 20.0, **options}
         made.append(RemoteEngine("pocket", base_urls=urls, **options))
-        for server in servers:  # what was asked to look at them is of no interest
+        for server in servers:  # forget the requests that probed them
             server.requests.clear()
         return made[-1]
 
@@ -105,13 +105,13 @@ def test_no_work_is_no_request(
     assert not servers[0].requests + servers[1].requests
 
 
-# What is sent
+# Requests
 
 
 def test_sequences_that_differ_in_the_prompt_alone_share_requests(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
 ) -> None:
-    """Greedy ones whatever their seeds; and each is written as it would be alone."""
+    """Greedy sequences share them whatever their seeds; each is written as it would be alone."""
     greedy, drawn = GREEDY, Sampling(temperature=0.5, top_p=0.9, max_new_tokens=6)
     rows: list[tuple[Sampling, int, tuple[int, ...]]] = [
         *((greedy, seed, ()) for seed in range(70)),
@@ -140,7 +140,7 @@ def test_sequences_that_differ_in_the_prompt_alone_share_requests(
 def test_penalties_of_the_server_are_switched_off(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    """A default in the server's generation config would crash it."""
+    """A penalty in the server's generation config would crash it."""
     completions_of(connect(), 2)
     (body,) = servers[0].requests
     assert body["repetition_penalty"] == 1.0
@@ -358,7 +358,7 @@ def test_a_refused_request_is_an_error_at_once(
         server.misbehave = lambda body: (400, {"error": {"message": "no\nembeddings here"}})
     with pytest.raises(EngineError, match=r"http.*: HTTP 400 to /v1/completions: no embeddings"):
         completions_of(engine, 1)
-    # Each was checked, so that it is known not to be of this prompt alone.
+    # Each server was also checked, and failed that too: the prompt is not to blame.
     assert [len(server.requests) for server in servers] == [2, 2]
     assert not engine.available
 
@@ -409,7 +409,7 @@ def test_a_likelihood_that_was_not_sent(
         wait_until(lambda: engine.pool.endpoints[0].available)
 
 
-# Servers that are looked at before they are used
+# Checks of servers before they are used
 
 
 def test_a_wrong_key_is_said(
@@ -456,7 +456,7 @@ def test_a_server_that_writes_something_else_from_embeddings(
 
 def test_another_model_than_the_servers(servers: list[VllmServer], tmp_path: Path) -> None:
     folder = save_causal_lm(tmp_path, "gpt2")
-    with pytest.raises(EngineError, match="no server can be used"):  # of another width
+    with pytest.raises(EngineError, match="no server can be used"):  # embeddings of another width
         RemoteEngine(folder, base_urls=[server.url for server in servers])
 
 
@@ -499,7 +499,7 @@ def test_the_dtype_is_the_checkpoints(
 def test_least_lengths_and_stop_strings_are_the_servers(
     connect: Callable[..., RemoteEngine], local: TransformersEngine, servers: list[VllmServer]
 ) -> None:
-    """A server leaves the tokens of a stop string in the ids, and says which string it was."""
+    """A server includes the tokens of a stop string in the ids, and names the string."""
     engine = connect()
     long = GREEDY.model_copy(update={"max_new_tokens": 20, "min_new_tokens": 15})
     texts = [completion.text for completion in completions_of(local, sampling=long)]
@@ -510,7 +510,7 @@ def test_least_lengths_and_stop_strings_are_the_servers(
         assert all(body["min_tokens"] == 15 for server in servers for body in server.requests)
     assert {completion.finish_reason for completion in found} == {"stop"}
     assert all(len(completion.text) <= 5 for completion in found)
-    # One that names a string that is not there has the text as it is.
+    # If a server names a stop string that is not in the text, the text stays whole.
     choice = {"index": 0, "finish_reason": "stop", "stop_reason": "!", "token_ids": [5, 9]}
     one = connect(servers[0])
     servers[0].misbehave = lambda body: (200, {"choices": [choice]})
@@ -557,7 +557,7 @@ def test_a_stream_that_breaks_off_goes_on_at_another_server(
 async def _broken_once(
     engine: Engine, request: Request, servers: list[VllmServer]
 ) -> tuple[int, ...]:
-    """What is streamed when whoever is asked first breaks off."""
+    """The ids that are streamed if the first server breaks off."""
     ids: tuple[int, ...] = ()
     async for piece in engine.write(request):
         ids += piece.token_ids

@@ -17,7 +17,7 @@ OTHER = [(6, -3.0), (7, -2.0)]
 
 
 def compared(*answers: list[FirstToken]) -> tuple[str | None, list[Sequence[Any]]]:
-    """What is found if a vLLM answers this, and the prompts that it was sent."""
+    """The finding on a vLLM with these answers, and the prompts that it was sent."""
     left, sent = list(answers), []
 
     async def first(prompts: Sequence[Any]) -> list[FirstToken]:
@@ -43,7 +43,7 @@ def test_probes_are_sent_as_ids_and_with_each_scaling() -> None:
     [
         (BY_IDS, None),
         ([(5, -0.6), (9, -0.9)], None),  # half precision
-        ([(5, -0.5), (8, -1.03)], None),  # two tokens that were as likely
+        ([(5, -0.5), (8, -1.03)], None),  # another token that is about as likely
         ([(5, -0.5), (8, -1.2)], "another model"),
         ([(5, -0.5), (9, -2.0)], "another model"),
         ([(5, -0.5), (9, math.nan)], "another model"),

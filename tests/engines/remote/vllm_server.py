@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM's completions API does, and misbehaves when told to."""
+"""A server with vLLM's completions API that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PAUSE = 0.03  # seconds between events
 
 
 class VllmServer:
-    """Runs a real model behind the API. Use it as a context; `stop` and `start` at will.
+    """Runs a real model behind the API. Use it as a context manager; `stop` and `start` at will.
 
-    requests: the bodies of all completion requests. misbehave: called with each of them; what it
-    returns, if anything, is the answer (status, JSON or bytes). scale: what embeddings are
-    multiplied by before the model gets them. most_events: a stream breaks off after so many,
-    and says all the same that it is done if `says_done`.
+    requests: the bodies of all completion requests. misbehave: called with each of them; if it
+    returns something, this is the answer (status, and JSON or bytes). scale: factor of embeddings
+    before the model gets them. most_events: a stream breaks off after this many events; it still
+    ends with [DONE] if `says_done`.
     """
 
     def __init__(self, engine: TransformersEngine) -> None:
@@ -154,7 +154,7 @@ class VllmServer:
                 "token_ids": ids,
             }
             if (end := stopping.stop_in(completion.text)) is not None:
-                # The tokens of the string are there, in the ids alone.
+                # The ids include the tokens of the stop string, the text does not.
                 count = engine.fewest(ids, lambda text: stopping.stop_in(text) is not None)
                 found = next(one for one in stopping.stop if completion.text.startswith(one, end))
                 choice |= {"text": completion.text[:end], "token_ids": ids[:count]}
@@ -172,11 +172,11 @@ class VllmServer:
                     ),
                 ]
             choices.append(choice)
-        return choices[::-1]  # the order is said by the index alone
+        return choices[::-1]  # in another order than that of their indexes
 
 
 def _parts(choice: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """The choice in events of so many tokens; the last says why it ends."""
+    """The choice in events of `size` tokens; the last one has the finish reason."""
     ids = choice["token_ids"]
     parts: list[dict[str, Any]] = [
         {"index": 0, "text": "", "finish_reason": None, "token_ids": ids[start : start + size]}
@@ -192,7 +192,7 @@ class _QuietServer(ThreadingHTTPServer):
 
 
 def hang(seconds: float) -> Callable[[dict[str, Any]], Answer | None]:
-    """Misbehaviour: answer nothing for so long, and then an error."""
+    """Misbehaviour: answer an error after this time."""
 
     def misbehave(body: dict[str, Any]) -> Answer:
         time.sleep(seconds)
@@ -214,7 +214,7 @@ def _log_probs(engine: TransformersEngine, x: torch.Tensor) -> list[float]:
     return values
 
 
-if __name__ == "__main__":  # in a process of its own, at the port that is given
+if __name__ == "__main__":  # as a separate process, at the given port
     alone = VllmServer(TransformersEngine("pocket"))
     alone._port = int(sys.argv[1])
     alone.start()
