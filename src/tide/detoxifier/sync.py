@@ -181,8 +181,7 @@ class Detoxifier(DetoxifierBase):
             ordered: Yield in the order of the prompts; otherwise as they finish.
             return_exceptions: Yield the error of a failed prompt in place of its result, and
                 continue; otherwise raise it. Errors that abort the whole call are always raised:
-                EngineError, ScorerUnavailableError, ScorerRefusedError and
-                ScorerBrokenError.
+                EngineError, ScorerUnavailableError, ScorerRefusedError and ScorerBrokenError.
             progress: Show a progress bar.
             **overrides: Settings for these prompts alone.
 

@@ -418,7 +418,7 @@ class Engine(ABC):
     def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
-        """Completions from token ids, of which none is the token that ended the text.
+        """Completions from token ids, which exclude the token that ended the text.
 
         A text is cut before its first stop string; of the ids, the shortest prefix that holds the
         rest is kept.
@@ -449,7 +449,7 @@ class Engine(ABC):
                 yield number, self.fewest(rows[number], holds)
 
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
-        """Length of the shortest prefix of `ids` whose text is `enough`; that of all ids is."""
+        """Length of the shortest prefix of `ids` whose text is `enough`; all of `ids` must be."""
         return bisect_left(
             range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
         )
@@ -530,7 +530,7 @@ class Engine(ABC):
         return not self.closed
 
     def verify(self) -> None:
-        """Raise EngineError unless the model gives the same for token ids and their embeddings."""
+        """Raise EngineError unless token ids and their embeddings give the same output."""
         with self._calling("verify"):
             self._verify()
 

@@ -380,7 +380,7 @@ class Answer:
         return start, words[-1]
 
     async def _search_back(self, strategy: LoadedStrategy) -> bool:
-        """Search for a continuation of the passed text; if none is found, also of less of it."""
+        """Search for a continuation of the passed text; if none is found, of a part of it."""
         start = end = self._watch.passed
         places = [start]
         if self._task.on_text is None:

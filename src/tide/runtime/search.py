@@ -72,8 +72,8 @@ class Effort:
 class Search:
     """A running search. It may be cancelled at any await; `effort` holds its evaluations.
 
-    request: completes the unmodified prompt; the candidates' differ in prompt and seed. watch: of
-    the answer so far; completions are scored after it, or after its last words. to_sentence:
+    request: completes the unmodified prompt; requests of candidates differ in prompt and seed.
+    watch: the answer so far; completions are scored after it or its last words. to_sentence:
     truncated completions are cut after their last sentence.
     """
 
@@ -113,7 +113,7 @@ class Search:
         return best
 
     def nearest(self, prompt: Prompt) -> dict[str, Any]:
-        """`Trial` fields: the text of the tokens nearest to the chosen point, and the changed ones.
+        """`Trial` fields: text of the tokens nearest to the chosen point, and number of changes.
 
         Empty if the point is the prompt itself, or not of the last round.
         """

@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass
 class Watch:
-    """Follows one answer token by token. A *place* is a number of its first tokens, a *beginning*.
+    """Follows one answer token by token. A *place* is a number of tokens from its start.
 
     ids, texts: of its tokens; the owner appends to them. options: `pace` (not "auto") sets how
     often the scorer is asked. A beginning that failed fails for good after `lag` further places,
@@ -54,7 +54,7 @@ class Watch:
     _empty: int = 0  # the place of an empty beginning, which need not be examined again
     _risen: int = 0  # the first suspicious place after `passed`; 0 without one
     _failed: tuple[int, Score] | None = None  # the first place that failed, while others may pass
-    _waited: int = 0  # places since
+    _waited: int = 0  # places judged since
     _decided: int = -AGAIN  # the last place at which the scorer itself was asked
 
     @property
@@ -201,6 +201,6 @@ def word_ends(texts: Sequence[str], start: int) -> list[int]:
 
 
 def cut(texts: Sequence[str], length: int) -> list[str]:
-    """The first tokens' texts, of this length together; the last one is cut."""
+    """The first `length` characters as texts of tokens; the last one is cut."""
     starts = accumulate(map(len, texts), initial=0)
     return [text[: length - at] for text, at in zip(texts, starts, strict=False) if at < length]

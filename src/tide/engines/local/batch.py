@@ -37,7 +37,7 @@ from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, 
 
 # Lengths of lanes: up to this number of tokens, up to 4 times as many, and so on.
 _SHORT = 256
-# Rows enter once they are this share (a quarter) of the running rows, or have waited these steps.
+# Waiting rows enter once they are a quarter of the running rows, or after this many steps.
 _SHARE, _STEPS = 4, 6
 # Maximum prompt tokens read at once, padding included.
 _TOKENS = 1 << 15

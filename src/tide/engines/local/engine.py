@@ -42,7 +42,7 @@ class TransformersEngine(EmbeddingEngine):
     AVX512-BF16; logits are rounded to 8 bits), "float16".
     max_batch: sequences run at once, None for a default by device.
     prefix_tokens: capacity of the prefix cache in tokens. It holds keys and values of beginnings
-    that requests share or continue; models with any other state have none. 0: no cache.
+    that requests share or continue; models with other state have no cache. 0: no cache.
     forward_tokens: tokens that the model has read so far; a shared beginning counts once.
 
     Sequences enter and leave the running batch at any step if the model's state is keys and values

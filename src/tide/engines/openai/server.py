@@ -300,7 +300,7 @@ async def _find_model(endpoint: Endpoint, name: str) -> tuple[str, int | None]:
 async def _find_banned(
     endpoint: Endpoint, found: Capabilities, named: BannedWords | None
 ) -> BannedWords | None:
-    """The source of token ids, if a bias on them keeps the server from repeating a first word."""
+    """The source of token ids, if a bias on them keeps a first word from being written again."""
     banned = named or await ask_server(endpoint, found.model)
     for prompt in _PROBES:
         written = await _complete(endpoint, found, {"prompt": prompt})

@@ -49,7 +49,7 @@ class ChatText(Rendered):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of `text`, which joined are the text."""
+    """The words of `text`; joined, they are the text."""
     return [word.group() for word in _WORD.finditer(text)]
 
 
@@ -203,7 +203,7 @@ class BannedWords:
         return tuple(found)[:MOST_SPELLINGS]
 
     async def _read(self, text: str) -> list[int]:
-        """The tokens of `text` inside a text; none if those of the anchor cannot be told apart."""
+        """The tokens of `text` after the anchor; none if they cannot be told apart from its own."""
         if self._anchor is None:
             self._anchor = await self._tokenize(_ANCHOR)
         before = self._anchor

@@ -223,7 +223,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
     async def _choices(
         self, body: dict[str, Any], asked: Sequence[_Asked], read: Callable[[Choice, _Asked], _T]
     ) -> list[_T]:
-        """`read(choice, one)` for each choice of a server's answer and the `one` asked for.
+        """`read(choice, one)` for each `one` of `asked`, with the server's choice for it.
 
         If `read` raises ServerFailed, that counts as a failure of the server.
         """

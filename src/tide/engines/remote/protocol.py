@@ -171,7 +171,7 @@ def without_end(
 async def difference(
     engine: Engine, first: Callable[[Sequence[Any]], Awaitable[list[FirstToken]]]
 ) -> str | None:
-    """How a vLLM writes something else from the engine's embeddings than from token ids, or None.
+    """How a vLLM's output differs between the engine's embeddings and token ids; None if equal.
 
     first: gives the most likely token after each prompt, with its log-probability, for prompts that
     are all token ids or all embeddings.
