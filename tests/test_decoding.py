@@ -90,7 +90,7 @@ def test_decoding_changes_nothing_else_and_is_of_chosen_points_alone() -> None:
 def test_an_engine_that_cannot_decode_fails_the_search() -> None:
     engine = scripted_engine(dim=64)
     engine._decode_nearest = lambda embeddings: [0]  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match="1 answers to"):
+    with pytest.raises(EngineError, match="1 nearest ids for"):
         results(engine, decode=True)
 
 

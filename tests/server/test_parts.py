@@ -396,6 +396,6 @@ def test_what_other_engines_and_completions_do_not_take() -> None:
 def test_a_policy_may_not_ask_what_an_engine_cannot_do(field: str, tmp_path: Path) -> None:
     path = tmp_path / "tide.yaml"
     path.write_text(json.dumps({"policies": {"fine": {}, "other": {field: "ignored"}}}))
-    message = f"policies.other.{field}: the engine 'openai' alone"
+    message = f"policies.other.{field}: only the engine 'openai'"
     with pytest.raises(PolicyError, match=message), running(policies=path):
         pass

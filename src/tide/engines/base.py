@@ -318,8 +318,8 @@ class Engine(ABC):
         """For each row of (T, d), the token whose embedding has the largest cosine to it."""
         with self._calling("decode_nearest"):
             found = self._decode_nearest(embeddings)
-        if len(found) != len(embeddings):
-            raise EngineError(f"engine {self.name}: {len(found)} ids for {len(embeddings)} rows")
+        if len(found) != (rows := len(embeddings)):
+            raise EngineError(f"engine {self.name}: {len(found)} nearest ids for {rows} rows")
         return found
 
     def prefix_cache(self, rows: Tensor | None = None) -> object:
