@@ -385,7 +385,7 @@ def test_what_other_engines_and_completions_do_not_take() -> None:
             body = {"messages": [USER], **more}
             error = server.http.post("/v1/chat/completions", json=body).json()["error"]
             assert error["param"] == next(iter(more))
-            assert "engine 'openai' alone" in error["message"]
+            assert "only the engine 'openai'" in error["message"]
         for more in ({"tools": TOOLS}, JSON):
             error = server.ask(**more).json()["error"]
             assert error["param"] == next(iter(more))
