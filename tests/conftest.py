@@ -61,6 +61,12 @@ def _freeze() -> None:
 _frozen = 0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _scores_are_kept_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or writes the score cache of the user."""
+    os.environ["TIDE_CACHE"] = str(tmp_path_factory.mktemp("cache") / "scores.sqlite3")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _freeze_late_imports() -> None:
     """Modules such as the models of transformers are imported only when first used."""

@@ -115,9 +115,9 @@ def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         # In a table without types, such as another program may have made.
         database.execute("CREATE TABLE other (key BLOB PRIMARY KEY, score, attributes)")
-        database.execute("INSERT INTO other SELECT key, ?, NULL FROM scores", [entry])
-        database.execute("DROP TABLE scores")
-        database.execute("ALTER TABLE other RENAME TO scores")
+        database.execute("INSERT INTO other SELECT key, ?, NULL FROM texts", [entry])
+        database.execute("DROP TABLE texts")
+        database.execute("ALTER TABLE other RENAME TO texts")
     for asked in (TEXTS[:3], []):
         with cached(counting := Counting(), path) as scorer:
             assert score_texts(scorer, TEXTS[:3], "zero").values.tolist() == expected.tolist()
@@ -222,7 +222,7 @@ def start(process: subprocess.Popen[str]) -> None:
 def contents(path: Path) -> int:
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        return int(database.execute("SELECT count(*) FROM scores").fetchone()[0])
+        return int(database.execute("SELECT count(*) FROM texts").fetchone()[0])
 
 
 def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_attributes_are_kept_and_those_that_are_none_are_scored_again(
     assert expected == {"": raw.values.tolist(), **{n: c.tolist() for n, c in raw[1].items()}}
     if entry is not None:
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("UPDATE scores SET attributes = ?", [entry])
+            database.execute("UPDATE texts SET attributes = ?", [entry])
     for asked in (int(entry is not None), 0):
         with cached(inner := TwoSides(), path) as scorer:
             assert columns(scorer, TEXTS[:2]) == expected
@@ -285,6 +285,6 @@ def test_attributes_are_kept_and_those_that_are_none_are_scored_again(
 def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite3"
     with closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT")
+        database.execute("CREATE TABLE texts (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT")
     with cached(TwoSides(), path) as scorer, pytest.raises(ScorerError, match="delete it"):
         scorer.score(["a text"])

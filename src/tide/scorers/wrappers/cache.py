@@ -31,7 +31,7 @@ _CHUNK = 64
 _MOST_PARAMETERS = 900
 # attributes: JSON, NULL without any.
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS scores (
+CREATE TABLE IF NOT EXISTS texts (
     key BLOB PRIMARY KEY, score REAL NOT NULL, attributes TEXT
 ) STRICT;
 """
@@ -135,7 +135,7 @@ class CachedScorer(ScorerWrapper):
             some = keys[start : start + _MOST_PARAMETERS]
             marks = ",".join("?" * len(some))
             found += self._database.execute(
-                f"SELECT key, score, attributes FROM scores WHERE key IN ({marks})", some
+                f"SELECT key, score, attributes FROM texts WHERE key IN ({marks})", some
             )
         return found
 
@@ -147,7 +147,7 @@ class CachedScorer(ScorerWrapper):
             rows.append((self._key(text), score.value, attributes))
         self._database.execute("BEGIN IMMEDIATE")
         try:
-            self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?, ?)", rows)
+            self._database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?)", rows)
             self._database.execute("COMMIT")
         except BaseException:
             self._database.execute("ROLLBACK")
