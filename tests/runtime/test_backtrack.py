@@ -117,7 +117,7 @@ def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     assert rewinds >= 1
     assert trial.read_tokens == len(prompt) + rewinds
     assert trial.generated_tokens < 2 * trial.returned.num_tokens
-    # The model reads the tokens that it writes. Before each rewind, at the end, and after an earlier
+    # The model reads the tokens that it writes. Before each rewind, at the end, and after another
     # test, it may run ahead, but never by more than an answer.
     ahead = (rewinds + 2) * 20
     assert ahead < rewinds * len(prompt)

@@ -35,7 +35,7 @@ class CriticControl(Fudge):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model and a linear head, fitted on the model's own text.
+        """Train updates of the task's model and a linear head on texts that the model writes.
 
         Figures on a held-out tenth: the share of toxic texts, and AUC of the critic at the end of
         each text.

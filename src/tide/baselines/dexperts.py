@@ -62,7 +62,7 @@ class Dexperts(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model: `expert` on non-toxic text, `anti` on toxic text.
+        """Train updates of the task's model: `expert` on non-toxic text, `anti` on toxic text.
 
         Figures: perplexity of held-out text of its own kind and of the other, before and after.
         """

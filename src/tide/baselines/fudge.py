@@ -53,7 +53,7 @@ class Fudge(Rad):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model, and a linear head that replaces its output layer.
+        """Train updates of the task's model, and a linear head instead of its output layer.
 
         Figure: AUC of the prediction at the end of held-out texts.
         """

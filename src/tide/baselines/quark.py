@@ -75,7 +75,7 @@ class Quark(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the model, and an embedding for each fifth: codes (5, d).
+        """Train updates of the model, and an embedding for each fifth: codes (5, d).
 
         Figures: mean toxicity of its continuations of held-out prompts (a tenth), before and after.
         """

@@ -107,7 +107,7 @@ class Rad(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model, and a linear head that replaces its output layer.
+        """Train updates of the task's model, and a linear head instead of its output layer.
 
         The labels are the toxicities. Figures: AUC and mean squared error of the prediction at the
         end of held-out texts that are clearly toxic or non-toxic.

@@ -94,7 +94,7 @@ class Rectification(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the task's model and a low-rank head, fitted on the model's own text.
+        """Train updates of the task's model and a low-rank head on texts that the model writes.
 
         Figures on a held-out tenth: the share of toxic texts, and AUC of the last token's Q.
         """

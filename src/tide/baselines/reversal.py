@@ -1,8 +1,9 @@
 """`reversal`: Leong et al. 2023, "Self-Detoxifying Language Models via Toxification Reversal".
 
-EMNLP 2023, arXiv:2310.09573. Each step reads the text after a negative and after a positive prefix.
-Every head's output at the last token is moved from its negative towards its positive value. Rule,
-exponents and prefixes: authors' code, cooperleong00/ToxificationReversal, `innerdetox_hook.py`.
+EMNLP 2023, arXiv:2310.09573. At each step the model also reads the text with a
+negative prefix before it, and with a positive one. Every head's output at the last token is moved
+away from its value under the negative prefix, towards that under the positive one. Rule, exponents
+and prefixes: authors' code, cooperleong00/ToxificationReversal, `innerdetox_hook.py`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Unidetox(Dapt):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates of the model, from its own text, written against a copy tuned on toxic text.
+        """Train updates of the model on texts that it writes against a copy tuned on toxic text.
 
         Figures: perplexity of held-out toxic and non-toxic texts, before and after.
         """

@@ -23,8 +23,8 @@ BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protoco
 Benchmark = Annotated[
     str,
     typer.Argument(
-        help="rtp, attaq, bold, dialogues, a range of one (rtp:201-1199), or a file of prompts"
-        " (.jsonl, .csv, .txt)."
+        help="rtp, attaq, bold or dialogues; a part of one, by prompt numbers (rtp:201-1199); or a"
+        " file of prompts (.jsonl, .csv, .txt)."
     ),
 ]
 Protocol = Annotated[

@@ -154,8 +154,8 @@ class EndpointPool:
 
     admit: validates a server before it enters the pool or returns to it; raises ServerFailed or
     EndpointRefused if it cannot be used now. check: sends a request that a working server answers;
-    raises the same errors. timeout: seconds that one request may take. deadline: seconds that work
-    may take with all attempts. api_key: sent as a bearer token to all servers.
+    raises the same errors. timeout: seconds that one request may take. deadline: seconds for one
+    `run` with all its attempts. api_key: sent as a bearer token to all servers.
 
     A server that fails is checked. If it fails the check, it leaves the pool; otherwise the request
     is to blame, and only that request fails.

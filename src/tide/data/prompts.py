@@ -62,8 +62,8 @@ def read_rows(
 
     jsonl: one object per line with `field` (a string, or an object with `text` as in
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
-    txt: one text per line, blank lines skipped. A further `.gz` is read through gzip. The path `-`
-    is standard input, read as .txt.
+    txt: one text per line, blank lines skipped. Each may be gzipped (`.jsonl.gz`). The path `-` is
+    standard input, read as .txt.
     chats: read `messages` of each object instead; a row without them becomes a user message.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs

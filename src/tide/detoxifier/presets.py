@@ -149,7 +149,9 @@ def read_preset(path: Path) -> dict[str, Any]:
 def refuse_looser(settings: Settings) -> None:
     """Raise InputError for settings that accept more than the default does."""
     if settings.toxicity_threshold > (loosest := Settings().toxicity_threshold):
-        raise InputError(f"toxicity_threshold: a preset may be stricter than {loosest} only")
+        raise InputError(
+            f"toxicity_threshold: a preset may not set more than the default of {loosest}"
+        )
 
 
 def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> None:

@@ -92,7 +92,7 @@ def similarities(
     """By record, the sum and number of cosines in [-1, 1].
 
     `to_prompt`: between each completion and its prompt. `to_own`: between each completion and the
-    model's own in `own`, if they differ. Empty completions are left out.
+    same trial of `own`, the unmodified model's run. Equal and empty completions are left out.
     """
     before = {record.id: _texts(record) for record in own.records} if own is not None else {}
     # Encode all texts together; the calls below then read the cache.

@@ -81,7 +81,7 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
     readings += [(before, apart[i:]) for i in range(_SPECIAL)]
     texts = engine.texts([ids for _, ids in readings])
     if text not in texts:
-        raise CompletionError(f"model {engine.name}: its tokens do not decode to the text")
+        raise CompletionError(f"model {engine.name}: its tokenizer cannot restore the text")
     first, ids = readings[texts.index(text)]
     engine.check_prompt([*first, *ids], _SENTENCE)
     # The seed of the new text is derived from the text.

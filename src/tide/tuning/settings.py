@@ -43,7 +43,7 @@ SEARCHES = {"paper": "tide", "optuna": "random-walk"}
 
 
 class TuningSettings(BaseModel):
-    """How settings are chosen, and on which prompts. Places of prompts count from 1."""
+    """How settings are chosen, and on which prompts (their numbers count from 1)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

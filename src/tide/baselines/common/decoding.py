@@ -159,7 +159,8 @@ class Reader:
 
         together: see `Stream`. front: embeddings (n, d) to read before each row.
 
-        Raises InputError if a row is empty, or exceeds the context with `front` and `tokens`.
+        Raises InputError if a row is empty, or if `front`, a row and `tokens` together exceed the
+        context.
         """
         longest = max(map(len, ids)) + (0 if front is None else len(front))
         if not all(ids):

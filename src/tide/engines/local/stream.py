@@ -113,7 +113,7 @@ def pairs_in(out: Any) -> list[Pair]:
 
 
 class Stream:
-    """Sequences that a model reads token by token; they enter and leave at any step.
+    """A batch of sequences that a model reads token by token; each may enter or leave at any step.
 
     If the model is not `plain`, all enter at once. logits: (B, V), for the next token. cache: keys
     and values of the tokens read. together: read all entering rows in one pass. By default a CPU

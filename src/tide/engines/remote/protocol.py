@@ -138,7 +138,7 @@ def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
     """
     positions = (choice.prompt_logprobs or [])[-len(completion) :]
     try:
-        # Only these are validated: the prompt's others may be many, and are not used.
+        # Only the completion's are validated: those of the prompt may be many, and are not used.
         read = [
             _LogProb.model_validate(position[str(token)], strict=True).logprob
             for position, token in zip(positions, completion, strict=True)

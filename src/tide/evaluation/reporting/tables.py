@@ -90,7 +90,7 @@ class Table:
         return Table(self.name, self.title, columns, rows, self.notes)
 
 
-# A column, and the value of a summary in it.
+# A column, and the function that reads its value from a summary.
 _Cells = tuple[Column, Callable[[Summary], Value]]
 _METHOD: _Cells = (Column("method"), lambda one: one.method)
 
