@@ -43,6 +43,8 @@ def main() -> None:
     """
     from tide.cli import stopping  # noqa: PLC0415
 
+    if sys.stdout is None or sys.stderr is None:  # the next opened file would get its descriptor
+        sys.exit("error: standard output or error is closed; redirect it to a file or /dev/null")
     try:
         with stopping.listening():
             if sys.argv[1:] == ["--version"]:  # avoids importing the commands
