@@ -130,7 +130,7 @@ def test_what_is_wrong_stands_under_its_field(page: Any) -> None:
     page.fill("#key", KEY)
     page.fill("#tokens", "100000")
     page.click("#go")
-    expect(page.locator("#tokens-error")).to_have_text("at most 1024, on this server")
+    expect(page.locator("#tokens-error")).to_have_text("must be at most 1024 on this server")
     expect(page.locator("#key-error")).to_be_hidden()
     expect(page.locator("#about")).to_contain_text("scripted")
     expect(page.locator("#status")).to_have_text(re.compile("^Failed"))

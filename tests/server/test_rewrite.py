@@ -140,7 +140,7 @@ def test_a_text_that_the_model_does_not_read_as_it_is(change: Callable[[str], st
         def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
             return list(map(change, super()._texts(rows)))
 
-    with pytest.raises(CompletionError, match="its tokenizer cannot restore the text"):
+    with pytest.raises(CompletionError, match="the tokenizer cannot restore the text"):
         rewritten(f"{FIRST} You idiot.", Misreads({}))
 
 

@@ -1,4 +1,4 @@
-"""Routes: which request goes where, and how a response is sent."""
+"""The routes of the server, and the sending of responses."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
 def create_app(policies: Policies, name: str, monitor: Monitor | None = None) -> ASGIApp:
-    """The server as an ASGI application. Its requests share the engine of `policies`.
+    """Create the ASGI application of a server. All requests share the engine of `policies`.
 
-    name: the model's name for clients.
+    name: the name of the model that clients see.
     """
     limits, metrics, engine = policies.limits, policies.metrics, policies.engine
     monitor = monitor or Monitor(policies)
@@ -76,7 +76,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
         return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
 
     def scoring(http: Request) -> ScoringApi:
-        """The scoring API of the key's default policy."""
+        """Return the scoring API of the default policy of the request's API key."""
         policy: ServedPolicy = http.scope[POLICIES][0]
         return policy.scoring
 
@@ -126,11 +126,11 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
 
     @app.get("/ready")
     async def ready() -> Response:
-        return _state(engine.available and not engine.closed and await to_thread(answer))
+        return _state(engine.available and not engine.closed and await to_thread(scorers_answer))
 
-    def answer() -> bool:
-        """False if a scorer is known to be down."""
-        # A set, as policies may share a scorer, and the check calls a scorer that is down.
+    def scorers_answer() -> bool:
+        """Return False if a scorer is known to be down."""
+        # Policies may share a scorer. With a set, a scorer that is down is called only once.
         scorers = {one.plan.measured for one in policies.table.policies.values()}
         return all(scorer.check() for scorer in scorers)
 
@@ -164,7 +164,7 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
 
 
 class EventStream(Response):
-    """Server-sent events: `first`, `others` and `[DONE]`. An error becomes an event, too."""
+    """Sends `first`, `others` and `[DONE]` as server-sent events, and an error as an event, too."""
 
     media_type = "text/event-stream"
     status_code = 200
@@ -194,7 +194,7 @@ class EventStream(Response):
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """The response to a failed request, in the client's API format."""
+    """Return the response to a failed request, in the format of the API that was called."""
     path = request.url.path
     if isinstance(error, RequestValidationError):
         return _invalid(error).response(path)
@@ -205,7 +205,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _invalid(error: RequestValidationError) -> Refused:
-    """The first validation error of a request, under the client's field name."""
+    """Return the first validation error of a request, with the name of the field in the request."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {first.get('ctx', {}).get('error', '')}")
@@ -215,15 +215,15 @@ def _invalid(error: RequestValidationError) -> Refused:
         )
     names: list[Any] = []
     within: Any = error.body
-    for name in first["loc"][1:]:  # `loc` also has names of types and checks
+    for name in first["loc"][1:]:  # `loc` also contains names of types and validators
         if (isinstance(within, dict) and name in within) or (
             isinstance(within, list) and isinstance(name, int) and name < len(within)
         ):
             names, within = [*names, name], within[name]
         elif first["type"] == "missing":
             names.append(name)
-    own = first.get("ctx", {}).get("param")  # set by our own checks, for a field inside `loc`
-    param = ".".join(map(str, [*names, *([own] if own else [])])) or None
+    inner = first.get("ctx", {}).get("param")  # our validators set the name of a field in `loc`
+    param = ".".join(map(str, [*names, *([inner] if inner else [])])) or None
     return Refused(400, f"{param or 'body'}: {first['msg']}", param=param)
 
 

@@ -1,7 +1,7 @@
-"""Checks of every request, in plain ASGI: headers, number, log, metrics, key, size, disconnects.
+"""ASGI middleware that checks the key and size of every request, logs requests and counts them.
 
-A request is read whole before it is handled, within limits of size and time. A disconnect cancels
-the work, even before the first token.
+The whole body of a request is read before the app handles it, within limits of size and time. A
+disconnect of the client cancels the work, even before the first token.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ if TYPE_CHECKING:
     from tide.server.policies import Policies
 
 LOG = logger("tide.server")
-# Scope key under which the app stores the error that it responded with.
+# Scope key under which the app stores the error of a failed request.
 FAILED = "tide.failed"
 # Scope keys of the request's number and of the policies of its API key.
 NUMBER, POLICIES = "tide.number", "tide.policies"
 KEYS = "TIDE_SERVE_KEYS"
-_KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # where Google's clients put the key in the query
-# Paths that need no key: monitoring, and the playground, which asks its user for the key.
+_KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # Google's clients put the key in the query
+# Paths that need no key. The page of the playground asks its user for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
-HEAD_SECONDS = 30.0  # for a request's headers, from the connection or their first byte
-_READING = 30.0  # seconds for a client to send the body
+HEAD_SECONDS = 30.0  # timeout for headers, from the connection or their first byte
+_READING = 30.0  # timeout for the body, in seconds
 _LEFT = 499  # nginx's status for a client that disconnected
-# The rest of a request that is too long is read, up to this multiple of the limit; otherwise the
-# client would see a broken connection and no answer.
+# A body that is too long is read up to this multiple of the limit. If the server stopped reading
+# at the limit, the client would see a broken connection instead of the error.
 _PATIENCE = 4
 
 
 def read_keys() -> list[SecretStr]:
-    """The environment's comma-separated keys. Raises InputError for an invalid one."""
+    """Read the comma-separated keys of TIDE_SERVE_KEYS. Raises InputError for an invalid key."""
     given = os.environ.get(KEYS, "").split(",")
     return [key for one in given if (key := read_key(KEYS, one)) is not None]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Return whether only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -69,13 +69,16 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, keys: Sequence[object]) -> None:
-    """Raise InputError for a server without keys that other machines can reach."""
+    """Raise InputError if other machines can reach a server that has no keys."""
     if not is_loopback(host) and not keys:
-        raise InputError(f"--host {host}: without a key only 127.0.0.1 is served; set {KEYS}")
+        raise InputError(f"--host {host}: a server without a key must use 127.0.0.1; set {KEYS}")
 
 
 class Gate:
-    """Wraps `app`. policies: hold the accepted keys; without keys, only loopback clients pass."""
+    """Checks each request before `app` handles it.
+
+    policies: contain the accepted keys. Without keys, only clients on this machine are served.
+    """
 
     def __init__(self, app: ASGIApp, policies: Policies) -> None:
         self._app, self._policies = app, policies
@@ -95,7 +98,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
-            # A client that does not read must not hold its place for ever.
+            # A client that stops reading must not keep its connection for ever.
             with anyio.fail_after(self._limits.request_seconds):
                 await send(message)
 
@@ -129,11 +132,11 @@ class Gate:
         table = self._policies.table  # the policy file may be reloaded meanwhile
         if not table.keys:
             client = (scope.get("client") or ("",))[0]
-            # DNS rebinding: if another site's name resolves here, its pages could use this server.
+            # Against DNS rebinding: pages of a site whose name resolves here could call the server.
             name = headers.get("host", "").rpartition("@")[2]
             name = re.sub(r":\d*$", "", name)
             if not (is_loopback(client) and is_loopback(name)):
-                message = f"without a key only this machine is served; set {KEYS}"
+                message = f"a server without keys answers only this machine; set {KEYS}"
                 raise Refused(401, message, "authentication_error")
             scope[POLICIES] = table.default
             return
@@ -143,15 +146,15 @@ class Gate:
         if not key and scope["path"].startswith(_KEY_IN_ADDRESS):
             key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
         given = digest(key.strip())
-        # Compare all keys, so that the time reveals nothing.
+        # All keys are compared, so that the response time reveals nothing about them.
         found = [own for one, own in table.keys.items() if hmac.compare_digest(given, one)]
         if not found:
-            message = "no key, or a wrong one"
+            message = "the API key is missing or wrong"
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
         (scope[POLICIES],) = found
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body; None if the client left. Raises Refused if it is too long or late."""
+        """Read the body; None after a disconnect. Raises Refused if it is too long or too late."""
         limit, body, size = self._limits.max_body, bytearray(), 0
         more = True
         with anyio.move_on_after(_READING) as scope:
@@ -171,7 +174,7 @@ class Gate:
         return bytes(body)
 
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
-        """Let the app answer. If the client disconnects first, cancel it and return False."""
+        """Let the app answer. If the client disconnects first, cancel the work and return False."""
         unread, whole = [body], False
 
         async def replay() -> Message:
@@ -193,7 +196,7 @@ class Gate:
         left = asyncio.ensure_future(gone())
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if whole:  # then a disconnect is normal
+            if whole:  # the answer was sent, so a disconnect is normal
                 await work
         finally:
             for task in (work, left):
@@ -211,8 +214,8 @@ _Base: Any = AutoHTTPProtocol
 class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
     """Uvicorn's HTTP protocol (httptools or h11) with a timeout for headers.
 
-    The gate sees a request only after its headers. A client that sends these slowly, or half of
-    them, would hold its connection for ever.
+    The gate receives a request only after its headers are complete. Without this timeout, a client
+    that sends its headers slowly or incompletely would keep its connection for ever.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -248,12 +251,15 @@ class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
 
 
 def digest(key: str) -> bytes:
-    """The hash of a key. Only hashes are stored."""
+    """Return the SHA-256 digest of a key. Only digests are stored."""
     return hashlib.sha256(key.encode("utf-8", "replace")).digest()
 
 
 def traced(error: Exception) -> str:
-    """Types and place of an error. Its text may quote a prompt: shown only with TIDE_DEBUG."""
+    """Return the types and the source line of an error, for the log.
+
+    The message may quote a prompt, so it is added only if TIDE_DEBUG is set.
+    """
     kinds: list[str] = []
     place = ""
     cause: BaseException | None = error

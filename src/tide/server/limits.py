@@ -1,4 +1,4 @@
-"""Limits of a server; each is an option of `tide serve` and an environment variable."""
+"""Limits of a server. Each limit is an option of `tide serve` and an environment variable."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ def _seconds(highest: int, default: float, says: str) -> Any:
 
 
 class Limits(BaseModel):
-    """Bounds of a server and of its requests. Excess is refused, never truncated."""
+    """Limits of a server and of its requests. A request over a limit is refused, not truncated."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_body: int = _up_to(1 << 30, 1 << 20, "Largest request, in bytes.", lowest=1024)
+    max_body: int = _up_to(1 << 30, 1 << 20, "Maximum size of a request, in bytes.", lowest=1024)
     max_tokens: int = _up_to(1_000_000, 1024, "Maximum tokens that a request may ask for.")
     max_choices: int = _up_to(4096, 32, "Maximum completions of a request: prompts times n.")
     max_texts: int = _up_to(65_536, 256, "Maximum texts of a scoring request.")
     max_under_way: int = _up_to(
-        1_000_000, 256, "Maximum completions running or queued; beyond it: 429."
+        1_000_000, 256, "Maximum completions running or queued; more get status 429."
     )
     max_waiting_texts: int = _up_to(
-        1_000_000, 4096, "Maximum texts queued for scoring; beyond it: 429."
+        1_000_000, 4096, "Maximum texts queued for scoring; more get status 429."
     )
     request_seconds: float = _seconds(
-        86_400, 120.0, "Timeout of a request (then 504) and of a write to its client, in seconds."
+        86_400, 120.0, "Timeout of a request (status 504) and of a write to its client (seconds)."
     )
     keep_alive: float = _seconds(3600, 10.0, "Keep-alive interval of an idle stream (seconds).")
-    drain: float = _seconds(3600, 30.0, "Seconds that open requests get after SIGTERM.")
+    drain: float = _seconds(3600, 30.0, "Time to finish open requests after SIGTERM (seconds).")
     traces: bool = Field(
         default=False, description="Show rejected texts to clients and on the playground."
     )
     strict: bool = Field(
         default=False,
-        description="Refuse unknown parameters, instead of ignoring and listing them.",
+        description="Refuse requests with unknown parameters instead of ignoring the parameters.",
     )

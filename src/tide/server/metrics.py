@@ -29,7 +29,7 @@ class Metrics:
         gauge = partial(Gauge, namespace="tide", registry=self._registry)
         histogram = partial(Histogram, namespace="tide", registry=self._registry)
         self.requests = counter(
-            "requests", "Requests by status; 499: the client left", ["route", "status"]
+            "requests", "Requests by status; 499: the client disconnected", ["route", "status"]
         )
         self.seconds = histogram(
             "request_seconds", "Time of a request", ["route"], buckets=_SECONDS
@@ -39,8 +39,8 @@ class Metrics:
         self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
         self.changed = counter(
             "changed_completions",
-            "Texts given out that differ from the model's own; whole: its whole text failed; "
-            "beginning: a beginning failed, so the rest was never written or scored",
+            "Texts given out that differ from the model's own text; whole: its whole text failed; "
+            "beginning: a beginning of it failed, so the rest was never written or scored",
             ["failed"],
         )
         self.rounds = counter("rounds", "Engine calls that the completions took part in")
@@ -93,7 +93,7 @@ class Metrics:
 
 
 class MeasuredScorer(ScorerWrapper):
-    """Counts and times the calls of a scorer; one thread calls it at a time.
+    """Counts and times the calls of a scorer. Only one thread at a time calls the scorer.
 
     up: whether the last call succeeded.
     """
@@ -101,15 +101,15 @@ class MeasuredScorer(ScorerWrapper):
     def __init__(self, scorer: Scorer, metrics: Metrics) -> None:
         super().__init__(scorer)
         self.metrics = metrics
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self.up = True
         if (screen := screen_of(scorer)) is not None:
             inner = MeasuredScorer(screen, metrics)
-            inner._turn = self._turn  # the scorer calls its screen, too
+            inner._lock = self._lock  # shared, as the scorer calls its screen, too
             self.screen = inner
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        with self._turn:
+        with self._lock:
             started = time.monotonic()
             try:
                 answer = super().score_attributes(texts)
@@ -124,14 +124,14 @@ class MeasuredScorer(ScorerWrapper):
             return answer
 
     def check(self) -> bool:
-        """Whether the scorer answers. It is called only if the last call failed.
+        """Return whether the scorer answers. It is called only if its last call failed.
 
-        A busy scorer is not called: health checks would delay the server's clients.
+        A busy scorer is not called, as health checks would delay the server's clients.
         """
-        if not self.up and self._turn.acquire(blocking=False):
+        if not self.up and self._lock.acquire(blocking=False):
             try:
                 with suppress(ScorerError):
                     self.score([HEALTH_TEXT])
             finally:
-                self._turn.release()
+                self._lock.release()
         return self.up and (not isinstance(self.screen, MeasuredScorer) or self.screen.check())

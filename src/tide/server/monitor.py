@@ -1,8 +1,8 @@
-"""Monitored answers: the model's own text is given out; the changes that enforcing would have made
-are recorded afterwards.
+"""Monitored answers. The model's own text is given out unscored, and the changes that enforcing
+would have made are recorded afterwards.
 
-Nothing is scored before it is given out. The forecast replays the text through the loop of an
-enforced answer (`Answer`), so both follow the same rules.
+A forecast replays the text through the loop of an enforced answer (`Answer`), so monitored and
+enforced answers follow the same rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Draft:
-    """The model's own answer. parts: its calls and reasoning. pieces: those of the engine."""
+    """The model's own answer. parts: tool calls and reasoning. pieces: as the engine wrote them."""
 
     task: TrialTask
     text: str
@@ -48,9 +48,9 @@ class Draft:
 class Forecast:
     """The effect that enforcing would have had on a draft.
 
-    score: of the whole text, or of the beginning that fails first. character: where the text would
-    first have been rewound, counted from 0; None if it would have been given out unchanged. word:
-    number of words that begin before this character.
+    score: of the whole text, or of the first beginning that fails. character: position to which the
+    text would first have been rewound, from 0; None if the text would have been given out
+    unchanged. word: number of words that begin before this position.
     """
 
     score: float
@@ -63,14 +63,14 @@ class Forecast:
 
 
 async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
-    """Forecast the effect of enforcing. Raises ScorerError, as an enforced answer does."""
+    """Forecast the effect of enforcing on a draft. Raises ScorerError, as enforcing does."""
     task = draft.task
-    if task.on_text is not None:  # judge every part, as a stream does
+    if task.on_text is not None:  # judged part by part, like a stream
         task = replace(task, on_text=lambda _: None)
     thoughts = Thoughts()
     text = draft.text
     if task.chat is not None and "parts" in engine.capabilities:
-        text = thoughts.add(text) + thoughts.end()  # without thoughts, as an enforced answer
+        text = thoughts.add(text) + thoughts.end()  # enforced answers have no thoughts
     pieces = draft.pieces
     if thoughts.said:
         (ids,) = engine.tokenize([text])
@@ -85,9 +85,9 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
 
 
 class MonitoredAnswer(Answer):
-    """Writes an answer without judging it, or judges a finished one.
+    """Writes an answer without judging it, or judges a finished answer.
 
-    pieces: of a finished answer. scoring: while an answer is written, only its pace is used.
+    pieces: of a finished answer. scoring: only its pace is used while an answer is written.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class MonitoredAnswer(Answer):
     ) -> None:
         super().__init__(task, engine, scoring)
         self._recorded = list(pieces)
-        self._prefix_cache = None  # no repair reuses a prefix
+        self._prefix_cache = None  # nothing is repaired, so no prefix is reused
 
     async def write(self) -> Draft:
-        """`on_text` gets each character as soon as no later token can change it."""
+        """Write the answer. `on_text` gets each character once no later token can change it."""
         on_text, texts, stop = self._task.on_text, self._watch.texts, self._settings.stop
         ended: FinishReason | None = None
-        given_out = 0  # characters
+        given_out = 0  # number of characters
         async with aclosing(self._written()) as pieces:
             async for ended in pieces:
                 if on_text is None:
@@ -133,13 +133,13 @@ class MonitoredAnswer(Answer):
             character = len("".join(self._watch.texts[:place]))
         elif (trial := self._trial(True)).accepted or not text:
             return Forecast(trial.toxicity)
-        else:  # too short to be scored: it would be withheld
+        else:  # the text is too short to be scored, so it would be withheld
             score, character = trial.toxicity, 0
         character += len(text[character:]) - len(text[character:].lstrip())
         return Forecast(score, character, len(text[:character].split()))
 
     async def forecast_whole(self, text: str, parts: Parts) -> Forecast:
-        """The forecast of an answer in parts: enforcing would have drawn it again as a whole."""
+        """Forecast an answer in parts. Enforcing would have sampled it again as a whole."""
         score = (await self._judge_whole(text, parts)).value
         return Forecast(score) if self._settings.passes(score) else Forecast(score, 0, 0)
 
@@ -157,9 +157,10 @@ class MonitoredAnswer(Answer):
 
 
 class Monitor:
-    """Makes a server's forecasts. A failure is counted and logged, and changes no answer.
+    """Makes the forecasts of a server. A failure is counted and logged, and changes no answer.
 
-    log: gets a JSON line for each answer. texts: whether a line has the prompt and the text.
+    log: file that gets a JSON line for each answer. texts: whether the lines contain the prompts
+    and texts.
     """
 
     def __init__(self, policies: Policies, log: Path | None = None, texts: bool = False) -> None:
@@ -171,7 +172,7 @@ class Monitor:
     def begin(
         self, policy: ServedPolicy, prompt: str | Chat, draft: Draft, request: str, choice: int
     ) -> None:
-        """Start to score an answer that was given out. request: its number in the log."""
+        """Start to score an answer that was given out. request: the request's number in the log."""
         entry = {"request": request, "choice": choice, "policy": policy.name}
         if len(self._under_way) >= self._most:
             self._record(entry, policy, "skipped")
@@ -181,7 +182,7 @@ class Monitor:
         task.add_done_callback(self._under_way.discard)
 
     async def finish(self, seconds: float) -> None:
-        """Wait for the forecasts under way, at most `seconds`, and close the log."""
+        """Wait for running forecasts, at most `seconds`, and close the log."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=seconds)
         if self._log is not None:
@@ -208,7 +209,7 @@ class Monitor:
     def _record(
         self, entry: dict[str, Any], policy: ServedPolicy, outcome: str, **known: Any
     ) -> None:
-        """known: `score`, `character` and `word` of a forecast, or an `error`."""
+        """Record an outcome. known: a forecast's `score`, `character` and `word`, or an `error`."""
         self._metrics.monitored.labels(policy.name, outcome).inc()
         found = {
             "outcome": outcome,

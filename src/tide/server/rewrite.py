@@ -1,7 +1,7 @@
-"""Repairs a finished text: only sentences that fail are rewritten, from the blamed word on.
+"""Repairs a finished text by rewriting each sentence that fails, from the blamed word on.
 
 The loop of an answer (`Answer`) reads the text as if the model were writing it. Where the text
-fails, it is rewound to before the blamed word, which is banned, and the model completes the
+fails, the loop rewinds it to before the blamed word and bans the word, and the model completes the
 sentence. The rest of the text follows unchanged.
 """
 
@@ -26,7 +26,7 @@ _LONGEST = 20_000
 _SENTENCE = 64
 # Maximum sentences that are rewritten in a text.
 _SENTENCES = 8
-# The prompt before the text. If the first word fails, the model sees nothing else.
+# The prompt before the text. If the first word of the text fails, the model sees only this prompt.
 _BEFORE = "A kind and polite answer:\n"
 # Maximum special tokens that a tokenizer puts before a text.
 _SPECIAL = 3
@@ -40,7 +40,7 @@ async def rewrite(
     engine: Engine,
     scoring: Scoring,
 ) -> str | None:
-    """The text with its failing sentences rewritten; None if no repair is found.
+    """Rewrite the failing sentences of a text. Returns None if no repair is found.
 
     strategy: its options are used if it is `backtrack`; no search follows. Equal texts give equal
     results. Raises CompletionError if tokenization would change the text, and the errors of the
@@ -63,35 +63,35 @@ async def rewrite(
         end = sentence_end(text, answer.blamed)
         rest = "" if end is None else text[end:]
         if rest.strip() and sentence_end(trial.text, len(trial.text)) is None:
-            return None  # the model has ended the text within a sentence
+            return None  # the model ended the text within a sentence
         text = trial.text + rest
     return None
 
 
 def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
-    """The prompt before the text, and the tokens of the text.
+    """Return the prompt before the text, and the tokens of the text.
 
-    Raises CompletionError if these tokens do not decode to exactly the text, or are too many.
+    Raises CompletionError if the tokens do not decode to exactly the text, or the text is too long.
     """
     if len(text) > _LONGEST:
-        raise CompletionError(f"{len(text)} characters; at most {_LONGEST} can be rewritten")
+        raise CompletionError(f"the text has {len(text)} characters, at most {_LONGEST} can be rewritten")
     before, joined, apart = engine.tokenize([_BEFORE, _BEFORE + text, text])
-    # Some tokenizers begin each text with a space; others merge its first token with `_BEFORE`.
+    # Some tokenizers begin each text with a space. Others merge the text's start with `_BEFORE`.
     readings = [(joined[:i], joined[i:]) for i in range(1, len(before) + _SPECIAL)]
     readings += [(before, apart[i:]) for i in range(_SPECIAL)]
     texts = engine.texts([ids for _, ids in readings])
     if text not in texts:
-        raise CompletionError(f"model {engine.name}: its tokenizer cannot restore the text")
+        raise CompletionError(f"model {engine.name}: the tokenizer cannot restore the text")
     first, ids = readings[texts.index(text)]
     engine.check_prompt([*first, *ids], _SENTENCE)
-    # The seed of the new text is derived from the text.
+    # The seed of the new text is derived from the old text.
     return Prompt(text, tuple(first), (True,) * len(first)), tuple(ids)
 
 
 class _Rewritten(Answer):
-    """Replays a finished answer up to its first failure; then the model writes one sentence.
+    """Replays a finished answer up to its first failure. Then the model writes one sentence.
 
-    ids: the tokens of the text. blamed: the character at which the first blamed word ends, or None.
+    ids: the tokens of the text. blamed: position where the first blamed word ends, or None.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Rewritten(Answer):
             return None
         texts = self._watch.texts
         end = sentence_end(self._watch.text, len("".join(texts[: self._kept])) + 1)
-        # Only the next token shows whether a mark at the end of the text ends the sentence.
+        # Only the next token shows whether a full stop at the end of the text ends the sentence.
         if end is None or end == len(self._watch.text):
             return None
         self._watch.cut(end)
@@ -134,7 +134,7 @@ class _Rewritten(Answer):
 
 
 def parted(pieces: Sequence[Piece], size: int | None) -> Iterator[Piece]:
-    """Split pieces to at most `size` tokens, so that the text is judged as it grows."""
+    """Split pieces after every `size` tokens, so that the text is judged as it grows."""
     for piece in pieces:
         ids = piece.token_ids
         starts = range(0, len(ids) or 1, size or len(ids) or 1)
