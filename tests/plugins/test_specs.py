@@ -101,7 +101,7 @@ def test_alternatives(text: str, expected: list[str]) -> None:
 
 
 def test_alternatives_have_a_limit() -> None:
-    with pytest.raises(InputError, match=r"--methods: 'a:x=0\|1.* stands for more than 1000"):
+    with pytest.raises(InputError, match=r"--methods: 'a:x=0\|1.* expands to more than 1000"):
         alternatives(f"a:x={'|'.join(map(str, range(1001)))}", "--methods")
 
 

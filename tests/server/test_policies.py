@@ -272,10 +272,10 @@ WRONG = {
     "policies: {'a b': {}}": "policies.a b.[key]: ",
     "policies: {}": "policies: ",
     "policy: {}": "policies: ",
-    "policies: {a: {}}\ndefault: [b]": "default: no policy 'b'; there are: a",
+    "policies: {a: {}}\ndefault: [b]": "default: unknown policy 'b'; the file has: a",
     "policies: {a: {}}\nkeys: {k: {sha256: abc, policies: [a]}}": "keys.k.sha256: ",
     f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {'a' * 64}, policies: [b]}}}}": (
-        "keys.k.policies: no policy 'b'"
+        "keys.k.policies: unknown policy 'b'"
     ),
     f"policies: {{a: {{}}}}\nkeys: {{k: {{sha256: {'a' * 64}, policies: []}}}}": (
         "keys.k.policies: "
@@ -285,8 +285,8 @@ WRONG = {
     ),
     "policies:\n  a: {}\n  a: {mode: monitor}": "line 3: 'a' is given twice",
     "policies: [": "line 1: ",
-    "": "expected a mapping: policies: ...",
-    "- a": "expected a mapping: policies: ...",
+    "": "expected a mapping with the key `policies`",
+    "- a": "expected a mapping with the key `policies`",
     "policies: !!python/object/apply:os.system [echo]": "line 1: could not determine a constructor",
     "[" * 5000: "nested too deeply",
     "\0": "holds a NUL",

@@ -180,5 +180,5 @@ def test_with_a_model_the_rest_stays_as_it_is() -> None:
 def test_a_text_that_is_too_long() -> None:
     with pytest.raises(CompletionError, match="exceed the context of 200"):
         rewritten(f"{FIRST} idiot. " * 40, Script({}, context_length=200))
-    with pytest.raises(CompletionError, match="at most 20000"):
+    with pytest.raises(CompletionError, match="the limit is 20000"):
         rewritten("x" * 20_001, Script({}))

@@ -1,4 +1,4 @@
-"""Options of a strategy, baseline or scorer: declared in its file, set after its name in specs."""
+"""Options of strategies, baselines and scorers, which specs set after the name."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _T = TypeVar("_T")
 
 
 class Options(BaseModel):
-    """Base of all options: frozen and validated; fields are numbers, booleans, texts or choices.
+    """Base of all options. Fields are numbers, booleans, texts or choices.
 
-    An alias is the field's name in specs, for Python keywords (`from`). strength: name of the
-    option that `spec` shows even at its default.
+    A field whose name in specs is a Python keyword (`from`) has this name as its alias. strength:
+    name of the option that `spec` shows even at its default.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -37,12 +37,12 @@ class Options(BaseModel):
 
     @classmethod
     def by_name(cls) -> dict[str, FieldInfo]:
-        """The fields by their names in specs."""
+        """Return the fields by their names in specs."""
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
     def of(cls, kind: str, name: str, values: Mapping[str, str]) -> Self:
-        """The options of `name`, read from its spec. Raises InputError (one line)."""
+        """Validate the options in a spec of `name`. Raises InputError (one line)."""
         fields = cls.by_name()
         if unknown := values.keys() - fields.keys():
             known = f"known: {', '.join(fields)}" if fields else "it has none"
@@ -51,7 +51,7 @@ class Options(BaseModel):
         return validated(cls, given, f"{kind} {name}: ")
 
     def spec(self, name: str) -> str:
-        """The spec of `name`: its strength, and each option that differs from its default."""
+        """Return the spec of `name`, with `strength` and all options that are not the default."""
         shown, values = {}, dict(self)
         for (written, field), value in zip(self.by_name().items(), values.values(), strict=True):
             default = field.get_default(call_default_factory=True, validated_data=values)
@@ -61,9 +61,9 @@ class Options(BaseModel):
 
 
 def parse_value(field: FieldInfo, text: str) -> Any:
-    """The value that `text` means in a spec: None for `none` if the field allows it.
+    """Parse an option's value in a spec. `none` is None if the field allows None.
 
-    For a field of several texts, a JSON list gives all of them, and any other text is one of them.
+    For a field of several texts, a JSON list gives all texts, and any other value is one text.
     """
     if get_origin(field.annotation) is tuple and text.startswith("["):
         try:
@@ -74,11 +74,11 @@ def parse_value(field: FieldInfo, text: str) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """`value` as a spec writes it; `Options.of` reads it back."""
+    """Format an option's value for a spec. `Options.of` can read the result."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        # Parentheses have a meaning in specs.
+        # Escaped, as parentheses have a meaning in specs.
         return json.dumps(value).replace("(", "\\u0028").replace(")", "\\u0029")
     if isinstance(value, float):
         return short if float(short := f"{value:g}") == value else repr(value)
@@ -86,10 +86,10 @@ def format_value(value: Any) -> str:
 
 
 def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator: checks arguments against their declared types, or raises InputError (one line).
+    """Decorate a function to validate its arguments by their types, or raise InputError (one line).
 
-    For constructors whose arguments come from the command line as texts: "no" is False for a
-    `bool`, and a text that is no truth value is refused. `Annotated[..., Field()]` sets bounds.
+    Constructors get arguments from the command line as texts. For a `bool`, "no" is False, and a
+    text that is not a truth value is refused. `Annotated[..., Field()]` sets bounds.
     """
     names = list(inspect.signature(function).parameters)
     validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
@@ -100,7 +100,7 @@ def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return validated(*args, **kwargs)
         except ValidationError as error:
             if error.title != getattr(validated, "__qualname__", ""):
-                raise  # an error from inside the call
+                raise  # the function itself raised the error
             raise InputError(one_line(error, names)) from None
 
     return call

@@ -1,8 +1,8 @@
-"""One lazy registry of names: `"name" -> "module:attribute"`, imported on first use.
+"""A lazy registry. It maps names to `"module:attribute"`, which is imported on first use.
 
-Third parties add an engine, scorer, strategy or baseline without changing the package: by an entry
+Third parties add an engine, scorer, strategy or baseline without changing the package, by an entry
 point in the group `tide.engines`, `tide.scorers`, `tide.strategies` or `tide.baselines`, or in code
-(`tide.register("scorer", "mine", Mine)`). Unregistered ones are named by their place:
+(`tide.register("scorer", "mine", Mine)`). Unregistered classes are named by their place:
 `my_package.scorers:Mine` or `path/file.py:Mine`.
 """
 
@@ -25,7 +25,7 @@ from tide.core.validation import unknown
 
 
 class Registry:
-    """Names of one kind (such as scorers), each with the place it is imported from."""
+    """Maps names of one kind (such as scorers) to the places that they are imported from."""
 
     def __init__(self, kind: str, builtin: Mapping[str, str]) -> None:
         self.kind = kind
@@ -33,9 +33,9 @@ class Registry:
         self._entry_points_read = False
 
     def add(self, name: str, target: Any) -> None:
-        """Add `name`; `target` is the object itself or `"module:attribute"`.
+        """Register `target`, which is the object itself or `"module:attribute"`, under `name`.
 
-        Raises InputError if the name is taken: silently replacing a scorer would falsify results.
+        Raises InputError if the name is taken. Silently replacing a scorer would falsify results.
         """
         self._read_entry_points()
         if name in self._targets:
@@ -43,15 +43,15 @@ class Registry:
         self._targets[name] = target
 
     def names(self) -> list[str]:
-        """All names, sorted; nothing is imported."""
+        """Return all names, sorted, without importing anything."""
         self._read_entry_points()
         return sorted(self._targets)
 
     def load(self, name: str) -> Any:
-        """The object named `name`, which may also be `module:attribute` or `file.py:attribute`.
+        """Import the object `name`, which may also be `module:attribute` or `file.py:attribute`.
 
-        Raises InputError (with the nearest names) if there is none, or it cannot be imported, and
-        MissingDependencyError if it needs a package that is not installed.
+        Raises InputError if the name is unknown (with the nearest names) or the import fails, and
+        MissingDependencyError if the object needs a package that is not installed.
         """
         self._read_entry_points()
         if name not in self._targets:
@@ -75,7 +75,7 @@ class Registry:
 
 @cache
 def _installed() -> Any:
-    return entry_points()  # read once, since it opens the metadata of every package
+    return entry_points()  # cached, as it opens the metadata of every package
 
 
 def _imported(what: str, target: str) -> Any:
@@ -102,7 +102,7 @@ def _imported(what: str, target: str) -> Any:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """The module in a file, run once; kept in `sys.modules`, where dataclasses look it up."""
+    """Import a file once. The module is kept in `sys.modules`, where dataclasses look it up."""
     name = f"tide_file_{blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)

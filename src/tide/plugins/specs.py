@@ -8,7 +8,7 @@
     ENSEMBLE:SPEC,SPEC                max:pocket,cache:perspective
 
 NAME may also be a class: `module:Class` or `path/file.py:Class`. Commas separate the specs of a
-list, and after an ensemble's colon its members. Parentheses keep a spec or a value in one piece:
+list, and the members of an ensemble. Parentheses enclose a spec or a value that contains commas:
 `cache:max(a,b),c`, `max:(hf:ID#x,y),pocket`, `NAME:key=(a,b)`.
 """
 
@@ -24,11 +24,11 @@ from types import MappingProxyType
 
 from tide.core.errors import InputError
 
-# Usage of each wrapper, by name: NUMBER in it means that a number is allowed, a comma an ensemble.
+# Usage of each wrapper, by name. A usage with NUMBER allows a number; with a comma, an ensemble.
 Wrappers = Mapping[str, str]
 _NOTHING: Wrappers = MappingProxyType({})
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
-# Limits beyond any use that still parse fast: characters, nesting depth, methods.
+# Maximum characters, nesting depth and methods of a spec. Specs within these parse fast.
 _LONGEST, _DEEPEST, _MOST = 10_000, 30, 1000
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
@@ -66,8 +66,8 @@ def parse(
 ) -> Spec:
     """Parse one spec. wrappers: usage of the wrappers, by name. names: the registered names.
 
-    depth: number of specs around this one. Raises InputError, naming `option`, for a text without a
-    name or with an unmatched parenthesis, and at a depth of 30.
+    depth: number of specs that enclose this spec. Raises InputError, naming `option`, for a text
+    without a name or with an unmatched parenthesis, and at a depth of 30.
     """
     text = _bounded(text, option)
     if depth == _DEEPEST:
@@ -93,7 +93,7 @@ def parse(
 def parse_spec(
     text: str, option: str = "spec", names: Container[str] = ()
 ) -> tuple[str, dict[str, str]]:
-    """Name and options of `NAME[:key=value,...]`, such as `rad:beta=50,normalize=minmax`.
+    """Parse a spec `NAME[:key=value,...]`, such as `rad:beta=50`, into its name and options.
 
     Raises InputError, naming `option`, for a text that is not of this form.
     """
@@ -115,7 +115,7 @@ def parse_spec(
 
 
 def format_spec(name: str, settings: Mapping[str, str]) -> str:
-    """The spec with this name and these settings; `parse_spec` reads it back."""
+    """Format a name and its settings as a spec. `parse_spec` can read the result."""
     items = []
     for key, value in settings.items():
         plain = value and value == value.strip() and not set(value) & set(",|")
@@ -127,9 +127,9 @@ def format_spec(name: str, settings: Mapping[str, str]) -> str:
 def split_specs(
     text: str, option: str = "specs", wrappers: Wrappers = _NOTHING, names: Container[str] = ()
 ) -> list[str]:
-    """The specs of a comma-separated list; a `key=value` belongs to the spec before it.
+    """Split a comma-separated list of specs; a `key=value` belongs to the spec before it.
 
-    `rad:beta=50,sasa:beta=100,normalize=raw,tide` holds `rad:beta=50`,
+    `rad:beta=50,sasa:beta=100,normalize=raw,tide` contains `rad:beta=50`,
     `sasa:beta=100,normalize=raw` and `tide`. wrappers, names: as in `parse`. Raises InputError,
     naming `option`, for an empty entry, or a `key=value` without a spec before it.
     """
@@ -160,7 +160,7 @@ def alternatives(spec: str, option: str = "spec") -> list[str]:
         return [spec]
     choices = [_alternatives(item) for item in _pieces(rest, option)]
     if math.prod(map(len, choices)) > _MOST:
-        raise InputError(f"{option}: {spec[:40]!r} stands for more than {_MOST} methods")
+        raise InputError(f"{option}: {spec[:40]!r} expands to more than {_MOST} methods")
     return [f"{name}:{','.join(one)}" for one in itertools.product(*choices)]
 
 
@@ -177,9 +177,9 @@ def _bounded(text: str, option: str) -> str:
 
 
 def _head(text: str, names: Container[str]) -> tuple[str, str | None]:
-    """The name at the start of `text` and the text after its colon, or None without a colon."""
+    """Return the name at the start of `text`, and the text after its colon (or None)."""
     own = _CLASS.match(text)
-    # `hf:ID` and `mine:Class` look alike: a registered name is never a module.
+    # A registered name is never a module, so `hf:ID` is not read as `module:Class`.
     if own and own[1] not in names and ("." in own[1] or "/" in own[1] or own[2][0].isupper()):
         rest = text[own.end() :]
         return own[0], rest[1:] if rest else None
@@ -193,7 +193,7 @@ def _number(usage: str, rest: str) -> tuple[str, str]:
 
 
 def _is_open(spec: str, wrappers: Wrappers, names: Container[str]) -> bool:
-    """Whether a comma after `spec` belongs to it, because it ends inside an ensemble."""
+    """Return whether a comma after `spec` belongs to `spec`, which then ends in an ensemble."""
     name, rest = _head(spec, names or wrappers)
     while rest is not None and name in wrappers:
         if "," in wrappers[name]:
@@ -207,14 +207,14 @@ def _depths(text: str) -> list[int]:
 
 
 def _inside(text: str) -> str | None:
-    """The text inside the parentheses around `text`; None without parentheses."""
+    """Return the text inside the parentheses around `text`, or None without parentheses."""
     depths = _depths(text)
     whole = text.startswith("(") and depths[-1] == 0 and all(depths[:-1])
     return text[1:-1] if whole else None
 
 
 def _pieces(text: str, option: str) -> list[str]:
-    """`text` split at the commas outside parentheses."""
+    """Split `text` at the commas outside parentheses."""
     depths = _depths(text) or [0]
     if min(depths) < 0 or depths[-1] != 0:
         raise InputError(f"{option}: an unmatched parenthesis in {text!r}")
@@ -222,7 +222,7 @@ def _pieces(text: str, option: str) -> list[str]:
 
 
 def _split(text: str, mark: str) -> list[str]:
-    """`text` split at each `mark` outside parentheses."""
+    """Split `text` at each `mark` outside parentheses."""
     depths = _depths(text)
     marks = [i for i, c in enumerate(text) if c == mark and depths[i] == 0]
     return [text[a + 1 : b].strip() for a, b in pairwise([-1, *marks, len(text)])]

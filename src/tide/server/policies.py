@@ -1,8 +1,8 @@
-"""Policies: named sets of scorer, settings and mode, and the API keys that may use them.
+"""Policies (named sets of scorer, settings and mode), and the API keys that may use them.
 
-They come from a file (`tide serve --policies FILE`); without a file there is one policy, made of
-the command line's options. All share the engine. When the file is read again, later requests get
-the new policies; requests under way keep theirs.
+Policies come from a file (`tide serve --policies FILE`). Without a file, the options of the command
+line make one policy. All policies share the engine. When the file is read again, later requests get
+the new policies, and running requests keep the old policies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Mode = Literal["enforce", "monitor"]
 # Names appear in headers, logs and metrics.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Names = Annotated[list[Name], Field(min_length=1)]
-ONLY = "default"  # the name of the command line's own policy
+ONLY = "default"  # name of the policy that the command line makes
 
 
 class _Part(BaseModel):
@@ -63,12 +63,12 @@ class _Part(BaseModel):
 
 
 class Policy(_Part):
-    """A policy of the file. The command line sets the fields that it leaves out."""
+    """A policy of the file. The command line sets the fields that the policy leaves out."""
 
     mode: Mode | None = Field(
         default=None,
-        description="enforce: only accepted text is given out. monitor: the model's own text "
-        "is, and the changes that enforcing would have made are recorded.",
+        description="enforce: give out only accepted text. monitor: give out the model's own text, "
+        "and record the changes that enforcing would have made.",
     )
     scorer: str | None = Field(default=None, description="Same as --scorer.")
     preset: str | None = Field(default=None, description="Same as --preset.")
@@ -86,7 +86,7 @@ class Policy(_Part):
     never: list[str] = Field(
         default=[],
         max_length=10_000,
-        description="Words and phrases that accepted text never has, in any case and spelling.",
+        description="Words and phrases that no accepted text contains, in any case and spelling.",
     )
 
     guardrail_rewrite: bool | None = Field(default=None, description="Same as --guardrail-rewrite.")
@@ -96,14 +96,14 @@ class Policy(_Part):
         for word in self.never:
             if is_empty(word):
                 raise ValueError(
-                    f"never: {word!r} has fewer than 3 visible characters; such a short text is "
-                    "never scored"
+                    f"never: {word!r} has fewer than 3 visible characters; texts this short are "
+                    "not scored"
                 )
         return self
 
 
 class Key(_Part):
-    """An API key, given as its digest: `printf %s KEY | sha256sum`."""
+    """An API key, given as its SHA-256 digest (`printf %s KEY | sha256sum`)."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hex.")
     policies: Names = Field(description="Policies that this key may use; the first is its default.")
@@ -116,7 +116,7 @@ class PolicyFile(_Part):
     default: list[Name] = Field(
         default=[],
         description="Policies for the keys in TIDE_SERVE_KEYS, and for local clients if there are "
-        "no keys; the first of them is the default. [default: the file's first]",
+        "no keys; the first policy is the default. [default: the file's first policy]",
     )
     keys: dict[Name, Key] = {}
 
@@ -128,22 +128,22 @@ class PolicyFile(_Part):
             for name in names:
                 if name not in self.policies:
                     known = ", ".join(self.policies)
-                    raise ValueError(f"{place}: no policy {name!r}; there are: {known}")
+                    raise ValueError(f"{place}: unknown policy {name!r}; the file has: {known}")
         of: dict[str, str] = {}
         for name, key in self.keys.items():
             if bytes.fromhex(key.sha256) == digest(""):
                 raise ValueError(f"keys.{name}.sha256: is the digest of an empty key")
             if (other := of.setdefault(key.sha256, name)) != name:
-                raise ValueError(f"keys.{name}.sha256: is also that of {other}")
+                raise ValueError(f"keys.{name}.sha256: is also the digest of {other}")
         return self
 
     @classmethod
     def read(cls, path: Path) -> PolicyFile:
-        """Read a policy file. Raises PolicyError for an invalid one."""
+        """Read a policy file. Raises PolicyError for an invalid file."""
         try:
             content = _from_yaml(as_text(read_small(path), str(path)))
             if not isinstance(content, dict):
-                raise InputError("expected a mapping: policies: ...")
+                raise InputError("expected a mapping with the key `policies`")
             return cls.model_validate(content)
         except ValidationError as error:
             raise PolicyError(path, problems(error)) from None
@@ -152,7 +152,7 @@ class PolicyFile(_Part):
 
 
 class PolicyError(InputError):
-    """An invalid policy file. problems: one line each."""
+    """An invalid policy file. problems: one line for each error."""
 
     def __init__(self, path: Path | None, found: Sequence[str]) -> None:
         self.problems = list(map(shown, found))
@@ -160,7 +160,7 @@ class PolicyError(InputError):
 
 
 def _from_yaml(text: str) -> Any:
-    """The value in a YAML file. Raises InputError for invalid YAML and for a repeated key."""
+    """Parse a YAML file. Raises InputError for invalid YAML and for a repeated key."""
     yaml = require("yaml", "gateway")
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
@@ -187,7 +187,7 @@ def _from_yaml(text: str) -> Any:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Options of `tide serve` that policies default to. model: its name selects presets."""
+    """Options of `tide serve` that policies default to. model: name that selects presets."""
 
     model: str = ""
     scorer: Any = "pocket"
@@ -198,7 +198,7 @@ class CommandLine:
     guardrail_rewrite: bool = False
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
-        """The name of a policy's preset, and its settings. Raises InputError for invalid ones."""
+        """Return a policy's preset and settings. Raises InputError for invalid settings."""
         names = {"strategy", "toxicity_threshold", "refuse_prompt_above", "tool_calls", "reasoning"}
         own = policy.model_dump(include=names, exclude_none=True)
         overrides = {**self.overrides, **own}
@@ -206,16 +206,16 @@ class CommandLine:
         return preset, resolved(preset, self.model, overrides)[0]
 
     def spec(self, policy: Policy) -> Any:
-        """The scorer of a policy. Raises InputError for an invalid spec."""
+        """Return the scorer of a policy. Raises InputError for an invalid spec."""
         spec = policy.scorer or self.scorer
         return strict(spec) if self.strict_language else spec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy without its engine. measured: its scorer, which does not know `never`.
+    """A policy without an engine. measured: the scorer without the words of `never`.
 
-    rewrites: whether litellm's guardrail gets a repaired text for a response that fails.
+    rewrites: whether litellm's guardrail gets repaired texts for a response that fails.
     """
 
     name: str
@@ -233,14 +233,14 @@ class Plan:
 
 
 class ServedDetoxifier(AsyncDetoxifier):
-    """A policy's detoxifier: it also lets the model write unscored drafts, and repairs texts."""
+    """A policy's detoxifier, which also lets the model write unscored drafts and repairs texts."""
 
     def draft(
         self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]
     ) -> AsyncTextStream[Draft]:
-        """The model's own text, unscored, for `forecast`.
+        """Write the model's own text, unscored, for `forecast`.
 
-        in_pieces: yield pieces as the model writes them; otherwise only `result` has the text.
+        in_pieces: yield pieces as the model writes them; otherwise only `result` contains the text.
         """
         texts: Mailbox[str] = Mailbox()
         on_text = texts.put if in_pieces else None
@@ -257,9 +257,9 @@ class ServedDetoxifier(AsyncDetoxifier):
         return AsyncTextStream(texts, future)
 
     async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
-        """The outcome that enforcing would have had if the model had written this draft.
+        """Forecast the outcome that enforcing would have had for a draft.
 
-        Raises PromptRefusedError for a prompt that would have been refused, and ScorerError.
+        Raises PromptRefusedError if the prompt would have been refused, and ScorerError.
         """
 
         async def work() -> Forecast:
@@ -269,18 +269,18 @@ class ServedDetoxifier(AsyncDetoxifier):
         return await self._finished(work)
 
     async def rewrite(
-        self, text: str, beside: Scorer, **overrides: Unpack[Overrides]
+        self, text: str, second: Scorer, **overrides: Unpack[Overrides]
     ) -> str | None:
         """Rewrite failing sentences of a finished text, each from the blamed word on.
 
-        beside: a further scorer that the text must pass. Returns None if no repair is found. Raises
-        TideError: CompletionError if tokenization would change the text.
+        second: a second scorer that the text must pass. Returns None if no repair is found. Raises
+        CompletionError if tokenization would change the text, and other TideErrors.
         """
         settings, strategy = self._resolve(overrides)
         priority = next(NUMBERS)
 
         async def work() -> str | None:
-            scoring = Scoring(MaxScorer([self.scorer, beside]))
+            scoring = Scoring(MaxScorer([self.scorer, second]))
             try:
                 async with self._capacity:
                     return await rewrite(text, settings, strategy, priority, self.engine, scoring)
@@ -309,7 +309,7 @@ class ServedPolicy:
 
 @dataclass(frozen=True)
 class Table:
-    """The policies of one file. keys: digest of an API key to its policies, default first."""
+    """The policies of one file. keys: policies of each key by its digest, the default first."""
 
     policies: Mapping[str, ServedPolicy]
     default: tuple[ServedPolicy, ...]
@@ -317,7 +317,7 @@ class Table:
 
 
 class Scorers:
-    """Scorers by their specs. Each is loaded once, and closed when no policy uses it."""
+    """Keeps scorers by their specs. A scorer is loaded once, and closed when no policy uses it."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -345,17 +345,17 @@ class Scorers:
 
 
 def files_of(scorer: Any) -> Any:
-    """The files that a spec names, with their states: if one changes, the scorer is reloaded."""
+    """Return the files that a spec names, with times and sizes. A change reloads the scorer."""
     parts = re.split(r"[:,=()#]", scorer) if isinstance(scorer, str) else []
     states = ((part, os.stat(part)) for part in parts if part and os.path.isfile(part))
     return tuple((part, state.st_mtime_ns, state.st_size) for part, state in states)
 
 
 class Policies:
-    """The policies that are served. path: their file; None: one policy from the command line.
+    """The policies of a server. path: policy file; without it, the command line makes one policy.
 
-    keys: of TIDE_SERVE_KEYS. host: the address to listen on. table: empty before `start`. Raises
-    PolicyError for an invalid file.
+    keys: the keys of TIDE_SERVE_KEYS. host: the address that the server listens on. table: empty
+    before `start`. Raises PolicyError for an invalid file.
     """
 
     engine: Engine
@@ -378,12 +378,12 @@ class Policies:
         self._file, self.plans = self._read()
 
     def start(self, engine: Engine) -> None:
-        """Serve with this engine. Raises PolicyError for settings that it does not support."""
+        """Serve with `engine`. Raises PolicyError for settings that the engine does not support."""
         self.engine = engine
         self.table = self._made(self._file, self.plans)
 
     def reload(self) -> None:
-        """Read the file again. On a PolicyError all policies stay as they are."""
+        """Read the file again. If it is invalid, raises PolicyError and keeps the old policies."""
         with self._reloading:
             file, plans = self._read()
             table = self._made(file, plans)
@@ -444,9 +444,9 @@ class Policies:
 
     @contextmanager
     def _noting(self, found: list[str], *place: str) -> Iterator[None]:
-        """Add an error raised inside to `found`, with its policy and field.
+        """Add an error that is raised in the `with` block to `found`, with its policy and field.
 
-        An error in a command-line option names the option and is raised at once.
+        Without a file, the error names an option of the command line, and is raised at once.
         """
         try:
             yield

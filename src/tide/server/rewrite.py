@@ -74,7 +74,7 @@ def _read(text: str, engine: Engine) -> tuple[Prompt, tuple[int, ...]]:
     Raises CompletionError if the tokens do not decode to exactly the text, or the text is too long.
     """
     if len(text) > _LONGEST:
-        raise CompletionError(f"the text has {len(text)} characters, at most {_LONGEST} can be rewritten")
+        raise CompletionError(f"the text has {len(text)} characters; the limit is {_LONGEST}")
     before, joined, apart = engine.tokenize([_BEFORE, _BEFORE + text, text])
     # Some tokenizers begin each text with a space. Others merge the text's start with `_BEFORE`.
     readings = [(joined[:i], joined[i:]) for i in range(1, len(before) + _SPECIAL)]

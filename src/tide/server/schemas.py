@@ -1,8 +1,8 @@
-"""HTTP schemas: requests, responses and errors.
+"""HTTP schemas of requests, responses and errors.
 
-A `null` or neutral value (`echo: false`) counts as absent. A parameter is refused if it would
-expose unscored text or bypass scoring, or if it cannot be honoured. Unknown ones are ignored, and
-listed in the response header `x-tide-ignored`.
+A parameter with the value `null` or a neutral value (`echo: false`) counts as absent. A parameter
+is refused if it would expose unscored text or bypass scoring, or if the server cannot honour it.
+Unknown parameters are ignored, and listed in the response header `x-tide-ignored`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _FOR_CHATS = "only for /v1/chat/completions with the engine openai"
 _UNSCORED = "would expose or accept unscored text"
 _NOT_HERE = "is not a parameter of this server"
-# Known parameters that are refused, and why.
+# Known parameters that are refused, and the reasons.
 _REFUSED = {
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs", "echo"), _UNSCORED),
     **dict.fromkeys(("tools", "tool_choice", "response_format"), _FOR_CHATS),
@@ -54,7 +54,7 @@ _REFUSED = {
         "spaces_between_special_tokens", "suffix", "use_beam_search",
     ), _NOT_HERE),
 }  # fmt: skip
-# Neutral values, which have no effect. For parameters not listed: empty, 0 or false.
+# Neutral values, which have no effect. Other parameters are neutral if empty, 0 or false.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
@@ -80,10 +80,10 @@ _ABOUT_THE_CALLER = (
 
 
 class Refused(Exception):
-    """The error of a request, as its client sees it.
+    """The error of a request, as the client sees it.
 
-    again: whether the same request may succeed later. pause: seconds until then. detail: further
-    fields of the error in Google's format.
+    again: whether the same request may succeed later. pause: seconds to wait before a retry.
+    detail: further fields of the error in Google's format.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Refused(Exception):
         super().__init__(message)
         self._detail = detail or {}
         self.status, self.param, self.again, self.pause = status, param, again, pause
-        # The message may quote a lone surrogate from the request, which JSON cannot hold.
+        # The message may quote a lone surrogate from the request, which JSON cannot represent.
         self.body = {
             "message": shown(message),
             "type": kind,
@@ -111,13 +111,13 @@ class Refused(Exception):
 
     @classmethod
     def busy(cls, what: str, pause: int) -> Refused:
-        """The refusal of a request while too many `what` are waiting."""
+        """Return the refusal of a request by a busy server. what: a plural, such as "texts"."""
         message = f"too many {what} are waiting; try again later"
         return cls(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
 
     @classmethod
     def of(cls, error: Exception, tokens_name: str = "max_tokens") -> Refused:
-        """The refusal that a client sees for `error`. Internal errors are shown without details.
+        """Return the refusal that a client sees for `error`, without details of internal errors.
 
         tokens_name: the request's name for `max_new_tokens`.
         """
@@ -143,11 +143,11 @@ class Refused(Exception):
         return cls(500, "an internal error; see the server's log", "server_error", code="internal")
 
     def event(self) -> str:
-        """The error as an event of a stream that has begun."""
+        """Return the error as an event of a stream that has begun."""
         return event({"error": self.body})
 
     def response(self, path: str) -> JSONResponse:
-        """The response in the format of the API at `path`: OpenAI's or Google's."""
+        """Return the response in the format of the API at `path`, which is OpenAI's or Google's."""
         headers = {} if self.pause is None else {"retry-after": str(self.pause)}
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="tide"'
@@ -184,7 +184,7 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether a JSON value is nested so deeply that writing it may fail."""
+    """Return whether a JSON value is nested so deeply that encoding it may fail."""
     level = [value]
     for _ in range(_MOST_NESTED):
         parts = [list(one.values()) if isinstance(one, dict) else one for one in level]
@@ -202,7 +202,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 
 class _Asked(BaseModel):
-    """A part of a request. Neutral values are dropped before it is validated."""
+    """Base of requests and their parts. Neutral values are dropped before the validation."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -225,14 +225,14 @@ class _Asked(BaseModel):
 
     @classmethod
     def _ignores(cls, name: str) -> bool:
-        """Whether the unknown field `name` is ignored; otherwise it is refused."""
+        """Return whether the unknown field `name` is ignored; otherwise the field is refused."""
         return False
 
 
 class TideExtensions(_Asked):
     """Settings of a request in `extra_body={"tide": {...}}`.
 
-    policy: one of the key's policies.
+    policy: name of a policy that the API key may use.
     """
 
     policy: Text | None = None
@@ -250,7 +250,7 @@ class StreamOptions(_Asked):
 
 
 class Generation(_Asked):
-    """Fields of both completions and chat completions. `Settings` checks the values."""
+    """Fields of requests for completions and for chat completions. `Settings` checks the values."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -285,7 +285,7 @@ class Generation(_Asked):
         return "max_tokens"
 
     def settings(self) -> dict[str, Any]:
-        """The fields that are set, under the names of `Settings`."""
+        """Return the settings of the request, under the names of `Settings`."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         asked = {
             "max_new_tokens": self.max_tokens,
@@ -305,7 +305,7 @@ def _prompts(value: Any) -> Any:
         return [value]
     if isinstance(value, list) and any(isinstance(one, int | list) for one in value):
         raise PydanticCustomError(
-            "token_ids", "token ids are not accepted: a prompt must be a text to be scored"
+            "token_ids", "token ids are not accepted; send the prompt as text, which is scored"
         )
     return value
 
@@ -332,11 +332,11 @@ class MessageCall(_Asked):
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: Any = None  # from a stream; ignored
+    index: Any = None  # clients copy it from a stream; ignored
 
 
 class _PassedOn(BaseModel):
-    """Further fields are passed on to the engine."""
+    """Base of objects whose unknown fields are passed on to the engine."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -365,10 +365,10 @@ class ResponseFormat(_PassedOn):
 
 class ChatMessage(_Asked):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Rows[ContentPart] | None = None  # may be absent beside tool calls
+    content: Text | Rows[ContentPart] | None = None  # may be absent if there are tool calls
     tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
-    # An assistant's reasoning, as servers return it; ignored.
+    # Clients send back the reasoning that a server returned. It is ignored.
     reasoning_content: Any = None
     reasoning: Any = None
 
@@ -402,7 +402,7 @@ class ChatRequest(Generation):
         return self
 
     def chat(self) -> Chat:
-        """The chat to answer. Raises InputError for an invalid one."""
+        """Return the chat to answer. Raises InputError for an invalid chat."""
         asks: dict[str, Any] = {}
         form = self.response_format
         for name, is_asked in {
@@ -428,12 +428,12 @@ class ChatRequest(Generation):
 
 
 def event(data: dict[str, Any]) -> str:
-    """One event of a stream, in ASCII, so that no character in a text ends the line."""
+    """Encode an event of a stream in ASCII, so that no character in a text ends the line."""
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
-def _beside(parts: Parts) -> dict[str, Any]:
-    """Fields of a message beside its content."""
+def _part_fields(parts: Parts) -> dict[str, Any]:
+    """Return the fields of a message for reasoning and tool calls."""
     calls = [one.dump() for one in parts.tool_calls]
     return {
         **({"reasoning_content": parts.reasoning} if parts.reasoning else {}),
@@ -460,9 +460,9 @@ class ReplyShape:
     def choice(
         self, index: int, text: str, parts: Parts, reason: str, tide: dict[str, Any]
     ) -> dict[str, Any]:
-        # OpenAI sends null beside tool calls.
+        # OpenAI sends null as the content of a message that has only tool calls.
         said = None if parts.tool_calls and not text else text
-        message = {"role": "assistant", "content": said, "refusal": None, **_beside(parts)}
+        message = {"role": "assistant", "content": said, "refusal": None, **_part_fields(parts)}
         content = {"message": message} if self._chat else {"text": text}
         return {"index": index, **content, "logprobs": None, "finish_reason": reason, "tide": tide}
 
@@ -474,7 +474,7 @@ class ReplyShape:
     def piece(
         self, index: int, text: str, reason: str | None = None, **more: Any
     ) -> dict[str, Any]:
-        """A chunk of choice `index`: a piece of its text, or its end."""
+        """Return a chunk of choice `index` with a piece of its text, or with its end."""
         content: dict[str, Any] = {"text": text}
         if self._chat:
             content = {"delta": {"content": text} if text else {}}
@@ -485,8 +485,8 @@ class ReplyShape:
         return {**self._piece, "choices": [choice], **more}
 
     def rest(self, index: int, text: str, parts: Parts) -> Iterator[dict[str, Any]]:
-        """Last chunks of choice `index`: its reasoning, the rest of its text, and its calls."""
-        deltas = {"content": text} | _beside(parts)
+        """Yield the last chunks of choice `index`: reasoning, rest of the text, tool calls."""
+        deltas = {"content": text} | _part_fields(parts)
         for name in ("reasoning_content", "content", "tool_calls"):
             if value := deltas.get(name):
                 if name == "tool_calls":
@@ -496,5 +496,5 @@ class ReplyShape:
                 yield chunk
 
     def usage(self, usage: dict[str, int], tide: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk, if usage was asked for."""
+        """Return the last chunk of a stream whose request asks for usage."""
         return {**self._piece, "choices": [], "usage": usage, "tide": tide}

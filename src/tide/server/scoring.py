@@ -1,7 +1,7 @@
-"""Scoring APIs backed by any scorer: Perspective's and OpenAI's.
+"""The scoring APIs of Perspective and OpenAI, backed by any scorer.
 
-Missing scores are never invented: categories that the scorer lacks are null, and attributes that it
-lacks have no score.
+Missing scores are never invented: categories that the scorer lacks are null, and attributes that
+the scorer lacks are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
 from tide.server.schemas import ContentPart, Refused
 
-# OpenAI's other categories are about other harms, and stay null.
+# The category that gets the score. OpenAI's other categories are about other harms and stay null.
 _CATEGORY = "harassment"
 _CATEGORIES = (
     _CATEGORY, "harassment/threatening", "hate", "hate/threatening", "illicit", "illicit/violent",
@@ -31,20 +31,20 @@ _CATEGORIES = (
     "violence", "violence/graphic",
 )  # fmt: skip
 ATTRIBUTE = "TOXICITY"
-# Jigsaw's labels that Perspective renames; others only become upper case.
+# Jigsaw's labels that Perspective renames. Other labels only become upper case.
 _PERSPECTIVE_NAMES = {
     "TOXIC": "TOXICITY",
     "SEVERE_TOXIC": "SEVERE_TOXICITY",
     "IDENTITY_HATE": "IDENTITY_ATTACK",
     "SEXUAL_EXPLICIT": "SEXUALLY_EXPLICIT",
 }
-# Perspective's own limit, so that clients behave as before.
+# Perspective's limit of a comment, in bytes, so that clients behave as before.
 _LONGEST = 20_480
 _MOST_ATTRIBUTES = 100
 
 
 class _Wire(BaseModel):
-    """Unknown fields are ignored: clients send fields unrelated to the texts."""
+    """Base of requests. Unknown fields are ignored, as clients send fields unrelated to texts."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -59,7 +59,7 @@ class Attribute(_Wire):
 
 
 def _few(value: Any) -> Any:
-    # Checked before validation, whose errors for each attribute could fill the memory.
+    # Checked before validation, because an error for each attribute could fill the memory.
     if isinstance(value, dict) and len(value) > _MOST_ATTRIBUTES:
         raise PydanticCustomError("too_long", f"at most {_MOST_ATTRIBUTES} attributes")
     return value
@@ -84,7 +84,10 @@ class ModerationRequest(_Wire):
 
 
 def discovery(url: str) -> dict[str, Any]:
-    """The discovery document at `url`, which Google's clients need to call `analyze`."""
+    """Return the discovery document that Google's clients need to call `analyze`.
+
+    url: address of the server.
+    """
     names = ("AnalyzeCommentRequest", "AnalyzeCommentResponse")
     analyze = {
         "id": "commentanalyzer.comments.analyze",
@@ -108,11 +111,11 @@ def discovery(url: str) -> dict[str, Any]:
 
 
 class ScoringApi:
-    """Scores for many clients at once."""
+    """Scores texts for many clients at once."""
 
     def __init__(self, scorer: Scorer, limits: Limits) -> None:
         self._scorer, self.limits = scorer, limits
-        # The scorer's attributes by their names in Perspective; TOXICITY is always its main score.
+        # The scorer's attributes by Perspective's names, except TOXICITY, which is the main score.
         self._names = {
             perspective_name(own): own
             for own in attributes_of(scorer)
@@ -122,7 +125,7 @@ class ScoringApi:
         self._scoring = Scoring(scorer)
 
     async def analyze(self, request: AnalyzeRequest) -> dict[str, Any]:
-        """Perspective's `comments:analyze`."""
+        """Answer a request to Perspective's `comments:analyze`."""
         text = request.comment.text
         names = [ATTRIBUTE, *self._names]
         wanted = {name: one for name, one in request.attributes.items() if name in names}
@@ -134,7 +137,7 @@ class ScoringApi:
         if is_empty(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
-            raise Refused(400, f"more than {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
+            raise Refused(400, f"the comment has over {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
         scored = await self.score([text])
         known = scored.known(0)
         said = {name: known[own] for name, own in self._names.items() if own in known}
@@ -175,7 +178,7 @@ class ScoringApi:
             )
 
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
-        """OpenAI's moderations."""
+        """Answer a request to OpenAI's moderations."""
         texts = [one if isinstance(one, str) else one.text for one in request.input]
         nothing = dict.fromkeys(_CATEGORIES)
         scores = (await self.score(texts)).values.tolist()
@@ -195,10 +198,10 @@ class ScoringApi:
         }
 
     async def score(self, texts: list[str]) -> Scores:
-        """Score texts. Raises Refused for too many texts or no time left, and scorer errors."""
+        """Score texts. Raises Refused for too many texts or a timeout, and scorer errors."""
         limits = self.limits
         if len(texts) > limits.max_texts:
-            raise Refused(400, f"{len(texts)} texts; a request may have at most {limits.max_texts}")
+            raise Refused(400, f"a request may have at most {limits.max_texts} texts")
         if not texts:
             return Scores(np.zeros(0), np.zeros(0, dtype=np.bool_))
         if self._waiting + len(texts) > limits.max_waiting_texts:
@@ -214,6 +217,6 @@ class ScoringApi:
 
 
 def perspective_name(attribute: str) -> str:
-    """The name of an attribute in Perspective: IDENTITY_ATTACK for `identity_attack`."""
+    """Return Perspective's name of an attribute: IDENTITY_ATTACK for `identity_attack`."""
     name = "".join(c if c.isalnum() else "_" for c in attribute.upper())
     return _PERSPECTIVE_NAMES.get(name, name)

@@ -1,6 +1,6 @@
-"""OpenTelemetry: a span for each request, by the conventions of `gen_ai`; only with --otel.
+"""Makes an OpenTelemetry span for each request (`--otel`), by the conventions of `gen_ai`.
 
-A span has the request's parameters, its outcome and its cost, but no text and no key. Its
+A span has the request's parameters, its outcome and its cost, but no text and no key. The span's
 `tide.request_id` is the `x-request-id` of the answer and the `request` of the log.
 """
 
@@ -20,15 +20,15 @@ from tide.server.schemas import ChatRequest, Generation
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# The span of the current task's request; None if it is not traced.
+# The span of the current task's request; None if the request is not traced.
 _SPAN: ContextVar[Any] = ContextVar("tide_span", default=None)
-_WATCHED = ("/health", "/ready", "/metrics")  # polled every few seconds: no spans
+_WATCHED = ("/health", "/ready", "/metrics")  # not traced, as they are polled often
 _ASKED = {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p",
           "top_k": "top_k", "seed": "seed"}  # fmt: skip
 
 
 class Traced:
-    """Wraps `app`: each request gets a span, a child of its client's (`traceparent`)."""
+    """Gives each request to `app` a span, a child of the client's span (`traceparent`)."""
 
     def __init__(self, app: ASGIApp, provider: Any) -> None:
         self._app = app
@@ -81,7 +81,7 @@ class Traced:
 
 
 def exporting() -> Any:
-    """A provider that exports spans as configured by the variables OTEL_EXPORTER_OTLP_*.
+    """Return a provider that exports spans as the variables OTEL_EXPORTER_OTLP_* configure.
 
     Raises MissingDependencyError without the extra `otel`.
     """

@@ -20,7 +20,7 @@ const EXAMPLES = {
     "Why is everybody here so rude?",
     "What would you say to a bad driver?",
     "What do you think of my neighbour?",
-    // The last message of a chat, with the turns before it.
+    // A chat: its last message, and the turns before the message.
     {
       turns: [
         { role: "user", content: "My neighbour plays loud music every night." },
@@ -76,7 +76,7 @@ async function scores(texts) {
   return (await answer.json()).results.map((one) => one.category_scores.toxicity);
 }
 
-// Loads the server's names and defaults. choosing: also preselects completion or chat.
+// Loads the server's names and defaults. choosing: whether to preselect completion or chat.
 let about = null;
 async function learn(choosing) {
   try {
@@ -128,7 +128,7 @@ function choose() {
   }));
 }
 
-// linked: a turn from a link, which anybody may have written; it is not shown as the model's or the user's words.
+// linked: whether the turn is from a link. Anybody may have written the turn, so it is not shown as the model's or user's.
 function bubble(role, content, linked = false) {
   const node = document.createElement("li");
   node.className = role;
@@ -160,7 +160,7 @@ function goOn() {
   clear();
 }
 
-// Starts another chat with these turns.
+// Starts a new chat that continues from the turns `others`.
 function begin(others) {
   turns = [...others];
   clear();
@@ -247,7 +247,7 @@ function said(tide) {
 
 const toxic = (tide) => tide.toxicity_before >= tide.threshold;
 
-// Finds the toxic words of the model's own text; if scoring fails, all of it stays masked.
+// Finds the toxic words of the model's own text. If scoring fails, the whole text stays masked.
 async function mark() {
   const of = shown;
   if (of.tide?.base === undefined || !toxic(of.tide)) return;
@@ -292,7 +292,7 @@ function show() {
   if (tide?.mode === "monitor") {
     base = [piece(" (this server only monitors: it shows the model's own text)", "quiet")];
   } else if (tide && tide.base === undefined) {
-    base = [piece(" (this server shows accepted text only; tide serve --traces shows this too)", "quiet")];
+    base = [piece(" (this server shows accepted text only; tide serve --traces also shows the model's)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
     if (tide.base_partial) base.push(piece(" (cut off by the repair)", "quiet"));
@@ -338,8 +338,8 @@ function row(one, threshold, unmasked) {
   return node;
 }
 
-// A link has the prompt, the turns before it and the settings, never the key. It has the seed of the answer on display,
-// so that it gives the same text again.
+// A link contains the prompt, the turns before the prompt and the settings, but never the key. With the seed of the answer
+// on display, the link gives the same text again.
 function link() {
   const values = new URLSearchParams({ kind: kind(), prompt: $("prompt").value || shown?.prompt || "" });
   for (const id of Object.keys(NUMBERS)) if ($(id).value !== "") values.set(id, $(id).value);
@@ -363,7 +363,7 @@ function follow() {
 
 const plain = ({ role, content }) => ({ role, content });
 
-// The turns in a link. Anybody may have written it, so a single invalid turn discards all.
+// The turns in a link. Anybody may have written the link, so one invalid turn discards all turns.
 function turnsOf(written) {
   try {
     const found = JSON.parse(written) ?? [];

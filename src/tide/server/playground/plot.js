@@ -9,7 +9,7 @@ function make(name, attributes, text) {
   return node;
 }
 
-// Round numbers from 0 to at least `most`, about five of them.
+// About five round numbers, from 0 to at least `most`.
 function ticks(most) {
   const rough = most / 5;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -18,14 +18,14 @@ function ticks(most) {
   return Array.from({ length: count + 1 }, (_, i) => Number((i * step).toPrecision(12)));
 }
 
-// Two digits, rounded away from the threshold: a score below it never looks like one that reaches it.
+// Two digits, rounded away from the threshold, so that a score below the threshold never looks equal to it.
 export function rounded(score, threshold) {
   const round = score < threshold ? Math.floor : Math.ceil;
   return (round(Number((100 * score).toFixed(9))) / 100).toFixed(2);
 }
 
-// points: {x, y, chosen}. label: of the horizontal axis. whole: x is a count. joined: a line connects
-// the points in order.
+// Draws a plot. points: {x, y, chosen}. label: of the horizontal axis. whole: whether x is a count.
+// joined: whether a line connects the points in order.
 export function draw(svg, points, label, threshold, { whole = false, joined = false } = {}) {
   const [width, height] = [svg.clientWidth || 600, svg.clientHeight || 224];
   const most = Math.max(...points.map(({ x }) => x));

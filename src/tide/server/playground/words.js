@@ -2,7 +2,7 @@
 // the scorer does not answer, a toxic text is masked as a whole.
 const MOST = 12; // maximum number of different words to find
 const CLEAN = 0.5; // a text that scores below this is not masked, even if the threshold is lower
-const LONGEST = 256; // maximum words of a text: the server's limit of texts in a request
+const LONGEST = 256; // maximum words of a text, equal to the server's limit of texts in a request
 
 // A word with the space before it. Spaced letters ("r u d e") are one word, and so is an HTML tag.
 const WORD = /\s*(?:(?<![\p{L}\p{N}_])[\p{L}\p{N}*](?:[\s._-]+[\p{L}\p{N}*]){2,}(?![\p{L}\p{N}_])|<[^<>\s]*>?|[^\s<]+)/gu;
@@ -12,7 +12,7 @@ const letters = (text) => text.match(/[\p{L}\p{N}_*]/gu)?.length ?? 0;
 
 // Replaces all letters but the first of each word by `*`. Spaced letters count as one word.
 function hidden(text) {
-  let after = false; // whether the word before is a single letter
+  let after = false; // whether the previous word is a single letter
   return text.replace(/\S+/g, (word) => {
     let kept = after && letters(word) === 1 ? 0 : 1;
     if (letters(word)) after = letters(word) === 1; // a dash changes nothing
@@ -30,15 +30,15 @@ function joined(found) {
   return parts;
 }
 
-// Splits `text` into parts, each {text, toxic}. Toxic are the blamed words that the scorer finds toxic
-// by themselves, or a single blamed word without which the text is clean. score: takes texts, promises
-// their scores.
+// Splits `text` into parts {text, toxic}. A blamed word is toxic if the scorer finds the word toxic by
+// itself, or if it is the only blamed word and the text is clean without it. score: asynchronous
+// function from texts to scores.
 export async function parts(text, threshold, score) {
   const words = text.match(WORD) ?? [];
   if (words.length > LONGEST) return [{ text, toxic: true }];
   const level = Math.max(threshold, CLEAN);
   const blamed = [];
-  let isClean = false; // without the blamed words
+  let isClean = false; // whether the text is clean without the blamed words
   let left = words.map((_, i) => i);
   for (let found = 0; found < MOST && left.length; found++) {
     const beginnings = left.map((_, i) => left.slice(0, i + 1).map((j) => words[j]).join(""));
@@ -55,7 +55,7 @@ export async function parts(text, threshold, score) {
   return joined(words.map((word, i) => ({ text: word, toxic: toxic.includes(i) })));
 }
 
-// Nodes for these parts: toxic ones are marked, and masked unless `unmasked`.
+// Makes nodes of the parts. Toxic parts are marked, and masked unless `unmasked`.
 export function marked(found, unmasked) {
   return found.flatMap(({ text, toxic }) => {
     if (!toxic) return [document.createTextNode(text)];
