@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class Options(BaseModel):
-    """Base of all options. Fields are numbers, booleans, texts or choices.
+    """Base of all options, frozen and validated. Fields are numbers, booleans, texts or choices.
 
     A field whose name in specs is a Python keyword (`from`) has this name as its alias. strength:
     name of the option that `spec` shows even at its default.

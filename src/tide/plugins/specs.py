@@ -24,11 +24,11 @@ from types import MappingProxyType
 
 from tide.core.errors import InputError
 
-# Usage of each wrapper, by name. A usage with NUMBER allows a number; with a comma, an ensemble.
+# Usage of each wrapper, by name. NUMBER in a usage allows a number, a comma marks an ensemble.
 Wrappers = Mapping[str, str]
 _NOTHING: Wrappers = MappingProxyType({})
 _CLASS = re.compile(r"([^:,=()]+):([A-Za-z_]\w*)(?=:|$)")
-# Maximum characters, nesting depth and methods of a spec. Specs within these parse fast.
+# Maximum characters, nesting depth and methods of a spec. Specs within these limits parse fast.
 _LONGEST, _DEEPEST, _MOST = 10_000, 30, 1000
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?):(.*)", re.DOTALL)
 
@@ -193,7 +193,7 @@ def _number(usage: str, rest: str) -> tuple[str, str]:
 
 
 def _is_open(spec: str, wrappers: Wrappers, names: Container[str]) -> bool:
-    """Return whether a comma after `spec` belongs to `spec`, which then ends in an ensemble."""
+    """Return whether `spec` ends inside an ensemble, so that a comma after it adds a member."""
     name, rest = _head(spec, names or wrappers)
     while rest is not None and name in wrappers:
         if "," in wrappers[name]:

@@ -46,7 +46,7 @@ _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # Google's clients put the key
 # Paths that need no key. The page of the playground asks its user for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
-HEAD_SECONDS = 30.0  # timeout for headers, from the connection or their first byte
+HEAD_SECONDS = 30.0  # timeout for headers, counted from the connection or their first byte
 _READING = 30.0  # timeout for the body, in seconds
 _LEFT = 499  # nginx's status for a client that disconnected
 # A body that is too long is read up to this multiple of the limit. If the server stopped reading
@@ -132,11 +132,11 @@ class Gate:
         table = self._policies.table  # the policy file may be reloaded meanwhile
         if not table.keys:
             client = (scope.get("client") or ("",))[0]
-            # Against DNS rebinding: pages of a site whose name resolves here could call the server.
+            # Refuse DNS rebinding, by which pages of another site could use this server.
             name = headers.get("host", "").rpartition("@")[2]
             name = re.sub(r":\d*$", "", name)
             if not (is_loopback(client) and is_loopback(name)):
-                message = f"a server without keys answers only this machine; set {KEYS}"
+                message = f"without a key, only clients on this machine are served; set {KEYS}"
                 raise Refused(401, message, "authentication_error")
             scope[POLICIES] = table.default
             return

@@ -39,7 +39,7 @@ from tide.server.tracing import record_completion, record_prompt
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Weight of earlier requests in the moving average of request times, used for `Retry-After`.
 _MEMORY = 0.9
-# Seeds are below this. JavaScript represents them exactly, so clients can send them back.
+# Seeds are below this number. JavaScript keeps them exact, so clients can send them back.
 _SEEDS = 1 << 53
 
 # Items that a call yields: pieces of its text, then its result or draft.
@@ -195,7 +195,7 @@ class Serving:
             message = f"must be at most {highest}; a request can only lower the threshold"
             raise Refused(400, message, param="tide.toxicity_threshold")
         if request.tide.trace and not limits.traces:
-            message = "this server shows only accepted text (rejected text: tide serve --traces)"
+            message = "this server shows only accepted text; start it with --traces to see rejections"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
             prompts: list[str] | list[Chat] = [request.chat()]

@@ -25,10 +25,10 @@ class Limits(BaseModel):
     max_choices: int = _up_to(4096, 32, "Maximum completions of a request: prompts times n.")
     max_texts: int = _up_to(65_536, 256, "Maximum texts of a scoring request.")
     max_under_way: int = _up_to(
-        1_000_000, 256, "Maximum completions running or queued; more get status 429."
+        1_000_000, 256, "Maximum completions running or queued; further requests get status 429."
     )
     max_waiting_texts: int = _up_to(
-        1_000_000, 4096, "Maximum texts queued for scoring; more get status 429."
+        1_000_000, 4096, "Maximum texts queued for scoring; further requests get status 429."
     )
     request_seconds: float = _seconds(
         86_400, 120.0, "Timeout of a request (status 504) and of a write to its client (seconds)."

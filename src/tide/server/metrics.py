@@ -124,7 +124,7 @@ class MeasuredScorer(ScorerWrapper):
             return answer
 
     def check(self) -> bool:
-        """Return whether the scorer answers. It is called only if its last call failed.
+        """Return whether the scorer answers. Calls the scorer only if the last call failed.
 
         A busy scorer is not called, as health checks would delay the server's clients.
         """

@@ -70,7 +70,7 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
     thoughts = Thoughts()
     text = draft.text
     if task.chat is not None and "parts" in engine.capabilities:
-        text = thoughts.add(text) + thoughts.end()  # enforced answers have no thoughts
+        text = thoughts.add(text) + thoughts.end()  # enforced texts have no thoughts
     pieces = draft.pieces
     if thoughts.said:
         (ids,) = engine.tokenize([text])
@@ -139,7 +139,7 @@ class MonitoredAnswer(Answer):
         return Forecast(score, character, len(text[:character].split()))
 
     async def forecast_whole(self, text: str, parts: Parts) -> Forecast:
-        """Forecast an answer in parts. Enforcing would have sampled it again as a whole."""
+        """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
         score = (await self._judge_whole(text, parts)).value
         return Forecast(score) if self._settings.passes(score) else Forecast(score, 0, 0)
 

@@ -292,7 +292,7 @@ function show() {
   if (tide?.mode === "monitor") {
     base = [piece(" (this server only monitors: it shows the model's own text)", "quiet")];
   } else if (tide && tide.base === undefined) {
-    base = [piece(" (this server shows accepted text only; tide serve --traces also shows the model's)", "quiet")];
+    base = [piece(" (this server shows accepted text only; tide serve --traces also shows the model's own text)", "quiet")];
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
     if (tide.base_partial) base.push(piece(" (cut off by the repair)", "quiet"));
