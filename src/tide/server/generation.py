@@ -195,7 +195,7 @@ class Serving:
             message = f"must be at most {highest}; a request can only lower the threshold"
             raise Refused(400, message, param="tide.toxicity_threshold")
         if request.tide.trace and not limits.traces:
-            message = "this server shows only accepted text; start it with --traces to see rejections"
+            message = "only accepted text is shown; tide serve --traces also shows rejected text"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
             prompts: list[str] | list[Chat] = [request.chat()]
