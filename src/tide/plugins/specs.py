@@ -1,4 +1,4 @@
-"""Specs: strategies, baselines, methods and scorers with their options, written on one line.
+"""Specs name strategies, baselines, methods and scorers with their options, on one line.
 
     NAME                              tide, pocket
     NAME:KEY=VALUE,KEY=VALUE          backtrack:lag=2,pace=word

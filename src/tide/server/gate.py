@@ -154,7 +154,7 @@ class Gate:
         (scope[POLICIES],) = found
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """Read the body; None after a disconnect. Raises Refused if it is too long or too late."""
+        """Return the body, or None after a disconnect. Raises Refused if it is too long or late."""
         limit, body, size = self._limits.max_body, bytearray(), 0
         more = True
         with anyio.move_on_after(_READING) as scope:

@@ -383,7 +383,7 @@ class Policies:
         self.table = self._made(self._file, self.plans)
 
     def reload(self) -> None:
-        """Read the file again. If it is invalid, raises PolicyError and keeps the old policies."""
+        """Read the file again. Raises PolicyError and keeps the old policies if it is invalid."""
         with self._reloading:
             file, plans = self._read()
             table = self._made(file, plans)

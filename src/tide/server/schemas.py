@@ -315,7 +315,7 @@ class CompletionRequest(Generation):
 
 
 class ContentPart(_Asked):
-    """A text part of a message. Images and audio are refused by their type."""
+    """A text part of a message. Parts of other types (images, audio) are refused."""
 
     type: Literal["text"]
     text: Text
