@@ -30,8 +30,8 @@ def of(values: Any, **attributes: Any) -> Attributed:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (of([0.5], threat=[0.1]), "differ from those it declares"),
-        ([0.5], "differ from those it declares"),
+        (of([0.5], threat=[0.1]), "differ from the declared attributes"),
+        ([0.5], "differ from the declared attributes"),
         (of([1.5], threat=[0.1], insult=[0.1]), "1.5"),
         (of([np.nan], threat=[0.1], insult=[0.1]), "nan is not a score"),
         (of([0.5], threat=[np.inf], insult=[0.1]), r"\(threat\): inf"),

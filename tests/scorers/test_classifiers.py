@@ -93,7 +93,7 @@ def test_labels_whose_meaning_is_not_known(
     folder = save_classifier(tmp_path, ["A", "B", "C"])
     with pytest.raises(InputError, match="no label 'D'; it has A, B, C"):
         load_scorer(f"hf:{folder}#D")
-    with pytest.raises(InputError, match="which of its labels mean toxic"):
+    with pytest.raises(InputError, match="unclear which labels are toxic"):
         load_scorer(f"hf:{folder}")
     folder = save_classifier(tmp_path, ["LABEL_0", "LABEL_1"])
     with caplog.at_level(logging.WARNING):

@@ -127,7 +127,7 @@ def _create(spec: Spec) -> Scorer:
 
 
 def _complete(loaded: Any, what: str) -> Scorer:
-    """Return `loaded` if it is a scorer, else raise InputError with a message about `what`."""
+    """Return `loaded` if it has the members of a scorer. what: its name in the InputError."""
     # A class that inherits tide.Scorer passes isinstance even without these attributes.
     has = ("name", "threshold", "score", "close")
     if missing := ", ".join(name for name in has if not hasattr(loaded, name)):

@@ -1,4 +1,4 @@
-"""How good a scorer is: coverage, agreement with labels or another scorer, and false alarms."""
+"""Measures a scorer's coverage, agreement with labels or another scorer, and false alarms."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Agreement:
-    """Scores against targets, both in [0, 1]; a target of at least 0.5 counts as toxic.
+    """Agreement of scores with targets, both in [0, 1]; a target of at least 0.5 is toxic.
 
-    auc: NaN if only one class occurs. correlation: Pearson's, NaN if either is constant.
-    calibration_error: the expected calibration error (Naeini et al., 2015) over 10 score bins of
-    equal width. bins: mean score, mean target and number of texts of each bin that is not empty,
-    shape (at most 10, 3).
+    auc: NaN if all targets have the same class. correlation: Pearson's coefficient; NaN if the
+    scores or the targets are constant. calibration_error: the expected calibration error (Naeini et
+    al., 2015) over 10 score bins of equal width. bins: mean score, mean target and number of texts
+    of each bin that is not empty, shape (at most 10, 3).
     """
 
     texts: int
@@ -40,7 +40,7 @@ class Agreement:
 
 
 def agreement(scores: Floats, targets: Floats) -> Agreement:
-    """Agreement of scores with targets, both of shape (n,), n > 0."""
+    """Measure the agreement of scores with targets, both of shape (n,), n > 0."""
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415  (slow import)
 
     toxic = targets >= 0.5
@@ -65,11 +65,11 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
 def error_correlations(
     scores: Mapping[str, Floats], targets: Floats
 ) -> dict[str, dict[str, float]]:
-    """Pearson's correlation of the errors (score - target) for each pair of scorers.
+    """Return Pearson's correlation of the errors (score - target) of each pair of scorers.
 
-    scores: by scorer, shape (n,) like the targets, NaN for a text without a score. A pair is
-    compared on the texts that both scored; the result is NaN for fewer than two such texts or a
-    constant error. A judge whose errors equal those of the search's scorer is no second opinion.
+    scores: arrays by scorer, shape (n,) like the targets; NaN for a text without a score. A pair is
+    compared on the texts that both scorers scored. The correlation is NaN for fewer than two common
+    texts or a constant error. A judge with the errors of the search's scorer adds no information.
     """
     return {
         one: {
@@ -88,7 +88,7 @@ def _correlation(first: Floats, second: Floats) -> float:
 
 
 def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:
-    """Plot each bin's mean target against its mean score and, below, its share of the texts."""
+    """Plot the mean target of each bin against its mean score, and the bin's share of texts."""
     figure = require("matplotlib.figure", extra="report").Figure(
         figsize=(6.4, 6.8), layout="constrained"
     )
@@ -125,7 +125,7 @@ class Covered:
 
     @property
     def known(self) -> Floats:
-        """Which texts have a score, shape (n,), bool."""
+        """Mask of the texts with a score, shape (n,), bool."""
         return ~np.isnan(self.values)
 
     @property
@@ -140,7 +140,7 @@ def score_covered(
     """Score as many texts as the scorer can, including nearly empty ones.
 
     A text that the scorer rejects has no score. Scoring stops when the scorer is unavailable or
-    broken, and earlier scores count. advance: called with the size of each finished chunk.
+    broken; earlier scores are kept. advance: called with the size of each finished chunk.
     """
     values, failure = np.full(len(texts), np.nan), None
     started = time.perf_counter()
@@ -168,8 +168,8 @@ class FalseAlarms:
     """False alarms among `texts` ordinary texts at `threshold`.
 
     whole: share of the texts that score at or above the threshold. beginnings: share of the other
-    texts (a sample of at most 500) with a beginning that does; beginnings end at a word's end.
-    Texts without a score do not count; NaN if no text is left.
+    texts (a sample of at most 500) with a beginning that scores at or above the threshold; each
+    beginning ends with a word. Texts without a score do not count; a share of no texts is NaN.
     """
 
     texts: int
@@ -192,7 +192,7 @@ def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> Fals
     parts = [(i, part) for i, text in enumerate(passed) for part in beginnings(text)]
     worst = np.full(len(passed), -1.0)
     found = score_covered(scorer, [part for _, part in parts]).values
-    np.maximum.at(worst, [i for i, _ in parts], found)  # NaN if one beginning has no score
+    np.maximum.at(worst, [i for i, _ in parts], found)  # NaN if a beginning has no score
     worst = worst[~np.isnan(worst)]
     return FalseAlarms(
         len(values),
@@ -203,6 +203,6 @@ def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> Fals
 
 
 def beginnings(text: str) -> list[str]:
-    """The first 100 beginnings of a text that end at a word's end and are not the whole text."""
+    """Return the first 100 beginnings of a text that end with a word, without the whole text."""
     ends = [match.end() for match in re.finditer(r"\S+", text)]
     return [text[:end] for end in ends[:-1][:_WORDS]]

@@ -36,11 +36,11 @@ _LEAST_VISIBLE = 3
 _UNKNOWN_PACE = "8"
 _PACE = r"word|sentence|whole|[1-9]\d{0,3}"
 _TAGS = range(0xE0000, 0xE0080)
-# How nearly empty texts are scored. "blank": 0.0 without visible characters, else by the scorer.
+# How to score nearly empty texts. "blank": only texts without visible characters score 0.0.
 TextPolicy = EmptyPolicy | Literal["blank"]
-# Test text after a failure: a scorer that fails for this text, too, is broken.
+# Scored after a failure: a scorer that also fails for this text is broken.
 HEALTH_TEXT = "The weather is fine today."
-# Number types accepted in a list. Subclasses are refused: they can override the conversion.
+# Number types accepted in a list. Subclasses are refused: they can override conversions.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
 
@@ -59,7 +59,7 @@ class Scorer(Protocol):
     threshold: float
 
     def score(self, texts: Sequence[str]) -> Floats:
-        """Toxicity of each text in [0, 1], shape (len(texts),), independent of the other texts."""
+        """Return toxicities in [0, 1], shape (len(texts),), each independent of other texts."""
         ...
 
     def close(self) -> None: ...
@@ -69,8 +69,8 @@ class Scorer(Protocol):
 class AsyncScorer(Protocol):
     """A `Scorer` with an asynchronous `score`, for example one that queries a service.
 
-    All its calls run in one event loop, in a thread that belongs to the scorer, so that it may keep
-    one client open. A call is cancelled when its deadline passes or nobody waits for its scores.
+    All calls of `score` run in one event loop, in a thread of this scorer, so that the scorer can
+    keep one client open. A call is cancelled when its deadline passes or no caller waits for it.
     """
 
     name: str
@@ -84,45 +84,45 @@ class AsyncScorer(Protocol):
 
 
 def pace_of(scorer: Scorer) -> str:
-    """When to score a growing text (see `Scorer`).
+    """Return the scorer's pace: when to score a growing text (see `Scorer`).
 
-    A constant of the scorer, never a measured time: results must not depend on the machine.
+    The pace is a constant, never a measured time, so results do not depend on the machine.
     """
     pace = str(getattr(scorer, "pace", _UNKNOWN_PACE))
     if not re.fullmatch(_PACE, pace):
         raise ScorerError(
-            f"scorer {scorer.name}: pace: must be word, sentence, whole, or a number of tokens "
+            f"scorer {scorer.name}: pace must be word, sentence, whole, or a number of tokens "
             f"(got {pace!r})"
         )
     return pace
 
 
 def slowest_pace(scorers: Sequence[Scorer]) -> str:
-    """The slowest pace of several scorers that are called together."""
+    """Return the slowest pace of several scorers that are called together."""
     tokens = {"word": 1, "sentence": 32, "whole": 1 << 30}
     return max(map(pace_of, scorers), key=lambda pace: tokens.get(pace) or int(pace))
 
 
 def screen_of(scorer: Scorer) -> Scorer | None:
-    """The scorer's `screen`, if it has one: a quicker scorer whose scores are never lower.
+    """Return the scorer's `screen`, or None: a quicker scorer whose scores are never lower.
 
-    A growing text that passes the screen is accepted; for others the scorer itself decides.
+    A growing text that passes the screen is accepted; the scorer itself scores all other texts.
     """
     screen: Scorer | None = getattr(scorer, "screen", None)
     return screen
 
 
 class TextScore(NamedTuple):
-    """The score of one text, and its attributes, in [0, 1]."""
+    """The score of one text and its attributes, all in [0, 1]."""
 
     value: float
     attributes: Mapping[str, float] = {}
 
 
 class Attributed(NamedTuple):
-    """Scores and attributes of n texts, each of shape (n,), in [0, 1].
+    """Scores and attributes of n texts: arrays of shape (n,) with values in [0, 1].
 
-    An attribute is NaN for a text where it is unknown; a score is never NaN.
+    An unknown attribute of a text is NaN; a score is never NaN.
     """
 
     values: Floats
@@ -130,7 +130,7 @@ class Attributed(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[TextScore], names: Sequence[str]) -> Attributed:
-        """Convert rows to columns. names: attributes to include; NaN where a row lacks one."""
+        """Convert rows to columns. names: attributes to include; missing attributes are NaN."""
         columns = {name: [row.attributes.get(name, math.nan) for row in rows] for name in names}
         return cls(
             np.array([row.value for row in rows], dtype=np.float64),
@@ -152,9 +152,9 @@ class PlainScorer:
 class AttributedScorer(PlainScorer, ABC):
     """Base of scorers that also score attributes of a text, such as threat and insult.
 
-    The score is computed from attributes (usually as their maximum), so one pass gives both.
-    attributes: their names in the model or service; () if there are none. A class that does not
-    derive from this one can have attributes by defining these two members.
+    The score is computed from the attributes (usually as their maximum), in the same pass.
+    attributes: names in the model or service; () if there are none. A class with another base has
+    attributes if it defines `attributes` and `score_attributes`.
     """
 
     attributes: tuple[str, ...]
@@ -183,7 +183,7 @@ class CallableScorer(PlainScorer):
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Any:
-        """The function's result or awaitable, not yet validated."""
+        """Return the function's result or awaitable, before validation."""
         return self._function(list(texts))
 
 
@@ -199,8 +199,9 @@ class Score(NamedTuple):
 class Scores:
     """Scores of n texts; all arrays have shape (n,).
 
-    values: toxicity in [0, 1]; the policy sets those of empty texts. empty: bool, which texts are
-    nearly empty. attributes: by name; NaN where unknown, as for texts not sent to the scorer.
+    values: toxicity in [0, 1]; the empty policy sets the values of nearly empty texts. empty: bool,
+    true for nearly empty texts. attributes: arrays by name; NaN for texts that were not sent to the
+    scorer, and for unknown values.
     """
 
     values: Floats
@@ -208,7 +209,7 @@ class Scores:
     attributes: Mapping[str, Floats] = field(default_factory=dict)
 
     def split(self, sizes: Sequence[int]) -> list[Scores]:
-        """Split into groups of these sizes."""
+        """Split the scores into groups of these sizes."""
         parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         return [
             Scores(
@@ -220,12 +221,12 @@ class Scores:
         ]
 
     def worst(self) -> Score:
-        """The highest score."""
+        """Return the score of the most toxic text."""
         row = int(self.values.argmax())
         return Score(float(self.values[row]), bool(self.empty[row]), self.known(row))
 
     def known(self, row: int) -> dict[str, float]:
-        """The known attributes of the text in this row."""
+        """Return the known attributes of the text in this row."""
         found = {name: float(column[row]) for name, column in self.attributes.items()}
         return {name: score for name, score in found.items() if not math.isnan(score)}
 
@@ -233,7 +234,7 @@ class Scores:
 def is_empty(text: str) -> bool:
     """Whether `text` is nearly empty: fewer than 3 visible characters, all of them ASCII.
 
-    A single character of another script may be a whole word, so such a text is not empty.
+    A single character of another script may be a whole word, so a text with one is not empty.
     """
     count = 0
     for c in filter(_is_visible, text):
@@ -280,11 +281,11 @@ def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) 
 def score_groups(
     scorer: Scorer, groups: Sequence[Sequence[str]], empty_policy: TextPolicy
 ) -> list[Scores | ScorerError]:
-    """Score groups of texts: for each group its scores, or the scorer's error.
+    """Score groups of texts. Return, for each group, its scores or the scorer's error.
 
-    All texts are sent in one call. If it fails, each group is scored by itself, so that a rejected
-    text fails only its group. Raises ScorerUnavailableError or ScorerRefusedError, and
-    ScorerBrokenError if the scorer fails for `HEALTH_TEXT`, too.
+    All texts are sent in one call. If the call fails, each group is scored separately, so that a
+    rejected text fails only its group. Raises ScorerUnavailableError, ScorerRefusedError, and
+    ScorerBrokenError if the scorer also fails for `HEALTH_TEXT`.
     """
     try:
         together = score_texts(scorer, [text for some in groups for text in some], empty_policy)
@@ -304,23 +305,23 @@ def score_groups(
 
 
 def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
-    # A copy: a scorer that changes its list must not change which text a score belongs to.
+    # Pass a copy: a scorer that changes the list must not assign scores to other texts.
     answer = _answer(scorer, lambda: scorer.score(list(texts)))
     return validate_scores(scorer.name, answer, len(texts), usage=getattr(scorer, "usage", ""))
 
 
 def attributes_of(scorer: Scorer) -> tuple[str, ...]:
-    """The names of the scorer's attributes; empty if it has none."""
+    """Return the names of the scorer's attributes; () if it has none."""
     names: tuple[str, ...] = getattr(scorer, "attributes", ())
     return names if hasattr(scorer, "score_attributes") else ()
 
 
 def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
-    """Validated scores of `texts`, and attributes if the scorer has some.
+    """Return validated scores of `texts`, and attributes if the scorer declares any.
 
-    Without texts the scorer is not called. Raises ScorerUnavailableError if it timed out or lost
+    An empty `texts` makes no call. Raises ScorerUnavailableError if the scorer times out or loses
     its connection, and ScorerError for any other failure, for an invalid answer, and for attributes
-    other than those it declares.
+    that differ from the declared attributes.
     """
     names = attributes_of(scorer)
     if not texts:
@@ -331,7 +332,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
     answer = _answer(scorer, lambda: asked.score_attributes(list(texts)))
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
         raise ScorerError(
-            f"scorer {scorer.name}: the answer's attributes differ from those it declares"
+            f"scorer {scorer.name}: the answer's attributes differ from the declared attributes"
         )
     return Attributed(
         validate_scores(scorer.name, answer.values, len(texts)),
@@ -345,7 +346,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
 
 
 def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
-    """The result of `call`, awaited if necessary; exceptions become ScorerErrors."""
+    """Return the result of `call`, awaited if necessary. Exceptions become ScorerErrors."""
     try:
         answer = call()
         if not inspect.isawaitable(answer):
@@ -357,7 +358,7 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
                 inspect.iscoroutine(answer)
                 and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED
             ):
-                answer.close()  # Python warns about a coroutine that was never started
+                answer.close()  # else Python warns that it was never awaited
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
@@ -365,7 +366,7 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
     except BaseException as error:
         if ends_work(error):
             raise
-        # Most mistakes in a scoring function raise one of these.
+        # Most mistakes in a scoring function raise one of these two types.
         usage = (
             getattr(scorer, "usage", "") if isinstance(error, AttributeError | TypeError) else ""
         )
@@ -381,22 +382,22 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 def validate_scores(
     name: str, answer: Any, count: int, *, unknown: bool = False, usage: str = ""
 ) -> Floats:
-    """Validate a scorer's answer: `count` numbers in [0, 1]. Raises ScorerError.
+    """Convert a scorer's answer to an array of `count` scores in [0, 1]. Raises ScorerError.
 
-    The answer is a list, tuple, array or tensor of plain numbers. Values that merely convert to
-    numbers are refused: booleans, masked arrays, dates, texts, complex numbers.
-    unknown: accept NaN for an unknown value. usage: how to write such a scorer, added to errors.
+    The answer must be a list, tuple, array or tensor of plain numbers. Booleans, masked arrays,
+    dates, texts and complex numbers are refused, even if NumPy could convert them.
+    unknown: accept NaN for an unknown value. usage: advice for the scorer's author, for errors.
     """
     usage = usage and f"; {usage}"
     try:
         values = _numbers(answer)
-    except Exception as error:  # a foreign class may raise anything
+    except Exception as error:  # third-party classes may raise any exception
         raise ScorerError(
             f"scorer {name}: the answer is not a list of numbers: {described(error)}{usage}"
         ) from None
     if values.shape != (count,):
         raise ScorerError(
-            f"scorer {name}: {count} texts, but the answer has shape {values.shape}{usage}"
+            f"scorer {name}: the answer has shape {values.shape}, not ({count},){usage}"
         )
     wrong = ~((values >= 0.0) & (values <= 1.0))  # true for NaN as well
     if unknown:
@@ -409,7 +410,7 @@ def validate_scores(
 
 
 def _numbers(answer: Any) -> Floats:
-    kind, torch = type(answer), sys.modules.get("torch")  # tensors exist only after its import
+    kind, torch = type(answer), sys.modules.get("torch")  # if absent, there is no tensor
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
         answer = answer.detach().cpu()
         # numpy has no bfloat16.

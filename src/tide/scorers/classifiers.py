@@ -1,6 +1,6 @@
 """Classifiers in this process: `hf:ID_OR_FOLDER`, and `detoxify:VARIANT` (Unitary's Detoxify).
 
-A text longer than the model's context is scored in overlapping windows, and the worst counts.
+A text longer than the model's context is scored in overlapping windows; the highest score counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Classifier(AttributedScorer):
         """Set the model. Raises ValueError if its context is less than 16 tokens."""
         config = model.config
         positions = getattr(config, "max_position_embeddings", 10**9)
-        if "roberta" in config.model_type:  # its first positions are reserved for padding
+        if "roberta" in config.model_type:  # RoBERTa reserves its first positions for padding
             positions -= config.pad_token_id + 1
         self._tokens = min(tokenizer.model_max_length, positions)
         if self._tokens < _LEAST_TOKENS:
@@ -64,7 +64,7 @@ class _Classifier(AttributedScorer):
             )
             owners = read.pop("overflow_to_sample_mapping")
             windows = [{name: read[name][i] for name in read} for i in range(len(owners))]
-        # Without a padding token, one window at a time.
+        # A tokenizer without a padding token cannot pad a batch of windows.
         size = _BATCH if self._tokenizer.pad_token is not None else 1
         batches = [windows[i : i + size] for i in range(0, len(windows), size)]
         rows = np.concatenate([np.zeros((0, self._width)), *map(self._probabilities, batches)])
@@ -81,7 +81,7 @@ class _Classifier(AttributedScorer):
 
     @torch.inference_mode()
     def _probabilities(self, windows: list[dict[str, list[int]]]) -> Floats:
-        """The probability of every label, shape (windows, labels)."""
+        """Return the probability of every label, shape (windows, labels)."""
         inputs = self._tokenizer.pad(windows, padding=len(windows) > 1, return_tensors="pt")
         logits = self._model(**inputs.to(self._device))[0].double()
         rows = logits.softmax(dim=-1) if self._exclusive else logits.sigmoid()
@@ -92,15 +92,16 @@ class HuggingFaceScorer(_Classifier):
     """The probability of the toxic labels of a text-classification model.
 
     spec: hub id or folder, optionally followed by `#` and the toxic labels, comma-separated:
-    `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. Without them, labels with a common name
-    (toxic, hate, offensive...) are taken; of two unnamed labels, LABEL_1.
+    `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. By default, labels with a common name (toxic,
+    hate, offensive...) are toxic, and LABEL_1 if the labels are LABEL_0 and LABEL_1.
 
-    With exclusive labels (softmax) the score is the sum of the toxic ones, or with
-    `#max:LABEL,LABEL` the largest; two or more toxic labels are also attributes. With independent
-    labels (sigmoid) the score is the largest toxic one, and all labels are attributes. A text
-    longer than the model's context is scored in windows that overlap by half; the worst counts.
+    With exclusive labels (softmax) the score is the summed probability of the toxic labels, or with
+    `#max:LABEL,LABEL` their largest probability; two or more toxic labels are also attributes. With
+    independent labels (sigmoid) the score is the largest probability of a toxic label, and all
+    labels are attributes. A text longer than the model's context is scored in windows that overlap
+    by half; the highest score counts.
 
-    Raises ScorerError if the model, head included, cannot be loaded completely, and InputError for
+    Raises ScorerError if the model or its head cannot be loaded completely, and InputError for
     unknown labels and an unusable device.
     """
 
@@ -137,16 +138,16 @@ class HuggingFaceScorer(_Classifier):
 
 
 def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
-    """The largest value of each text's windows, shape (count,)."""
+    """Return the largest value among each text's windows, shape (count,)."""
     largest = np.zeros(count)
     np.maximum.at(largest, np.asarray(owners, dtype=np.int64), values)
     return largest
 
 
 def revision_of(model: str, config: Any) -> str:
-    """`@` and the revision of a model, for names: the hub's commit, or "" if unknown.
+    """Return `@` and the revision of a model: the hub's commit, or "" if the commit is unknown.
 
-    A folder's revision is a digest of model and tokenizer, so a retrained model is another scorer.
+    The revision of a folder is a digest of its files, so a retrained model gets a new scorer name.
     """
     if not (folder := Path(model)).is_dir():
         commit = getattr(config, "_commit_hash", None)
@@ -167,13 +168,13 @@ _MULTILINGUAL = ("en", "fr", "es", "it", "pt", "tr", "ru")
 class DetoxifyScorer(_Classifier):
     """The `toxicity` output of a Detoxify model; all its outputs are attributes.
 
-    variant: `original`, `unbiased` or `multilingual`, optionally followed by `#` and the outputs to
-    take instead, comma-separated; the largest counts: `detoxify:original#threat,insult`.
+    variant: `original`, `unbiased` or `multilingual`, optionally followed by `#` and other outputs,
+    comma-separated; the largest output is the score: `detoxify:original#threat,insult`.
 
-    The checkpoint is downloaded from Detoxify's releases at first use. The package would unpickle
-    it; here it is read with `weights_only`, which runs no code from the file. A text longer than
-    the model's context is scored in windows, as in `hf`. Raises InputError for an unknown variant
-    or output, ScorerError if the checkpoint cannot be downloaded or read, or lacks weights.
+    The checkpoint is downloaded from Detoxify's releases at first use. It is read with
+    `weights_only`, which runs no code from the file; the package itself would unpickle it. A text
+    longer than the model's context is scored in windows, as in `hf`. Raises InputError for an
+    unknown variant or output, ScorerError if the checkpoint cannot be downloaded or read, or lacks weights.
     """
 
     @checked

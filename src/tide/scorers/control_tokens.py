@@ -16,7 +16,7 @@ _OPENING = re.compile(
 
 
 def break_up(text: str) -> str:
-    """Put a space into everything that looks like a control token, for unknown tokenizers.
+    """Insert a space into everything that looks like a control token of an unknown tokenizer.
 
     `<|im_end|>` becomes `< |im_end|>`, which is readable and no tokenizer's control token.
     """
@@ -26,7 +26,7 @@ def break_up(text: str) -> str:
 class ControlTokens:
     """The control tokens of a transformers tokenizer.
 
-    These are its special tokens, and added tokens that look like control tokens (`<think>`).
+    They are the special tokens, and added tokens that look like control tokens (`<think>`).
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -38,18 +38,19 @@ class ControlTokens:
         self._first = frozenset(text[:1] for text in self._texts)
         self._ids = frozenset(found)
         unknown = tokenizer.unk_token_id
-        # Text unknown to the tokenizer becomes this token, too.
+        # The tokenizer also returns this token for unknown text.
         if unknown not in (tokenizer.bos_token_id, tokenizer.eos_token_id):
             self._ids -= {unknown}
 
     def count(self, ids: Iterable[int]) -> Counter[int]:
-        """How often each control token occurs among `ids`."""
+        """Count the occurrences of each control token in `ids`."""
         return Counter(i for i in ids if i in self._ids)
 
     def split(self, text: str) -> list[str]:
         """Split `text` into pieces without control tokens.
 
-        Tokenized one by one, they become ordinary tokens. A control token of one character stays.
+        Pieces that are tokenized separately become ordinary tokens. A control token of one
+        character cannot be split.
         """
         cuts = [
             place + 1

@@ -1,8 +1,8 @@
 """Undoes disguises, so that bundled scorers read a text as a person does.
 
 HTML entities are decoded, invisible characters dropped, and letters that look Latin (Unicode's
-confusables) replaced by Latin ones. Text of other scripts stays unchanged. If backspaces or a
-right-to-left override change the displayed text, the text has two readings, and the worse counts.
+confusables) replaced by Latin letters. Text of other scripts stays unchanged. If backspaces or a
+right-to-left override change the displayed text, it has two readings; the higher score counts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 
-# Part of the names of scorers that have no other revision: raise it when a reading changes.
+# Part of the names of scorers without another revision. Raise it when the readings change.
 REVISION = "r1"
 
-_PASSES = 8  # most passes over a text with nested disguises
+_PASSES = 8  # maximum number of passes over a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
 _ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # ASCII without "&" and control characters
@@ -25,13 +25,13 @@ _REORDERED = re.compile("[\b\x7f\u202e]")
 _OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
 _WORD = re.compile(r"[^\W\d_]+")
-# Invisible characters outside the category Cf: default-ignorable ones, and the Braille blank.
+# Invisible characters outside the category Cf: default-ignorable characters, and the Braille blank.
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 _NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z])")
 
 
 def readings(text: str) -> tuple[str, ...]:
-    """The reading of `text`; two readings if the displayed text differs from the stored one.
+    """Return the reading of `text`, or two if the displayed text differs from the stored text.
 
     The reading of ordinary text is the text itself.
     """
@@ -45,12 +45,12 @@ def readings(text: str) -> tuple[str, ...]:
 
 
 def digest_of(listed: Iterable[str]) -> str:
-    """Digest, in 8 characters, of a list of words or patterns and of `REVISION`."""
+    """Return an 8-character digest of a list of words or patterns and of `REVISION`."""
     return hashlib.sha256("\n".join([REVISION, *listed]).encode()).hexdigest()[:8]
 
 
 def _until_stable(step: Callable[[str], str], text: str) -> str:
-    """Apply `step` until `text` no longer changes; after the last pass, drop each "&"."""
+    """Apply `step` until `text` no longer changes; after 8 passes, also replace each "&"."""
     for _ in range(_PASSES):
         changed = step(text)
         if changed == text:
@@ -64,7 +64,7 @@ def _decoded(text: str) -> str:
 
 
 def _erased(text: str) -> str:
-    """The text as a terminal shows it: a backspace erases the character before it."""
+    """Erase the character before each backspace, as a terminal does."""
     kept: list[str] = []
     for c in text:
         if c not in "\b\x7f":
@@ -103,7 +103,7 @@ def _read(text: str) -> str:
 
 @lru_cache(maxsize=2**12)
 def _plain(c: str) -> str:
-    """A character as a person reads it: "" if invisible, the plain letter for a circled one."""
+    """Return "" for an invisible character, and the plain letter for a circled letter."""
     if c.isascii():
         return c if c.isprintable() or c in "\t\n\r" else ("" if c in "\b\x7f\x00" else " ")
     category = unicodedata.category(c)
@@ -137,8 +137,8 @@ def _without_marks(text: str) -> str:
 def _latin(text: str) -> str:
     """Replace look-alikes by Latin letters in words that also hold a Latin letter.
 
-    A word without Latin letters is replaced only if all its letters look Latin and the text is
-    mainly Latin (`other <= latin`), because Russian has words that look Latin throughout.
+    A word without Latin letters is changed only if all its letters look Latin and the text is
+    mainly Latin (`other <= latin`), because some Russian words consist of letters that look Latin.
     """
     like, same = _look_alikes()
     words = list(_WORD.finditer(text))
@@ -165,7 +165,7 @@ def _latin(text: str) -> str:
 
 @cache
 def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
-    """Two maps to Latin letters: `like`, of letters that stand for one, and `same`.
+    """Return two maps from look-alikes to Latin letters, `like` and `same`.
 
     `same` holds Unicode's confusables. `like` adds lowercase letters whose capitals look Latin,
     such as the Cyrillic "\u043a".
@@ -180,7 +180,7 @@ def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
             continue
         letters = [other["c"] for other in others if len(other["c"]) == 1]
         if plain := [letter for letter in letters if letter.isascii() and letter.isalpha()]:
-            # Unicode's table has "l" for look-alikes of "I", too.
+            # Unicode's table also maps look-alikes of "I" to "l".
             same[c] = "I" if plain[0] == "l" and c.isupper() else plain[0]
     small = {c.lower(): letter.lower() for c, letter in same.items() if c.isupper()}
     return {c: letter for c, letter in small.items() if len(c) == 1} | same, same

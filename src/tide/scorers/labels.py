@@ -31,11 +31,11 @@ def is_toxic(label: str) -> bool:
 
 
 def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
-    """Indices of the labels `wanted` (comma-separated), else of those that `is_toxic` knows.
+    """Return the indices of the labels `wanted` (comma-separated), else of common toxic labels.
 
-    Otherwise the only label is taken, or LABEL_1 of LABEL_0 and LABEL_1, with a warning. scorer:
-    its spec without labels, for messages. Raises InputError for unknown labels, and if the toxic
-    ones cannot be told.
+    Without common toxic labels, an only label is toxic, and LABEL_1 of LABEL_0 and LABEL_1, with a
+    warning. scorer: the scorer's spec without labels, for messages. Raises InputError for unknown
+    labels, and if it is unclear which labels are toxic.
     """
     if wanted:
         missing = [label for label in wanted.split(",") if label not in labels]
@@ -50,10 +50,10 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
     if set(labels) == {"LABEL_0", "LABEL_1"}:
         _LOG.warning(
             "scorer %s: its two labels have no names; LABEL_1 is taken as toxic "
-            "(append #LABEL_0 if that is the toxic one)", scorer,
+            "(append #LABEL_0 if LABEL_0 is toxic)", scorer,
         )  # fmt: skip
         return [labels.index("LABEL_1")]
     raise InputError(
-        f"scorer {scorer}: which of its labels mean toxic ({', '.join(labels)})? name them after "
-        f"'#', with commas: {scorer}#LABEL"
+        f"scorer {scorer}: it is unclear which labels are toxic ({', '.join(labels)}); append the "
+        f"toxic labels, as in {scorer}#LABEL,LABEL"
     )

@@ -17,8 +17,8 @@ _LOG = logger(__name__)
 # Minimum number of letters for deciding the language.
 _LEAST_LETTERS = 8
 MULTILINGUAL = "detoxify:multilingual, or a guard such as guard:Qwen/Qwen3Guard-Gen-0.6B"
-# Nearly every English text of eight or more words holds some of _ENGLISH, and none holds many of
-# _OTHER, which are frequent words of other languages of Latin script.
+# Nearly every English text of eight or more words contains words of _ENGLISH. No English text
+# contains many words of _OTHER, which are frequent in other languages of Latin script.
 _LEAST_WORDS, _MOST_WORDS = 8, 60
 _MARKS = ".,:;!?()\"'\u201c\u201d\u2018\u2019\u00ab\u00bb\u00bf\u00a1"
 _ENGLISH = (
@@ -38,7 +38,7 @@ _lock = threading.Lock()
 
 
 def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
-    """The languages that a scorer declares, such as `en`; None without a declaration."""
+    """Return the languages that a scorer declares, such as `en`; None if it declares none."""
     return getattr(scorer, "languages", None)
 
 
@@ -64,8 +64,8 @@ def is_not_english(text: str) -> bool:
 def reads(scorer: Scorer, text: str) -> bool:
     """Whether a scorer reads the language of `text`.
 
-    An English scorer does not if most letters are not Latin, or if the text, however short, holds
-    more frequent words of other languages than of English.
+    An English scorer cannot read a text if most of the letters are not Latin, or if the text has
+    more frequent words of other languages than of English, however short the text is.
     """
     if languages_of(scorer) != ("en",):
         return True
@@ -77,7 +77,7 @@ def reads(scorer: Scorer, text: str) -> bool:
 
 
 def other_language(text: str) -> str:
-    """Describe plainly non-English text: "in another script" or "in another language"; else ""."""
+    """Return "in another script" or "in another language" for text plainly not English, else ""."""
     text = readings(text)[0]
     if is_not_latin(text):
         return "in another script"
@@ -87,7 +87,7 @@ def other_language(text: str) -> str:
 def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
     """Warn, once for each scorer and process, if one of `texts` is mostly in another language.
 
-    For scorers that read only English: their scores of other languages mean nothing.
+    Scorers that read only English call this, because their scores of other languages mean nothing.
     """
     if name in _warned:
         return
@@ -105,9 +105,10 @@ def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
 
 
 class ReadingScorer(PlainScorer, ABC):
-    """Base of scorers that undo disguises (`tide.scorers.disguises`); the worse reading counts.
+    """Base of scorers that undo disguises (`tide.scorers.disguises`).
 
-    Those that read only English warn about texts in other languages.
+    A text gets the highest score of its readings. Scorers that read only English warn about texts
+    in other languages.
     """
 
     pace = "word"
@@ -116,7 +117,7 @@ class ReadingScorer(PlainScorer, ABC):
 
     @abstractmethod
     def _read(self, texts: list[str]) -> Sequence[float] | Floats:
-        """The scores of one or more readings."""
+        """Return the score of each reading."""
 
     def score(self, texts: Sequence[str]) -> Floats:
         if len(texts) == 0:

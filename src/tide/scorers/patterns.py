@@ -1,4 +1,4 @@
-"""`regex:FILE` and `presidio`: mail addresses, card numbers and other patterns."""
+"""`regex:FILE` and `presidio` find mail addresses, card numbers and other patterns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tide.plugins.options import Options
 from tide.scorers.disguises import REVISION, digest_of
 from tide.scorers.language import ReadingScorer
 
-_SECONDS = 2.0  # most time for one pattern on one text
+_SECONDS = 2.0  # maximum time for one pattern on one text
 
 
 class PatternScorer(ReadingScorer):
@@ -25,7 +25,7 @@ class PatternScorer(ReadingScorer):
 
     path: a UTF-8 file, one regular expression a line, case-insensitive; `#` begins a comment line.
     A pattern that takes more than two seconds for a text is an error. Raises InputError for a file
-    without patterns or with an invalid one.
+    without patterns or with an invalid pattern.
     """
 
     def __init__(self, path: str) -> None:
@@ -38,11 +38,11 @@ class PatternScorer(ReadingScorer):
                 try:
                     found[number] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
                 except (regex.error, RecursionError, OverflowError) as error:
-                    raise InputError(f"{where}: not a regular expression: {error}") from None
+                    raise InputError(f"{where} is not a regular expression: {error}") from None
                 if found[number].search("") is not None:
-                    raise InputError(f"{where}: matches an empty text, and so every text")
+                    raise InputError(f"{where} matches an empty text, and therefore every text")
             if not found:
-                raise InputError(f"{path}: holds no patterns")
+                raise InputError(f"{path} holds no patterns")
         except InputError as error:
             raise InputError(f"scorer regex: {error}") from None
         self._patterns, self._path = found, path
@@ -58,7 +58,7 @@ class PatternScorer(ReadingScorer):
                     return True
             except TimeoutError:
                 raise ScorerError(
-                    f"scorer {self.name}: {self._path}: line {number}: takes more than "
+                    f"scorer {self.name}: {self._path}: line {number} takes more than "
                     f"{_SECONDS:g} s for a text; write a simpler pattern"
                 ) from None
         return False
@@ -73,10 +73,10 @@ class PresidioOptions(Options):
     entities: str = Field(
         default="EMAIL_ADDRESS|PHONE_NUMBER|CREDIT_CARD|IBAN_CODE",
         pattern=r"^[A-Z_]+(\|[A-Z_]+)*$",
-        description="Entities to find, by Presidio's names, joined by |.",
+        description="Presidio's names of the entities to find, joined by |.",
     )
     language: str = Field(
-        default="en", pattern=r"^[a-z]{2}$", description="Language whose patterns are used."
+        default="en", pattern=r"^[a-z]{2}$", description="Language of the patterns."
     )
 
 
@@ -98,7 +98,7 @@ class PresidioScorer(ReadingScorer):
         domains: Any = require("tldextract.tldextract", extra="presidio")
         # Use the domains in tldextract's package; by default it downloads a list.
         domains.TLD_EXTRACTOR = domains.TLDExtract(cache_dir=None, suffix_list_urls=())
-        # Silence its warnings about the recognizers of other languages.
+        # Silence Presidio's warnings about the recognizers of other languages.
         logging.getLogger("presidio-analyzer").setLevel(logging.ERROR)
         language, self._entities = options.language, options.entities.split("|")
         engine = engines.NoOpNlpEngine([{"lang_code": language, "model_name": ""}])

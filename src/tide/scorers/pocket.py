@@ -41,7 +41,7 @@ _WORD = re.compile(
 )
 # Three or more single letters with the same separator between them.
 _SPACED = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
-# Digits and signs that stand for a letter, and a word that may hold some.
+# Digits and signs that stand for letters, and words that may hold them.
 _LOOK_ALIKES = str.maketrans("013457@$!", "oieastasi")
 _MIXED = re.compile(r"(?<![a-z0-9@$!])[a-z]*[013457@$!][a-z0-9@$!]*")
 _NUMBER = re.compile(r"[\d$@!]+(?:st|nd|rd|th|s|k|m|d|x|am|pm)?")
@@ -87,7 +87,7 @@ class Description(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> tuple[Self, dict[str, NDArray[Any]], str]:
-        """The description, the tensors and the revision of a file.
+        """Read the description, the tensors and the revision of a file.
 
         Raises ValueError for a file of another format and for values that are not finite.
         """
@@ -95,7 +95,7 @@ class Description(BaseModel):
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if cls.entry not in metadata:
-            raise ValueError(f"metadata lacks {cls.entry!r}")
+            raise ValueError(f"its metadata lacks {cls.entry!r}")
         try:
             found = cls.model_validate_json(metadata[cls.entry])
         except ValidationError as error:
@@ -107,10 +107,11 @@ class Description(BaseModel):
 
 
 class Features(Description):
-    """The features computed from a text.
+    """The settings of the features that are computed from a text.
 
     n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams of
-    `<word>`. word_max: longest word n-gram. fingerprint: of their output; set only in a file.
+    `<word>`. word_max: maximum length of word n-grams. fingerprint: digest of the features of a
+    probe text; set only in a file.
     """
 
     entry = "pocket_scorer"
@@ -128,14 +129,14 @@ class Features(Description):
         return super(Features, self.model_copy(update=own)).metadata()
 
     def computed(self) -> str:
-        """The fingerprint of the features that this version computes."""
+        """Compute the fingerprint with the code of this version."""
         return _digest(self.columns(_PROBE).astype("<i8").tobytes())
 
     def columns(self, text: str) -> Any:
-        """Ascending columns of the features of `text`, int64, shape (n,).
+        """Return the ascending columns of the features of a text, int64, shape (n,).
 
-        Equal to scikit-learn's HashingVectorizer, which takes a millisecond even for one word; here
-        the columns of frequent words are cached.
+        The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even
+        for one word; here the columns of frequent words are cached.
         """
         words = _WORD.findall(normalize(text))
         found: set[int] = set()
@@ -148,7 +149,7 @@ class Features(Description):
 
 
 def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
-    """The word itself, marked with "word ", and its character n-grams."""
+    """Return the word, marked with "word ", and its character n-grams."""
     padded = f"<{word}>"
     lengths = range(shortest, min(longest, len(padded)) + 1)
     return (
@@ -164,14 +165,14 @@ def _word_columns(word: str, shortest: int, longest: int, count: int) -> frozens
 
 @lru_cache(maxsize=2**16)
 def _column(ngram: str, count: int) -> int:
-    """The column of a feature, as in sklearn's FeatureHasher."""
+    """Hash a feature to its column, as sklearn's FeatureHasher does."""
     return abs(mmh3.hash(ngram)) % count
 
 
 def calibrated(logits: Floats, knots: Floats) -> Floats:
-    """Map logits, shape (n,), by the rising line through `knots` (from, to), shape (2, k)."""
+    """Interpolate logits, shape (n,), between `knots` (inputs, outputs), shape (2, k)."""
     before, after = knots
-    # Beyond the knots the line has slope 1, so that different logits stay different.
+    # Outside the knots the slope is 1, so that different logits stay different.
     outside = np.minimum(logits - before[0], 0.0) + np.maximum(logits - before[-1], 0.0)
     return np.asarray(np.interp(logits, before, after) + outside, dtype=np.float64)
 
@@ -185,11 +186,11 @@ def sigmoid(logits: Floats) -> Floats:
 
 
 class PocketScorer(ReadingScorer):
-    """Probability that a reader finds an English text toxic; over 10,000 short texts a second.
+    """Probability that a reader finds an English text toxic, for 10,000 short texts a second.
 
-    Scores of other languages mean little.
+    Scores of texts in other languages mean little.
 
-    weights: a file written by `scripts/train_pocket_scorer.py`; the bundled one by default. It
+    weights: a file written by `scripts/train_pocket_scorer.py`; the bundled file by default. It
     holds `weights` (n_features,), `bias` (1,) and the `knots` of the calibration (2, k). Raises
     ScorerError if the file is missing, damaged, or made for other features.
     """

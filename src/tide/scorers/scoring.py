@@ -18,7 +18,7 @@ from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, sco
 
 @dataclass(frozen=True)
 class _Request:
-    """Texts to score together. policy: for empty texts. screened: use the scorer's screen."""
+    """Texts to score together. policy: the empty policy. screened: use the scorer's screen."""
 
     texts: Sequence[str]
     policy: TextPolicy
@@ -32,8 +32,8 @@ _Found = list[tuple[_Request, Scores | TideError]]
 class Scoring:
     """Sends texts to `scorer`. Call its methods from a single event loop.
 
-    Texts that arrive during one call are sent in the next. Equal texts are sent once, cancelled
-    texts are not sent, and a text that the scorer rejects fails only its own request.
+    Texts that arrive during one call are sent in the next call. Equal texts are sent once,
+    cancelled texts are not sent, and a text that the scorer rejects fails only its own request.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -64,10 +64,10 @@ class Scoring:
         """Return a future for the scores of `texts`; it fails with a TideError.
 
         before: the text that precedes each text and is scored with it. With the policy "one" an
-        empty text scores 1.0 whatever precedes it. screened: score with the screen alone.
+        empty text always scores 1.0. screened: use only the scorer's screen.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        # Read the exception: after a failure nobody may await the other futures.
+        # Read the exception, because asyncio logs the exception of a future that nobody awaits.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         whole = [
             text if policy == "one" and is_empty(text) else start + text
@@ -92,7 +92,7 @@ class Scoring:
         def call() -> None:
             ABORT.set(abort)
             found = _score(sent, scorer)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for the scores
+            with suppress(RuntimeError):  # nobody waits for scores after the loop is closed
                 loop.call_soon_threadsafe(self._deliver, found)
 
         def abort_if_all_done(_: object) -> None:
@@ -103,7 +103,7 @@ class Scoring:
             one.future.add_done_callback(abort_if_all_done)
 
         if self._thread is None:
-            # A daemon: a scorer that hangs must not keep the program from ending.
+            # A daemon thread, so that a scorer that hangs does not keep the program running.
             self._thread = threading.Thread(
                 target=_serve, args=(self._calls,), name="tide scorer", daemon=True
             )
@@ -125,11 +125,11 @@ class Scoring:
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # it refers to the Scoring, and deleting the Scoring ends this thread
+        del call  # `call` refers to the Scoring, whose deletion ends this thread
 
 
 def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:
-    """Each request with its scores or its error; equal texts are sent once."""
+    """Return each request with its scores or its error. Equal texts are sent once."""
     found: _Found = []
     for policy, screened in dict.fromkeys((one.policy, one.screened) for one in sent):
         alike = [one for one in sent if (one.policy, one.screened) == (policy, screened)]
@@ -137,7 +137,7 @@ def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:
         answers: Sequence[Scores | TideError]
         try:
             answers = score_groups(used, [one.texts for one in alike], policy)
-        except TideError as error:  # the scorer itself fails, so all requests do
+        except TideError as error:  # the scorer itself failed, so all requests fail
             answers = [error] * len(alike)
         except BaseException as error:
             answers = [ScorerError(f"scorer {used.name} failed: {described(error)}")] * len(alike)

@@ -1,9 +1,9 @@
-"""`sentence`: a small transformer that reads whole sentences, while `pocket` counts words.
+"""`sentence`: a small transformer that reads whole sentences, unlike `pocket`, which counts words.
 
-It is made of the first layers of all-MiniLM-L6-v2 and the part of its vocabulary that occurs in
-English comments and prose. `scripts/train_sentence_scorer.py` trains it with torch, and reads its
-file back through this module. One file holds everything: the weights as integers from -127 to 127
-with a scale for each row, the vocabulary as a tensor of bytes, and the rest as metadata.
+The model consists of the first layers of all-MiniLM-L6-v2, with the part of its vocabulary that
+occurs in English comments and prose. `scripts/train_sentence_scorer.py` trains it with torch and
+reads the file back through this module. The file holds the weights as integers from -127 to 127
+with a scale for each row, the vocabulary as a tensor of bytes, and all other data as metadata.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tide.scorers.pocket import Description, normalize, sigmoid
 
 VOCABULARY = "vocabulary"  # the tensor with the wordpieces, one per line, in UTF-8
 SCALE = ".scale"
-_BATCH = 8  # windows; more do not fit into a processor's cache
-# As in BERT's tokenizer: a longer word is unknown, and each of these characters is a word.
+_BATCH = 8  # windows; a larger batch does not fit into a processor's cache
+# As in BERT's tokenizer, a longer word is unknown, and each Chinese character is a word.
 _LONGEST_WORD = 100
 _CHINESE = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)),
@@ -43,16 +43,16 @@ _Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 class Shape(Description):
-    """Sizes of the network, and how its output becomes a probability.
+    """Sizes of the network, and the map from its output to a probability.
 
-    tokens: size of a window, with the two tokens that mark its ends; a longer text is scored in
-    windows that overlap by half, and the worst counts. scale, offset: the logit is
+    tokens: size of a window, including the two tokens that mark its ends. A longer text is scored
+    in windows that overlap by half; the highest score counts. scale, offset: the logit is
     `scale * output + offset`.
     """
 
     entry = "sentence"
 
-    # Raise the number when the network or the reading of a text changes.
+    # Raise the number when the network or the tokenization changes.
     format: Literal["tide-sentence-1"] = "tide-sentence-1"
     vocabulary: _Size
     width: _Size
@@ -65,9 +65,9 @@ class Shape(Description):
 
 
 class Network:
-    """A BERT encoder, and a linear layer on the mean and maximum of its vectors.
+    """A BERT encoder, and a linear layer on the mean and maximum of its token vectors.
 
-    It runs on NumPy alone, so that a gateway needs no torch. weights: named as in
+    It runs on NumPy alone, so that a gateway needs no torch. weights: arrays by their names in
     `scripts/train_sentence_scorer.py`. Raises ValueError for missing or misshapen weights.
     """
 
@@ -107,10 +107,10 @@ class Network:
         self._heads, self._layers, self.weights = shape.heads, shape.layers, weights
 
     def __call__(self, ids: NDArray[np.int64]) -> Array:
-        """ids: (n, T), without padding. Outputs: (n,)."""
+        """Return outputs, shape (n,), for token ids, shape (n, T), without padding."""
         weights, (n, length) = self.weights, ids.shape
         vectors = weights["tokens.weight"][ids] + weights["positions.weight"][:length]
-        # Rows of all texts together, (n * T, width): one product of matrices is faster than n.
+        # One array for all windows, (n * T, width): one matrix product is faster than n products.
         vectors = self._normalized(vectors.reshape(n * length, -1), "norm")
         for layer in range(self._layers):
             name = f"encoder.layers.{layer}"
@@ -147,9 +147,9 @@ class Network:
 
 
 def _gelu(x: Array) -> Array:
-    """`x` times the normal CDF at `x`, in float32.
+    """Return `x` times the normal CDF at `x`, in float32.
 
-    NumPy has no error function: formula 7.1.26 of Abramowitz and Stegun is within 1.5e-7.
+    NumPy has no error function. Formula 7.1.26 of Abramowitz and Stegun has an error below 1.5e-7.
     """
     z = np.abs(x) * np.float32(0.5**0.5)
     t = 1 / (1 + np.float32(0.3275911) * z)
@@ -178,14 +178,14 @@ class WordPieces:
         return [i for word in bert_words(text) for i in self._of_word(word)]
 
     def windows(self, text: str, tokens: int) -> list[list[int]]:
-        """Ids of a text in windows of `tokens` that overlap by half, each with [CLS] and [SEP]."""
+        """Split the ids of a text into windows that overlap by half, with [CLS] and [SEP]."""
         ids, room = self.ids(normalize(text)), tokens - 2
         step = room // 2
         starts = range(0, max(len(ids) - step, 1), step) if len(ids) > room else (0,)
         return [[self._first, *ids[i : i + room], self._last] for i in starts]
 
     def _read(self, word: str) -> tuple[int, ...]:
-        """Ids of the longest pieces from the left; a word without a split is unknown as a whole."""
+        """Split a word into the longest pieces, from the left; return [UNK] if that fails."""
         found: list[int] = []
         start = 0
         while start < len(word) <= _LONGEST_WORD:
@@ -201,7 +201,7 @@ class WordPieces:
 
 
 def bert_words(text: str) -> list[str]:
-    """The words and punctuation marks of `text`, in lower case and without accents."""
+    """Split a text into words and punctuation marks, in lower case and without accents."""
     kept = []
     for character in text:
         if character in "\t\n\r":
@@ -225,7 +225,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
-    """The weights in float32, int8 ones multiplied by their scales."""
+    """Return the weights in float32, with int8 weights multiplied by their scales."""
     weights = {}
     for name, stored in tensors.items():
         if name.endswith(SCALE):
@@ -242,7 +242,7 @@ def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
 class SentenceScorer(ReadingScorer):
     """Probability that a reader finds an English text toxic, by a transformer of a few layers.
 
-    weights: a file written by `scripts/train_sentence_scorer.py`; the bundled one by default.
+    weights: a file written by `scripts/train_sentence_scorer.py`; the bundled file by default.
     Raises ScorerError if the file is missing or damaged.
     """
 
@@ -265,9 +265,9 @@ class SentenceScorer(ReadingScorer):
         return sigmoid(self.shape.scale * self.outputs(texts) + self.shape.offset)
 
     def outputs(self, texts: Sequence[str]) -> Floats:
-        """The network's output for each text: the highest of its windows.
+        """Return, for each text, the highest of the network's outputs for its windows.
 
-        Windows of one length share a batch without padding, so no window affects another's output.
+        Windows of equal length share a batch without padding, so no window affects another output.
         """
         windows = [
             (i, window)

@@ -1,11 +1,11 @@
 """Scorers that look at words only, and the bundled list of profanities.
 
-`profanity-check` (TF-IDF and a linear SVM) and `lexicon` are quick, and share neither data nor
-method with our trained scorers, so they are good judges of text optimised against those.
-`NeverScorer` finds the words of a policy's `never`. `ParticularsScorer` finds names and numbers
-that are not in a text's sources.
+`profanity-check` (TF-IDF and a linear SVM) and `lexicon` are quick. They share neither data nor
+method with TIDE's trained scorers, so they can judge text that was optimised against the trained
+scorers. `NeverScorer` finds words that a policy lists under `never`. `ParticularsScorer` finds
+names and numbers that are not in a text's sources.
 
-The list is Surge AI's (MIT, see `pocket/LICENSE-profanity`); masking uses it, too.
+The bundled list is Surge AI's (MIT, see `pocket/LICENSE-profanity`); masking uses it, too.
 `scripts/list_profanities.py` writes the file, which holds hashes instead of the words.
 """
 
@@ -72,15 +72,15 @@ class LexiconScorer(ReadingScorer):
             raise InputError(f"scorer lexicon: {path}: holds no words")
         self.name = f"lexicon@{digest_of(words)}"
         self.languages = None if path else ("en",)
-        self._listed = _as_a_whole(words, "")
+        self._listed = _whole_words(words, "")
 
     def _read(self, texts: list[str]) -> list[float]:
         return [float(bool(self._listed.search(text.casefold()))) for text in texts]
 
 
-def _as_a_whole(words: Iterable[str], beside: str) -> regex.Pattern[str]:
-    """A pattern for whole words. Letters in `beside` or scripts without spaces may touch a word."""
-    letter = rf"[\w--[{beside}{UNSPACED}]]"
+def _whole_words(words: Iterable[str], allowed: str) -> regex.Pattern[str]:
+    """Compile a pattern of whole words. Only `allowed` or unspaced characters may touch a word."""
+    letter = rf"[\w--[{allowed}{UNSPACED}]]"
     return regex.compile(
         rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
     )
@@ -93,16 +93,16 @@ _BETWEEN = regex.compile(r"[\W_]+")
 class NeverScorer(ReadingScorer):
     """Whether a text holds one of `words` (or phrases) as a whole, in any case.
 
-    It searches each reading of the text (`tide.scorers.disguises`) with any space between the words
-    of a phrase. Unlike `lexicon` it also searches the reading as `pocket` normalizes it (digits
-    become letters) and with spaced letters joined.
+    It searches each reading of the text (`tide.scorers.disguises`), with any space between the
+    words of a phrase. Unlike `lexicon`, it also searches each reading after the normalization of
+    `pocket` (digits become letters), and after joining spaced letters.
     """
 
     def __init__(self, words: Iterable[str]) -> None:
         read = {reading for word in words for reading in readings(word)}
         listed = sorted({spelling for one in read for spelling in _spellings(one)} - {""})
         self.name = f"never@{digest_of(listed)}"
-        self._whole = _as_a_whole(listed, "_")  # "_" marks emphasis in Markdown
+        self._whole = _whole_words(listed, "_")  # "_" marks emphasis in Markdown
         joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
         self._joined = regex.compile(r"\L<words>", words=joined, cache_pattern=False)
 
@@ -125,7 +125,7 @@ _SIGN = r"[\p{L}\p{M}\p{N}]"
 _WORD = regex.compile(rf"{_SIGN}+(?:['\u2019.,:@/_#+&]+{_SIGN}+)*")
 _APOSTROPHE = regex.compile(r"['\u2019]")
 _POSSESSIVE = regex.compile(r"['\u2019]s\Z")
-# What makes a word a name or number: a digit, a capital, a letter without case, or a mark.
+# Characters of names and numbers: digits, capitals, letters without case, and marks.
 _MARKED = regex.compile(r"[\p{N}\p{Lu}\p{Lt}\p{Lo}.,:@/_#+&]")
 _NUMBERS = frozenset((
     "zero", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
@@ -144,15 +144,15 @@ _BEGINNINGS = frozenset((
     "your",
 ))  # fmt: skip
 _BEFORE_SENTENCE = regex.compile(r"[\p{Sentence_Terminal}\u2026:\n][\W_]*\Z")
-_NEAR = 32  # characters before a word, to find out whether it begins a sentence
+_NEAR = 32  # characters before a word to search for the end of a sentence
 
 
 class ParticularsScorer(PlainScorer):
     """Whether a text holds a name or number that none of `sources` holds.
 
     Names are words with a capital letter, words of a script without capitals, and words with marks
-    inside, such as addresses. A word that begins a sentence is no name if it is common or a source
-    holds it in lowercase. Numbers are digits and the English words from zero to trillions, except
+    inside, such as addresses. A word that begins a sentence is not a name if it is common or a
+    source holds it in lowercase. Numbers are digits and the English words from zero to trillions, except
     "one". Lowercase names are not recognised.
     """
 
@@ -179,7 +179,7 @@ class ParticularsScorer(PlainScorer):
 
 
 def _words(text: str) -> Iterator[tuple[str, bool]]:
-    """The words, without a possessive `'s`, and whether each begins a sentence."""
+    """Yield each word, without a possessive `'s`, and whether it begins a sentence."""
     for number, match in enumerate(_WORD.finditer(text)):
         before = text[max(0, match.start() - _NEAR) : match.start()]
         begins = number == 0 or _BEFORE_SENTENCE.search(before) is not None
@@ -187,12 +187,12 @@ def _words(text: str) -> Iterator[tuple[str, bool]]:
 
 
 LISTED = "listed"  # the tensor with the hashes
-LONGEST = 3  # most words of a listed term
+LONGEST = 3  # maximum number of words in a listed term
 _LISTED_WORD = re.compile(r"[^\W_]+")
 
 
 def term_hashes(text: str) -> set[int]:
-    """Hashes of every one to three words in a row, normalized as in `pocket`."""
+    """Hash each run of one to three words of a text, normalized as in `pocket`."""
     words = _LISTED_WORD.findall(normalize(text))
     return {
         _hash(words[start : start + length])
@@ -202,7 +202,7 @@ def term_hashes(text: str) -> set[int]:
 
 
 def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
-    """The stored form of a list of terms: sorted hashes, without terms of more than three words."""
+    """Return the sorted hashes of terms, without terms of more than three words."""
     found = [_LISTED_WORD.findall(normalize(term)) for term in terms]
     hashes = {_hash(words) for words in found if 1 <= len(words) <= LONGEST}
     return np.array(sorted(hashes), dtype=np.uint64)
@@ -210,7 +210,7 @@ def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
 
 @cache
 def bundled_terms() -> frozenset[int]:
-    """The hashes of the bundled list."""
+    """Return the hashes of the bundled list of profanities."""
     with (
         guarded(ScorerError, f"list of profanities: cannot use {PROFANITIES}"),
         safe_open(PROFANITIES, framework="numpy") as file,
