@@ -174,7 +174,8 @@ class DetoxifyScorer(_Classifier):
     The checkpoint is downloaded from Detoxify's releases at first use. It is read with
     `weights_only`, which runs no code from the file; the package itself would unpickle it. A text
     longer than the model's context is scored in windows, as in `hf`. Raises InputError for an
-    unknown variant or output, ScorerError if the checkpoint cannot be downloaded or read, or lacks weights.
+    unknown variant or output, and ScorerError if the checkpoint cannot be downloaded or read, or
+    lacks weights.
     """
 
     @checked

@@ -186,7 +186,7 @@ def sigmoid(logits: Floats) -> Floats:
 
 
 class PocketScorer(ReadingScorer):
-    """Probability that a reader finds an English text toxic, for 10,000 short texts a second.
+    """Probability that a reader finds an English text toxic. It scores 10,000 short texts a second.
 
     Scores of texts in other languages mean little.
 

@@ -152,8 +152,8 @@ class ParticularsScorer(PlainScorer):
 
     Names are words with a capital letter, words of a script without capitals, and words with marks
     inside, such as addresses. A word that begins a sentence is not a name if it is common or a
-    source holds it in lowercase. Numbers are digits and the English words from zero to trillions, except
-    "one". Lowercase names are not recognised.
+    source holds it in lowercase. Numbers are digits and the English words from zero to trillions,
+    except "one". Lowercase names are not recognised.
     """
 
     name = "particulars"

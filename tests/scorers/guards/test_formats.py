@@ -76,7 +76,7 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
         ({"model": "x", "colour": "red"}, "colour: unknown"),
         ({"model": "x", "prompt": "Is it bad?"}, r"prompt: holds no \{text\}"),
         ({"model": "x", "verdicts": {"a": 2.0, "b": 0}}, "verdicts.a: Input should be less"),
-        ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "needs one that is toxic and one"),
+        ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "two verdicts must differ in toxicity"),
         ({"model": "x", "verdicts": {" a": 1, "b": 0}}, "' a' has spaces around it"),
         ({"model": "x", "prompt": "{text}", "url": "http://h"}, 'needs "api": "completions"'),
         ({"model": "x", "url": "http://h", "api": "completions"}, "needs a prompt"),
@@ -96,7 +96,7 @@ def test_what_names_no_guard(tmp_path: Path) -> None:
         f"{tmp_path}/none.json": "no such file",
         f"{tmp_path}/endless.json": "has more than 1 MiB",
         f"{tmp_path}/torn.json": "not a guard",
-        "openai-community/gpt2": r"which format\?; append one after '#': llama-guard",
+        "openai-community/gpt2": r"its format is unknown; append '#' and a format \(llama-guard",
         "openai-community/gpt2#guardian": "unknown format 'guardian'",
         "a\0b.json": "cannot be read",
     }.items():

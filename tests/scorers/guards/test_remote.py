@@ -99,7 +99,7 @@ def test_an_answer_without_a_verdict_is_an_error(world: World) -> None:
 
     for change in (cut_off, other_words):
         service.answer = altered(change)
-        with pytest.raises(ScorerError, match=r"instead of a verdict|without log-prob") as caught:
+        with pytest.raises(ScorerError, match=r"instead of a verdict|lacks log-prob") as caught:
             score_texts(scorer, ["a text"], "zero")
         assert "\n" not in str(caught.value)
 

@@ -58,7 +58,7 @@ def test_other_attributes(service: Service) -> None:
     assert scorer.name.startswith("perspective:INSULT,THREAT@")
     assert scorer.score(["a text"]) == pytest.approx([toxicity("a text")])
     assert list(service.requests[0]["body"]["requestedAttributes"]) == ["INSULT", "THREAT"]
-    with pytest.raises(InputError, match="is not an attribute"):
+    with pytest.raises(InputError, match="is not an attribute name"):
         load_scorer("perspective:TOXICITY?key=x")
 
 
@@ -73,7 +73,7 @@ def test_after_its_end_the_service_is_retired(
 
     monkeypatch.setattr(perspective, "date", NextYear)
     service.answer = lambda number: failure
-    with pytest.raises(ScorerRefusedError, match=r"retired.*use pocket"):
+    with pytest.raises(ScorerRefusedError, match=r"ended on.*use pocket"):
         quick().score(["a text"])
 
 

@@ -134,7 +134,12 @@ REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
     ("perspective", "empty", ScorerError, r"COMMENT_EMPTY \(texts: 1, characters: 6\)$"),
     ("perspective", "bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
     ("perspective", "forbidden", ScorerRefusedError, "PERMISSION_DENIED; check"),
-    ("perspective", "gone", ScorerRefusedError, "retired; .* ended on 2026-12-31; use pocket"),
+    (
+        "perspective",
+        "gone",
+        ScorerRefusedError,
+        "HTTP .*: the Perspective API ended on 2026-12-31; use pocket",
+    ),
 ]
 
 
@@ -157,7 +162,9 @@ def test_a_redirect_takes_neither_text_nor_key_along(world: Made) -> None:
     with running(VllmPooling) as elsewhere:
         service.elsewhere = elsewhere.url
         service.answer = lambda number: "redirect"
-        with pytest.raises(ScorerRefusedError, match="HTTP 307: redirects to another address"):
+        with pytest.raises(
+            ScorerRefusedError, match="HTTP 307: the server redirects to another address"
+        ):
             scorer.score(["a text"])
         assert elsewhere.requests == []
 
@@ -205,7 +212,7 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("classify", twice, "4 answers to 4 texts"),
+        ("classify", twice, "the server returned 4 answers to 4 texts"),
         ("classify", too_few, "3 answers to 4 texts"),
         ("classify", each(probs=[1.2, -0.2]), "an answer that cannot be used: data.0.probs.0"),
         ("score", too_few, "3 answers to 4 texts"),
@@ -213,7 +220,7 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
         (
             "tei",
             rows(lambda found: [[{"label": "good", "score": 1.0}] for _ in found]),
-            "other labels than its model has",
+            "labels differ from the model's labels",
         ),
         ("tei", rows(lambda found: [one[0] for one in found]), "cannot be used"),
         ("azure", too_few, "lacks or repeats a requested category"),
@@ -223,24 +230,24 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
             "lacks or repeats a requested category",
         ),
         ("azure", each(severity=8), "cannot be used: categoriesAnalysis.0.severity"),
-        ("chat guard", each(logprobs=None), "an answer without log-probabilities"),
+        ("chat guard", each(logprobs=None), "the answer lacks log-probabilities"),
         ("chat guard", chat_place(logprob=3.5), "used: choices.0.logprobs.content.0.logprob"),
         ("chat guard", chat_place(logprob=float("nan")), "cannot be used: choices.0.logprobs"),
         ("chat guard", rows(lambda found: found * 2), "2 answers to one text"),
-        ("completing guard", each(logprobs=None), "an answer without log-probabilities"),
+        ("completing guard", each(logprobs=None), "the answer lacks log-probabilities"),
         ("completing guard", too_few, "3 answers to 4 texts"),
         (
             "completing guard",
             each(logprobs={"tokens": ["safe"], "token_logprobs": [0.0], "top_logprobs": []}),
-            "of other tokens than it wrote",
+            "tokens and log-probabilities differ in number",
         ),
         (
             "completing guard",
             each(logprobs={"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}),
-            "an answer without log-probabilities",
+            "the answer lacks log-probabilities",
         ),
         ("moderation", too_few, "3 scores for 4 texts"),
-        ("perspective", lambda _: {"attributeScores": {}}, "an answer without a score"),
+        ("perspective", lambda _: {"attributeScores": {}}, "the answer lacks a score"),
         (
             "perspective",
             lambda _: {"attributeScores": {"TOXICITY": {"summaryScore": {"value": 1.7}}}},
@@ -295,7 +302,7 @@ def test_which_class_is_toxic() -> None:
         for scorer, fields, message in (
             (some, {"probs": [0.9, 0.8]}, r"not exclusive \(they add up to .*leave out 'sum:'"),
             (two, {"probs": [0.9, 0.1], "label": "toxic"}, "0 is called toxic; append #0"),
-            (two, {"probs": [0.9, 0.05, 0.05]}, "which of its 3 classes mean toxic"),
+            (two, {"probs": [0.9, 0.05, 0.05]}, "unclear which of the 3 classes are toxic"),
             (VllmClassifyScorer(f"{service.url}#5", **QUICK), {}, "no class 5; its model has 2"),
         ):
             service.answer = lambda number, fields=fields: each(**fields)  # type: ignore[misc]
@@ -402,7 +409,7 @@ def test_a_guard_by_its_spec() -> None:
             assert scorer.name == f"guard:{model}@{place(service)}/v1#llama-guard"
             assert scorer.score(["a text"]) == pytest.approx([share("a text")])
             assert service.requests[-1]["body"]["model"] == model
-        with pytest.raises(InputError, match=r"guard:some-guard: which format\?"):
+        with pytest.raises(InputError, match=r"guard:some-guard: its format is unknown"):
             load_scorer(f"guard:some-guard@{service.url}")
         asked = GuardSettings(model="llama-guard", url=service.url, policy={"K1": "Be kind."})
         RemoteGuard(asked, **QUICK).score(["a text"])

@@ -122,13 +122,15 @@ def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
         with cached(counting := Counting(), path) as scorer:
             assert score_texts(scorer, TEXTS[:3], "zero").values.tolist() == expected.tolist()
             assert counting.asked == asked
-    assert caplog.messages == [f"cache {path}: an entry is not a score; it is scored again"]
+    assert caplog.messages == [f"cache {path}: an entry is not a score; rescoring the text"]
 
 
 def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite3"
     path.write_text("something else entirely, long enough to be looked at" * 100)
-    with pytest.raises(ScorerError, match=r"scores\.sqlite3: cannot be used: .*delete it") as error:
+    with pytest.raises(
+        ScorerError, match=r"scores\.sqlite3 cannot be used: .*delete the file"
+    ) as error:
         CachedScorer(Counting(), path)
     assert "\n" not in str(error.value)
 
@@ -140,7 +142,7 @@ def test_a_file_that_is_no_cache(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_place_where_no_file_can_be(tmp_path: Path, place: str) -> None:
     with (
-        pytest.raises(ScorerError, match=r"^cache .*: cannot be used: ") as error,
+        pytest.raises(ScorerError, match=r"^cache .* cannot be used: ") as error,
         closing(CachedScorer(Counting(), str(tmp_path / place))) as scorer,
     ):
         scorer.score(TEXTS)
@@ -165,7 +167,7 @@ def test_a_file_with_damage_is_refused_or_holds_scores(data: st.DataObject) -> N
                 scores = scorer.score(TEXTS)
         except ScorerError as error:
             refusal = str(error)
-            assert refusal.startswith(f"cache {path}: cannot be used: ")
+            assert refusal.startswith(f"cache {path} cannot be used: ")
             assert len(refusal.splitlines()) == 1
         else:
             assert ((scores >= 0) & (scores <= 1)).all()

@@ -81,7 +81,7 @@ def test_it_stands_around_wrappers_and_inside_them() -> None:
         ("language:other=pocket", "en: Field required"),
         ("language:pocket", "is not key=value"),
         ("language:en=no-such", "unknown scorer 'no-such'"),
-        ("language:en=(cache:language:en=pocket)", "must not stand inside another"),
+        ("language:en=(cache:language:en=pocket)", "cannot be nested in another"),
         ("language:en=pocket,de=pocket", "no option 'de'"),
     ],
 )

@@ -13,8 +13,8 @@ def guard(model: str | GuardSettings, **options: Any) -> Scorer:
     """The probability that a guard model calls a text unsafe.
 
     model: a folder or hub id, `MODEL@http://HOST:PORT` on a server, or a `FILE.json` with
-    GuardSettings; append `#FORMAT` if the model's name does not tell the family. A folder may hold
-    its GuardSettings as guard.json. options: of the connection to a server (see RemoteScorer).
+    GuardSettings; append `#FORMAT` if the model's name does not show the family. A folder may hold
+    its GuardSettings as guard.json. options: settings of RemoteScorer.
 
     Raises InputError for invalid settings, and ScorerError if the guard cannot be loaded or does
     not answer with a verdict.

@@ -37,8 +37,8 @@ _KNOWN = {  # parts of model names, in lower case without separators
 class Format(BaseModel):
     """Format of a guard's prompt and answer.
 
-    verdicts: the words that it answers with, and how toxic each is, in [0, 1]. lead: the text
-    before the verdict. tokens: the number of tokens in which the verdict comes. arguments: for the
+    verdicts: the guard's possible verdicts, and the toxicity of each in [0, 1]. lead: the text
+    before the verdict. tokens: maximum number of tokens of an answer. arguments: variables of the
     chat template. policy: the keys that lead to a custom policy in the arguments; None if the
     template takes no policy. header: the template needs `add_generation_prompt`.
     """
@@ -53,7 +53,7 @@ class Format(BaseModel):
     header: bool = False
 
     def verdict(self, scorer: str, answer: Sequence[Place], begun: str) -> Verdict:
-        """The verdict in an answer that continues `begun`. Raises ScorerError."""
+        """Read the verdict in an answer that continues `begun`. Raises ScorerError."""
         try:
             return read_verdict(answer, self.verdicts, self.lead, begun)
         except NoVerdict as error:
@@ -85,7 +85,7 @@ FORMATS: Mapping[str, Format] = {
         header=True,
     ),
     "qwen3guard": Format(
-        # "Controversial" counts as unsafe, the stricter of the two readings that its authors name.
+        # "Controversial" counts as unsafe, the stricter of the two policies that its authors name.
         verdicts={"Unsafe": 1.0, "Controversial": 1.0, "Safe": 0.0}, lead="Safety:", tokens=12
     ),
 }  # fmt: skip
@@ -94,16 +94,16 @@ FORMATS: Mapping[str, Format] = {
 class GuardSettings(BaseModel):
     """Settings of a guard, as in `guard:FILE.json`; missing fields come from the format.
 
-    model: folder or hub id; with `url`, its name on the server. format: one of FORMATS, by default
+    model: folder or hub id; with `url`, a name on the server. format: one of FORMATS, by default
     derived from the model's name. url: a server that speaks OpenAI's API; without it the guard runs
     in this process. api: "chat" applies the chat template on the server; "completions" needs
-    `prompt`. engine: runs a guard in this process.
+    `prompt`. engine: the library that runs a guard in this process.
 
-    prompt: replaces the model's chat template, with `{text}` and perhaps `{policy}` in it. policy:
-    the forbidden content, as a text or as categories with descriptions. verdicts, lead, tokens: see
-    `Format`. arguments: further arguments of the chat template. role: the author of the text in the
-    chat; an "assistant" answers `question`. engine_options: further arguments of vllm.LLM. batch:
-    texts at a time, in process or in a request for completions.
+    prompt: replaces the model's chat template; contains `{text}` and optionally `{policy}`.
+    policy: the forbidden content, as a text or as categories with descriptions. verdicts, lead,
+    tokens: see `Format`. arguments: further variables of the chat template. role: the author of the
+    text in the chat; an "assistant" answers `question`. engine_options: further arguments of
+    vllm.LLM. batch: number of texts in a batch in this process, or in a request for completions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -130,42 +130,42 @@ class GuardSettings(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> GuardSettings:
         if self.prompt is not None and "{text}" not in self.prompt:
-            raise ValueError("prompt: holds no {text}")
+            raise ValueError("prompt: must contain {text}")
         if self.prompt is not None and self.url and self.api == "chat":
-            raise ValueError('prompt: with a url it needs "api": "completions"')
+            raise ValueError('prompt: needs "api": "completions" if a url is given')
         if self.api == "completions" and self.url and self.prompt is None:
             raise ValueError('api: "completions" needs a prompt; "chat" uses the model\'s template')
         if self.verdicts is not None and len(set(self.verdicts.values())) < 2:
-            raise ValueError("verdicts: needs one that is toxic and one that is not")
+            raise ValueError("verdicts: at least two verdicts must differ in toxicity")
         if spaced := [word for word in self.verdicts or () if word != word.strip()]:
             raise ValueError(f"verdicts: {spaced[0]!r} has spaces around it; leave them out")
         return self
 
     @classmethod
     def load(cls, path: Path, **defaults: Any) -> GuardSettings:
-        """The settings in a file. Raises InputError that names the wrong field."""
+        """Load settings from a file. Raises InputError that names the wrong field."""
         try:
             values = _OBJECT.validate_json(read_small(path))
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
-            raise InputError(f"{path}: not a guard: {problem(error, 'it')}") from None
+            raise InputError(f"{path} is not a guard: {problem(error)}") from None
         except InputError:
             raise
         except ValueError as error:  # a path with a null character
-            raise InputError(f"{path}: cannot be read: {first_line(error)}") from error
+            raise InputError(f"{path} cannot be read: {first_line(error)}") from error
 
     def resolve(self) -> tuple[str, Format]:
-        """The format's name, and the format with these settings. Raises InputError without one."""
+        """Return the format's name, and the format with these settings. Raises InputError."""
         name = self.format or ("own" if self.prompt and self.verdicts else known(self.model))
         if name != "own" and name not in FORMATS:
-            what = f"unknown format {self.format!r}" if self.format else "which format?"
+            what = f"unknown format {self.format!r}" if self.format else "its format is unknown"
             raise InputError(
-                f"scorer guard:{self.model}: {what}; append one after '#': {', '.join(FORMATS)}; "
+                f"scorer guard:{self.model}: {what}; append '#' and a format ({', '.join(FORMATS)}) "
                 "or give a prompt and verdicts in a file (guard:FILE.json)"
             )
         base = FORMATS.get(name) or Format(verdicts={})
         if self.verdicts is None and not base.verdicts:
-            raise InputError(f"scorer guard:{self.model}: a format of your own needs verdicts")
+            raise InputError(f"scorer guard:{self.model}: a custom format needs verdicts")
         given = {
             "verdicts": self.verdicts, "lead": self.lead, "tokens": self.tokens,
             "arguments": self._arguments(base),
@@ -179,7 +179,7 @@ class GuardSettings(BaseModel):
         if base.policy is None:
             raise InputError(
                 f"scorer guard:{self.model}: this format has no place for a policy; put it into a "
-                "prompt of your own (guard:FILE.json)"
+                "custom prompt (guard:FILE.json)"
             )
         policy: Any = self.policy
         if base.policy == ("categories",) and isinstance(policy, str):
@@ -193,7 +193,7 @@ class GuardSettings(BaseModel):
         return {**arguments, base.policy[0]: {**own, base.policy[-1]: policy}}
 
     def ask_about(self, text: str) -> str:
-        """The prompt with `text` and the policy filled in; placeholders inside these stay."""
+        """Fill text and policy into the prompt; placeholders inside text or policy stay."""
         policy = self.policy or ""
         if not isinstance(policy, str):
             policy = "\n".join(f"{name}: {rule}" for name, rule in policy.items())
@@ -201,7 +201,7 @@ class GuardSettings(BaseModel):
         return _PLACES.sub(lambda match: filled[match[1]], self.prompt or "{text}")
 
     def messages(self, text: str) -> list[dict[str, str]]:
-        """The chat for the guard's template."""
+        """Return the chat that the guard's template renders."""
         if self.role == "user":
             return [{"role": "user", "content": text}]
         return [
@@ -210,7 +210,7 @@ class GuardSettings(BaseModel):
         ]
 
     def digest(self) -> str:
-        """Digest of the settings that affect scores, without the model; "" for the defaults."""
+        """Hash the settings that affect scores, except the model; "" for the defaults."""
         own = {"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
         both = self, GuardSettings(model=self.model)
         asked, plain = (one.model_dump_json(include=own) for one in both)
@@ -218,7 +218,7 @@ class GuardSettings(BaseModel):
 
 
 def known(model: str) -> str:
-    """The format for a model, derived from its name; "" if unknown."""
+    """Derive the format of a model from the model's name; "" if unknown."""
     name = re.sub(r"[-_ /\\]", "", model.lower())
     return next((form for part, form in _KNOWN.items() if part in name), "")
 
@@ -228,7 +228,7 @@ _FILE = "guard.json"
 
 
 def read(spec: str) -> GuardSettings:
-    """The settings of a spec or of the file that it names. Raises InputError."""
+    """Read settings from a spec, or from the file that the spec names. Raises InputError."""
     if spec.endswith(".json"):
         return GuardSettings.load(Path(spec))
     model, at, rest = spec.partition("@http")

@@ -35,10 +35,10 @@ _LIKELIEST = 20
 
 
 class _LocalGuard(PlainScorer, ABC):
-    """Base of guards in this process: makes their prompts and reads their answers.
+    """Base of guards in this process, which builds prompts and reads answers.
 
     The text that a guard writes before its verdict (empty lines, "Safety:") is found once, when the
-    guard is loaded. Later prompts end with it, so that the verdict is the answer's first token.
+    guard is loaded. Later prompts end with the text, so the first token of the answer is the verdict.
     """
 
     pace = "sentence"
@@ -77,7 +77,7 @@ class _LocalGuard(PlainScorer, ABC):
 
     @abstractmethod
     def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
-        """The likeliest answer to each prompt (token ids), of at most `tokens` tokens."""
+        """Generate the likeliest answer to each prompt (token ids), of at most `tokens` tokens."""
 
     def _verdicts(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         tokens = 1 if self._begun or not self._format.lead else self._format.tokens
@@ -94,7 +94,7 @@ class _LocalGuard(PlainScorer, ABC):
         return self._format.verdict(self.name, answer, self._begun)
 
     def _try_out(self) -> None:
-        """Find the text before the verdict in an answer about a plain text."""
+        """Find the text that the guard writes before its verdict on a harmless text."""
         policy = self._settings.policy
         if policy is not None and self._settings.prompt is None:
             rendered = self._rendered(HEALTH_TEXT)
@@ -102,12 +102,12 @@ class _LocalGuard(PlainScorer, ABC):
             if not all(text in rendered for text in texts):
                 raise InputError(
                     f"scorer {self.name}: its chat template has no place for a policy; put it into "
-                    "a prompt of your own (guard:FILE.json)"
+                    "a custom prompt (guard:FILE.json)"
                 )
         with guarded(ScorerError, f"scorer {self.name}: cannot be used"):
             (answer,) = self._answers([self._prompt(HEALTH_TEXT)], self._format.tokens)
             before = self._verdict(answer).before
-        # Reasoning is about one text and cannot begin the answers about others.
+        # Reasoning depends on the scored text, so it cannot begin the answers about other texts.
         if not _TAGS.sub("", before.replace(self._format.lead, "")).strip():
             self._begin(before)
 
@@ -117,10 +117,10 @@ class _LocalGuard(PlainScorer, ABC):
         self._expected = self._control.count(self._ids(HEALTH_TEXT))
 
     def _probe_template(self) -> tuple[list[str], Callable[[str], str]]:
-        """The prompt's parts around the text, and the way that the template strips a text.
+        """Return the prompt's parts around the text, and the template's way to strip the text.
 
-        Only a probe passes through the template, so that the template cannot shorten a text. It may
-        repeat the text. Raises InputError if it would change the text.
+        Only a probe passes through the template, so that the template cannot shorten a text. The
+        template may repeat the text. Raises InputError if the template changes the probe.
         """
         rendered = self._rendered(probe := f"\t{_PROBE}\t")
         for strip in (str, str.lstrip, str.rstrip, str.strip):
@@ -128,13 +128,13 @@ class _LocalGuard(PlainScorer, ABC):
             if len(around) > 1 and _PROBE[0] not in "".join(around):
                 return around, strip
         raise InputError(
-            f"scorer {self.name}: its chat template leaves out or rewrites the text; give a prompt "
-            "of your own (guard:FILE.json)"
+            f"scorer {self.name}: its chat template leaves out or rewrites the text; give a "
+            "custom prompt (guard:FILE.json)"
         )
 
     def _probe_tokenizer(self) -> tuple[list[int], list[int]]:
-        """The ids that the tokenizer puts before and after a prompt."""
-        if self._settings.prompt is None:  # the template writes them
+        """Return the ids that the tokenizer puts before and after a prompt."""
+        if self._settings.prompt is None:  # the template writes these tokens
             return [], []
         with guarded(ScorerError, f"scorer {self.name}: cannot be used"):
             bare: list[int] = self._tokenizer(HEALTH_TEXT, add_special_tokens=False)["input_ids"]
@@ -143,19 +143,19 @@ class _LocalGuard(PlainScorer, ABC):
         return whole[:begin], whole[begin + len(bare) :]
 
     def _prompt(self, text: str) -> list[int]:
-        """Token ids of the prompt, with the text unchanged and no further control tokens.
+        """Return the token ids of the prompt, with the text unchanged and free of control tokens.
 
-        Raises ScorerError for a text for which that is impossible, and for one that is too long.
+        Raises ScorerError if the text becomes control tokens in any case, or is too long.
         """
         ids = self._ids(text)
         if self._control.count(ids) != self._expected:
             raise ScorerError(
-                f"scorer {self.name}: a text holds control tokens of its model that cannot be read "
+                f"scorer {self.name}: a text holds control tokens of the guard that cannot be read "
                 "as plain text"
             )
         if self._context is not None and len(ids) + self._format.tokens > self._context:
             raise ScorerError(
-                f"scorer {self.name}: a text of {len(text):,} characters is too long for its "
+                f"scorer {self.name}: a text of {len(text):,} characters is too long for the "
                 f"context of {self._context} tokens; use windows:guard:..."
             )
         return ids

@@ -1,4 +1,4 @@
-"""Guards on a server that speaks OpenAI's API and gives log-probabilities."""
+"""Guards on a server that speaks OpenAI's API and returns log-probabilities."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Completions(BaseModel):
 
 
 class RemoteGuard(SelfHostedScorer):
-    """A guard on a server that speaks OpenAI's API and gives log-probabilities, such as vLLM.
+    """A guard on a server that speaks OpenAI's API and returns log-probabilities, such as vLLM.
 
     By default the server applies the guard's chat template (`/chat/completions`); a custom prompt
     goes to `/completions`. GUARD_API_KEY holds the key, GUARD_QPS the requests a second. Further
@@ -97,10 +97,10 @@ class RemoteGuard(SelfHostedScorer):
             body["chat_template_kwargs"] = self._format.arguments
         answer = await self._request(client, "/chat/completions", _Chat, body, [text])
         if len(answer.choices) != 1:
-            raise ServerFailed(f"{len(answer.choices)} answers to one text")
+            raise ServerFailed(f"the server returned {len(answer.choices)} answers to one text")
         logprobs = answer.choices[0].logprobs
         if logprobs is None or not logprobs.content:
-            raise ServerFailed("an answer without log-probabilities")
+            raise ServerFailed("the answer lacks log-probabilities")
         return [
             Place(one.token, [(top.token, top.logprob) for top in one.top_logprobs or [one]])
             for one in logprobs.content
@@ -120,13 +120,13 @@ class RemoteGuard(SelfHostedScorer):
 
 def _places(found: _LogProbs | None) -> list[Place]:
     if found is None or not found.tokens:
-        raise ServerFailed("an answer without log-probabilities")
+        raise ServerFailed("the answer lacks log-probabilities")
     if not len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs):
-        raise ServerFailed("log-probabilities of other tokens than it wrote")
+        raise ServerFailed("the answer's tokens and log-probabilities differ in number")
     places = []
     for token, own, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
         likeliest = list(top.items()) if top else []
         if not likeliest and own is None:
-            raise ServerFailed("an answer without log-probabilities")
+            raise ServerFailed("the answer lacks log-probabilities")
         places.append(Place(token, likeliest or [(token, own or 0.0)]))
     return places

@@ -1,8 +1,9 @@
 """Turns a guard's verdict into a score.
 
-A guard answers with a word: "safe", "No", "Safety: Unsafe". Its log-probabilities tell how certain
-it is. The score is the probability of the toxic verdicts among all verdicts at the token where the
-verdict begins, which need not be the first token of the answer.
+A guard answers with a verdict, such as "safe", "No" or "Safety: Unsafe". The log-probabilities of
+the answer show how certain the guard is. The score is the probability of the
+toxic verdicts among all verdicts at the token where the verdict begins, which need not be the first
+token of the answer.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import NamedTuple
 
 # Minimum probability of all verdicts together if the chosen token is not a verdict.
 _LEAST = 0.01
-# The chosen token must have this share of the highest probability: rounding may separate equals.
+# Minimum ratio of the chosen token's probability to the highest, which rounding may reduce.
 _ROUNDING = 0.5
 # Characters that may surround a verdict.
 _AROUND = " \t\r\n\"'`*_"
 
 
 class Place(NamedTuple):
-    """One token of an answer, and the texts and log-probabilities of the likeliest tokens there.
+    """One token of an answer, and the texts and log-probabilities of the likeliest alternatives.
 
     A server may list only the chosen token.
     """
@@ -30,7 +31,7 @@ class Place(NamedTuple):
 
 
 class NoVerdict(ValueError):
-    """The answer holds no verdict; the message quotes its beginning."""
+    """The answer holds no verdict. The message quotes the beginning of the answer."""
 
 
 class Verdict(NamedTuple):
@@ -46,8 +47,8 @@ def read_verdict(
     """Find the verdict in an answer. Raises NoVerdict.
 
     verdicts: toxicity of each verdict in [0, 1]. lead: the text before the verdict ("Safety:");
-    any text may precede it, but only spaces, quotes and markup may stand between it and the
-    verdict. written: the beginning of the answer, if the prompt already held it.
+    any text may precede the lead, but only spaces, quotes and markup may separate lead and verdict.
+    written: the beginning of the answer, if the prompt holds the beginning.
 
     Tokens that the places do not list count as the most toxic verdict, so the score is never lower
     than with the whole vocabulary.
@@ -61,7 +62,7 @@ def read_verdict(
             blank = not (tail + chosen).strip(_AROUND)
             if not blank and len(meant) < 2:
                 if not _is_likeliest(chosen, likeliest):
-                    raise NoVerdict(f"{chosen!r}, which is not the likeliest of its own list,")
+                    raise NoVerdict(f"{chosen!r}, which is not the likeliest of the listed tokens,")
                 # A chosen verdict counts however unlikely it is; other verdicts need _LEAST.
                 score = _score(tail, likeliest, verdicts, 0.0 if meant else _LEAST)
                 if score is not None:
@@ -74,7 +75,7 @@ def read_verdict(
 
 
 def _is_likeliest(chosen: str, likeliest: Sequence[tuple[str, float]]) -> bool:
-    """Whether the chosen token is about the likeliest; if not, the list cannot be used."""
+    """Whether the chosen token is nearly the likeliest; otherwise the list cannot be used."""
     own = max((math.exp(logprob) for text, logprob in likeliest if text == chosen), default=0.0)
     return own >= _ROUNDING * max((math.exp(logprob) for _, logprob in likeliest), default=0.0)
 
@@ -85,9 +86,9 @@ def _score(
     verdicts: Mapping[str, float],
     least: float,
 ) -> float | None:
-    """The mean toxicity of the verdicts that may follow `tail`, weighted by probability.
+    """Return the mean toxicity of the verdicts that may follow `tail`, weighted by probability.
 
-    None unless their total probability exceeds `least`.
+    Return None unless the total probability of these verdicts exceeds `least`.
     """
     mass: dict[float, float] = {}
     listed = [(text, min(1.0, math.exp(logprob))) for text, logprob in likeliest]
@@ -105,7 +106,7 @@ def _score(
 
 
 def _meant(text: str, verdicts: Mapping[str, float]) -> set[float]:
-    """The toxicities of the verdicts that begin with `text`, or with which `text` begins."""
+    """Return the toxicities of verdicts that begin with `text` or that `text` begins with."""
     text = text.lstrip(_AROUND)
     if not text:
         return set()

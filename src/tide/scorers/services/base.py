@@ -1,4 +1,4 @@
-"""Base of scorers that query a service: paced, retried and concurrent, with one lasting client."""
+"""Base of scorers that query a service with paced, retried and concurrent requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tide.scorers.base import Attributed, AttributedScorer, TextScore, is_empty
 
 
 class Pace:
-    """Allows at most `per_second` starts a second, evenly spaced, without bursts."""
+    """Allows at most `per_second` requests to start a second, evenly spaced, without bursts."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second = per_second
@@ -38,7 +38,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def reserve(self, starts: int = 1) -> float:
-        """Reserve the next free start, or several in a row. Returns the seconds until the first."""
+        """Reserve one or more consecutive starts. Returns the seconds until the first start."""
         with self._lock:
             now = self._clock()
             start = max(now, self._next)
@@ -46,21 +46,21 @@ class Pace:
             return start - now
 
     def pause(self, seconds: float) -> None:
-        """Allow no start for this many seconds, as the service asked."""
+        """Allow no start for `seconds`, because the service asked for a pause."""
         with self._lock:
             self._next = max(self._next, self._clock() + seconds)
 
 
-# Longest pause to wait for, in seconds; a service that asks for more counts as unavailable.
+# Longest pause to wait for, in seconds; a service that asks for a longer pause is unavailable.
 _LONGEST_PAUSE = 120.0
-_MOST_AT_ONCE = 100  # by default
+_MOST_AT_ONCE = 100  # requests, by default
 _MOST_KEPT = 10_000  # scores kept after a call that failed
-# One pace for each service in this process, since its scorers share its quota.
+# One pace for each service in this process, because all scorers of a service share a quota.
 _PACES: dict[str, Pace] = {}
 
 # Error codes that mean that the service would refuse any text.
 _FINAL = {"API_KEY_INVALID", "insufficient_quota"}
-# Statuses that mean the same. Others, such as 424 (failed inference), may concern one text only.
+# Statuses that mean the same. Other statuses, such as 424 (failed inference), may concern one text.
 _REFUSED = {401, 402, 403, 404, 405, 410}
 
 _T = TypeVar("_T")
@@ -79,10 +79,11 @@ class RemoteScorer(AttributedScorer):
     start in a second, at most 100). A request that fails temporarily is repeated, up to `attempts`
     times in all, after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds
     for one request with its whole answer. If a call of `score` fails, the scores received by then
-    are kept (the last 10,000), so that the next call requests only the rest.
+    are kept (the last 10,000), so that the next call requests only the missing scores.
 
-    attributes: names of the service's further scores; see `tide.scorers.base`. check: the things to
-    check, for errors, if the service refuses to answer. tells_codes: errors may quote its codes.
+    attributes: names of the service's other scores; see `tide.scorers.base`. check: the settings to
+    check if the service refuses requests, for errors. tells_codes: whether errors may quote the
+    service's error codes.
     """
 
     pace = "sentence"
@@ -118,7 +119,7 @@ class RemoteScorer(AttributedScorer):
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
         self._kept: dict[str, TextScore] = {}
         self._opened: Client | None = None
-        self._used = False  # whether its last request succeeded
+        self._used = False  # whether the client's last request succeeded
 
     @property
     def portal(self) -> Portal:
@@ -126,7 +127,7 @@ class RemoteScorer(AttributedScorer):
         return portal_of(self, "scorer", ScorerError)
 
     def _rate(self) -> float:
-        """Queries a second: from the environment, else `usual_rate`."""
+        """Return the queries a second from the environment, else `usual_rate`."""
         if not (text := os.environ.get(self.rate_variable, "").strip()):
             return self.usual_rate
         try:
@@ -138,7 +139,7 @@ class RemoteScorer(AttributedScorer):
             ) from None
 
     def _client(self) -> Client:
-        """A new client for all requests; it sends the key as a bearer token."""
+        """Create the client for all requests, which sends the key as a bearer token."""
         return Client(self._timeout, key=self._key)
 
     @abstractmethod
@@ -149,7 +150,7 @@ class RemoteScorer(AttributedScorer):
         """
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        """Scores and attributes of `texts`.
+        """Return scores and attributes of `texts`.
 
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
         gone or refuses the key, and ScorerError for texts that it rejects.
@@ -168,7 +169,7 @@ class RemoteScorer(AttributedScorer):
         body: Any = None,
         texts: Sequence[str] = (),
     ) -> _Parsed:
-        """Post `body`, which holds `texts`, or GET without one. Raises the errors of `_ask`."""
+        """POST `body`, which holds `texts`; GET if it is None. Raises the errors of `_ask`."""
         method = "GET" if body is None else "POST"
         reply = await client.ask(method, self._url + path, body, limit=(1 + len(texts)) * MIB)
         if reply.status == 200:
@@ -182,11 +183,10 @@ class RemoteScorer(AttributedScorer):
         raise self._refusal(reply.status, f"scorer {self.name}: {what}", texts, final=final)
 
     def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
-        """The error for a status other than 200. final: the service would refuse any text."""
+        """Return the error for a status but 200. final: the service would refuse any text."""
         if 300 <= status < 400:
             return ScorerRefusedError(
-                f"{what}: redirects to another address, which is not followed; give the final "
-                "address"
+                f"{what}: the server redirects to another address; give the final address"
             )
         if status == 413:
             return ScorerError(
@@ -194,7 +194,7 @@ class RemoteScorer(AttributedScorer):
             )
         if final or status in _REFUSED:
             return ScorerRefusedError(f"{what}; check {self.check}")
-        empty = "; empty_policy 'zero' or 'one' scores nearly empty texts"
+        empty = "; empty_policy 'zero' or 'one' scores nearly empty texts without a request"
         hint = empty if any(map(is_empty, texts)) else ""
         size = f"texts: {len(texts)}, characters: {sum(map(len, texts))}"
         return ScorerError(f"{what} ({size}){hint}")
@@ -218,7 +218,7 @@ class RemoteScorer(AttributedScorer):
         return found
 
     async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """The result of `ask`, retried after temporary failures."""
+        """Return the result of `ask`, which is retried after temporary failures."""
 
         async def attempt() -> _T:
             async with self._gate:
@@ -229,7 +229,7 @@ class RemoteScorer(AttributedScorer):
                     if error.pause <= _LONGEST_PAUSE:
                         self._pace.pause(error.pause)
                         raise
-                    reason = f"{error}; it asks to retry in {error.pause:g} seconds"
+                    reason = f"{error}; the service asks to retry in {error.pause:g} seconds"
                     raise ScorerUnavailableError(f"scorer {self.name}: {reason}") from None
 
         retrying = tenacity.AsyncRetrying(
@@ -245,7 +245,7 @@ class RemoteScorer(AttributedScorer):
             raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
 
     async def _send(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """The answer to one request, repeated once if the server closed an idle connection."""
+        """Make one request, and repeat it once if the server closed an idle connection."""
         if self._opened is None:
             self._opened = self._client()
             self.portal.start(_hold, self._opened)
@@ -261,7 +261,7 @@ class RemoteScorer(AttributedScorer):
 
 
 async def _hold(client: Client) -> None:
-    """Close the client when this task is cancelled, at the end of its loop."""
+    """Wait until the end of the event loop cancels this task, then close the client."""
     try:
         await asyncio.get_running_loop().create_future()
     finally:
@@ -269,7 +269,7 @@ async def _hold(client: Client) -> None:
 
 
 def url_from(variable: str, given: str | None, default: str) -> str:
-    """A base URL: as given, else from the environment, else the default."""
+    """Return the base URL `given`, else the URL in the environment, else the default."""
     if given:
         return base_url(given, "url")
     try:
@@ -279,7 +279,7 @@ def url_from(variable: str, given: str | None, default: str) -> str:
 
 
 def codes_of(reply: Reply) -> list[str]:
-    """The codes of an error and its details, but no messages: they may hold text or key."""
+    """Return an error reply's codes, but no messages, which may quote the texts or the key."""
     try:
         error = from_json(reply.body)["error"]
         details = [one for one in (error.get("details") or ()) if isinstance(one, dict)]
@@ -292,5 +292,5 @@ def codes_of(reply: Reply) -> list[str]:
 
 
 def place_of(url: str) -> str:
-    """Host, port and path of a base URL, for names."""
+    """Return host, port and path of a base URL, for scorer names."""
     return url.partition("://")[2]

@@ -21,7 +21,7 @@ from tide.scorers.base import TextScore
 from tide.scorers.services.base import RemoteScorer, place_of, url_from
 
 URL = "https://api.openai.com/v1"
-# Categories nearest to "rude or disrespectful"; the others are about other harms.
+# Categories nearest to "rude or disrespectful"; the other categories concern other harms.
 CATEGORIES = ("harassment", "harassment/threatening", "hate", "hate/threatening")
 
 
@@ -36,8 +36,8 @@ class _ModerationReply(BaseModel):
 class OpenAIModerationScorer(RemoteScorer):
     """The largest score among `categories`, in [0, 1].
 
-    `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories; each is an attribute.
-    model: by default a dated version, so that scores stay comparable. These scores are not
+    `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories. Each category is an
+    attribute. model: by default a dated version, so that scores stay comparable. The scores are not
     calibrated like Perspective's; `tide scorers calibrate` fits them to labels. Settings: see
     RemoteScorer.
 
@@ -71,7 +71,7 @@ class OpenAIModerationScorer(RemoteScorer):
         reply = await self._request(client, "/moderations", _ModerationReply, body, texts)
         rows = [result.category_scores for result in reply.results]
         if len(rows) != len(texts):
-            raise ServerFailed(f"{len(rows)} scores for {len(texts)} texts")
+            raise ServerFailed(f"the server returned {len(rows)} scores for {len(texts)} texts")
         return [self._read(row) for row in rows]
 
     def _read(self, row: dict[str, float | None]) -> TextScore:
@@ -104,9 +104,9 @@ class _AzureReply(BaseModel):
 class AzureContentSafetyScorer(RemoteScorer):
     """The largest severity among `categories`, divided by 7 (eight levels: 0, 1/7, ... 1).
 
-    categories: some of Hate, SelfHarm, Sexual and Violence, comma-separated; each is an attribute.
-    Azure calls severity 4 medium, which is 0.57 here. Texts over 10,000 characters are an error
-    (use windows:). Settings: see RemoteScorer.
+    categories: one or more of Hate, SelfHarm, Sexual and Violence, comma-separated; each category
+    is an attribute. Azure calls severity 4 (score 0.57) medium. Texts over 10,000 characters are an
+    error (use windows:). Settings: see RemoteScorer.
 
     Raises InputError without a key or an address.
     """
@@ -160,6 +160,6 @@ class AzureContentSafetyScorer(RemoteScorer):
         analysis = (await self._request(client, path, _AzureReply, body, texts)).categories
         found = {one.category: one.severity / _WORST for one in analysis}
         if len(found) != len(analysis) or any(name not in found for name in self.attributes):
-            raise ServerFailed("an answer that lacks or repeats a requested category")
+            raise ServerFailed("the answer lacks or repeats a requested category")
         scores = {name: found[name] for name in self.attributes}
         return [TextScore(max(scores.values()), scores)]

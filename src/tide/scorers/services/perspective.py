@@ -49,10 +49,11 @@ class _PerspectiveReply(BaseModel):
 class PerspectiveScorer(RemoteScorer):
     """Probability that a reader perceives a text as toxic, or as having another attribute.
 
-    attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several, comma-separated, in one request;
-    the largest counts. long_text: "split" splits a text longer than `max_bytes` at spaces, and the
-    worst part counts; "refuse" raises ScorerError. key, url, queries_per_second and long_text
-    default to environment variables (see the module). Further settings: see RemoteScorer.
+    attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several attributes, comma-separated; the
+    largest is the score. long_text: "split" splits a text longer than `max_bytes` at spaces, and
+    the highest score of its parts counts; "refuse" raises ScorerError. key, url, queries_per_second
+    and long_text default to environment variables (see the module). Further settings: see
+    RemoteScorer.
 
     Raises InputError without a key, and ScorerRefusedError once the service has ended.
     """
@@ -78,7 +79,9 @@ class PerspectiveScorer(RemoteScorer):
         self.attributes = tuple(dict.fromkeys(attribute.split(",")))
         for name in self.attributes:
             if not name.replace("_", "").isalnum():
-                raise InputError(f"scorer perspective: {name!r} is not an attribute like TOXICITY")
+                raise InputError(
+                    f"scorer perspective: {name!r} is not an attribute name such as TOXICITY"
+                )
         self._long_text = long_text or os.environ.get("PERSPECTIVE_LONG_TEXT") or "split"
         if self._long_text not in ("split", "refuse"):
             raise InputError(
@@ -93,7 +96,7 @@ class PerspectiveScorer(RemoteScorer):
         )
         if url == URL:
             _LOG.warning(
-                "Perspective API %s on %s; afterwards %s",
+                "The Perspective API %s on %s; after that day, %s",
                 "ended" if date.today() > END_OF_SERVICE else "ends", END_OF_SERVICE, _INSTEAD,
             )  # fmt: skip
 
@@ -126,13 +129,13 @@ class PerspectiveScorer(RemoteScorer):
         )
         answer = reply.attributes
         if any(name not in answer for name in self.attributes):
-            raise ServerFailed("an answer without a score")
+            raise ServerFailed("the answer lacks a score")
         found = {name: answer[name].summary.value for name in self.attributes}
         return [TextScore(max(found.values()), found)]
 
     def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
         if status == 410 or (status in (403, 404) and date.today() > END_OF_SERVICE):
             return ScorerRefusedError(
-                f"{what}: retired; the Perspective API ended on {END_OF_SERVICE}; {_INSTEAD}"
+                f"{what}: the Perspective API ended on {END_OF_SERVICE}; {_INSTEAD}"
             )
         return super()._refusal(status, what, texts, final=final)

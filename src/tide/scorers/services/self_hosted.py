@@ -1,4 +1,4 @@
-"""Scorers that query a self-hosted server by its address, with a key if it needs one.
+"""Scorers that query a self-hosted server, which may need a key.
 
 `tei:URL` (text-embeddings-inference), `vllm-classify:URL` and `vllm-score:URL`. TEI_API_KEY and
 VLLM_API_KEY hold the keys, TEI_QPS and VLLM_QPS the requests a second (default 100).
@@ -76,10 +76,10 @@ class _Predictions(RootModel[list[Any]]):
 class TeiScorer(SelfHostedScorer):
     """The summed probability of the toxic labels of a classifier, from TEI's `/predict`.
 
-    `#max:LABEL,LABEL` takes the largest instead.
+    `#max:LABEL,LABEL` takes their largest probability instead.
 
     url: the server's address, optionally followed by `#` and the toxic labels, comma-separated:
-    `tei:http://HOST:8080#toxic`. Without them, labels with a common name are taken, as in `hf`. TEI
+    `tei:http://HOST:8080#toxic`. By default, labels with a common name are toxic, as in `hf`. TEI
     applies a softmax even if a model's labels are not exclusive. A text longer than the model's
     context is an error. Settings: see RemoteScorer.
     """
@@ -110,13 +110,15 @@ class TeiScorer(SelfHostedScorer):
         body = {"inputs": [[text] for text in texts], "truncate": False}
         answer = await self._request(client, "/predict", _Predictions, body, texts)
         if len(answer.root) != len(texts):
-            raise ServerFailed(f"{len(answer.root)} scores for {len(texts)} texts")
+            raise ServerFailed(
+                f"the server returned {len(answer.root)} scores for {len(texts)} texts"
+            )
         return [self._score_of(row) for row in answer.root]
 
     def _score_of(self, row: list[_Prediction]) -> TextScore:
         found = {one.label: one.score for one in row}
         if found.keys() != self._labels or len(found) != len(row):
-            raise ServerFailed("an answer with other labels than its model has")
+            raise ServerFailed("the answer's labels differ from the model's labels")
         scores = {label: found[label] for label in self._toxic}
         score = max(scores.values()) if self._how == "max" else sum(scores.values())
         return TextScore(min(1.0, score), scores)
@@ -151,15 +153,15 @@ class _Pairs(BaseModel):
 
 
 def in_order(rows: list[Any], texts: int) -> list[Any]:
-    """The rows in the order of the texts. Raises ServerFailed unless there is one for each text."""
+    """Sort rows by their texts. Raises ServerFailed unless each text has exactly one row."""
     rows = sorted(rows, key=lambda row: row.index)
     if [row.index for row in rows] != [*range(texts)]:
-        raise ServerFailed(f"{len(rows)} answers to {texts} texts")
+        raise ServerFailed(f"the server returned {len(rows)} answers to {texts} texts")
     return rows
 
 
 class _VllmScorer(SelfHostedScorer):
-    """Base of scorers on a vLLM server, which use its first model and name it in `name`."""
+    """Base of scorers that use the first model of a vLLM server; `name` holds the model's name."""
 
     family = "VLLM"
     kind: str
@@ -178,10 +180,10 @@ class VllmClassifyScorer(_VllmScorer):
     """The probability of a class, from vLLM's `/classify`.
 
     url: the server's address, optionally followed by `#` and the numbers of the toxic classes,
-    comma-separated; the largest one counts: `vllm-classify:http://HOST:8000#1`. Exclusive
+    comma-separated; the largest probability counts: `vllm-classify:http://HOST:8000#1`. Exclusive
     classes (softmax) may be added up: `#sum:1,2`. vLLM names only the likeliest class of a text, so
-    classes are given by number. Without numbers, a model's only class is taken, or the second of
-    two; it is an error if the first has the name of a toxic one. Settings: see RemoteScorer.
+    classes are given by number. By default, a model's only class is toxic, or the second of two
+    classes; it is an error if the first class has a toxic name. Settings: see RemoteScorer.
     """
 
     kind = "vllm-classify"
@@ -224,8 +226,8 @@ class VllmClassifyScorer(_VllmScorer):
     def _usual(self, row: _Class) -> list[int]:
         if len(row.probs) > 2:
             raise ScorerError(
-                f"scorer {self.name}: which of its {len(row.probs)} classes mean toxic? append "
-                "their numbers, as in #1"
+                f"scorer {self.name}: unclear which of the {len(row.probs)} classes are toxic; "
+                "append their numbers, as in #1"
             )
         best = max(range(len(row.probs)), key=row.probs.__getitem__)
         if len(row.probs) == 2 and best == 0 and row.label is not None and is_toxic(row.label):
@@ -240,8 +242,8 @@ class VllmScoreScorer(_VllmScorer):
 
     url: the server's address, `#` and the description, to which every text is compared:
     `vllm-score:http://HOST:8000#a rude or disrespectful comment`. A score outside [0, 1], as
-    embedding models give, is an error. Calibrate it before you compare its 0.5 with that of other
-    scorers. Settings: see RemoteScorer.
+    embedding models give, is an error. Calibrate the scorer before you compare its scores with
+    those of other scorers. Settings: see RemoteScorer.
     """
 
     kind = "vllm-score"

@@ -1,7 +1,7 @@
-"""The base class of scorer wrappers, ensembles and windows.
+"""Scorer wrappers: their base class, ensembles and windows.
 
 `max:A,B`, `mean:A,B` and `confirm:A,B` combine several scorers. `windows:SCORER` scores a long text
-in overlapping windows, and the worst counts.
+in overlapping windows; the highest score counts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from tide.scorers.language import languages_of
 
 
 class ScorerWrapper(AttributedScorer):
-    """A scorer that wraps one or several others.
+    """A scorer that wraps one or more scorers. Subclasses override `score_attributes`.
 
-    Name and threshold are the first scorer's, unless the subclass sets its own. Attributes are
-    those that any scorer has, languages those that all read. Subclasses override
-    `score_attributes`.
+    Name and threshold are those of the first scorer, unless the subclass sets others. The wrapper
+    has the attributes of all scorers, and the languages that every scorer reads.
     """
 
     screen: Scorer | None = None  # see `tide.scorers.base.screen_of`
@@ -62,10 +61,10 @@ class ScorerWrapper(AttributedScorer):
 class _Ensemble(ScorerWrapper):
     """Every member scores every text; if one fails, the ensemble fails.
 
-    Attributes are combined like the scores, over the members that have them.
+    An attribute is combined like the scores, over the members that have the attribute.
 
-    scores_of: combines the members' scores, shape (members, texts). threshold_of: combines their
-    thresholds.
+    scores_of: combines the members' scores, shape (members, texts). threshold_of: combines the
+    members' thresholds.
     """
 
     kind: ClassVar[str]
@@ -100,7 +99,7 @@ class _Ensemble(ScorerWrapper):
 class MaxScorer(_Ensemble):
     """The highest score of any member: a text passes only if it passes all of them.
 
-    threshold: the lowest of the members'.
+    threshold: the lowest threshold of a member.
     """
 
     kind, scores_of, threshold_of = "max", staticmethod(np.max), staticmethod(min)
@@ -112,15 +111,15 @@ class MeanScorer(_Ensemble):
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
-# The first scorer's score from which the second is called; no lower threshold is useful.
+# Lowest score of the first scorer for which the second scorer is called.
 _DOUBT = 0.01
 
 
 class ConfirmScorer(ScorerWrapper):
     """Calls the second scorer for texts that the first scores 0.01 or more; the lower score counts.
 
-    So a scorer that reads sentences can correct a quick one that counts words, at a cost for those
-    texts only. Threshold, pace and attributes are the first scorer's, which is also the screen.
+    So a scorer that reads sentences can correct a quick scorer that counts words, and runs only for
+    the texts that need it. The first scorer sets threshold, pace and attributes, and is the screen.
     """
 
     @checked
@@ -150,13 +149,13 @@ _WORD = regex.compile(
     rf"|(?:(?={_SPACED})\X){{1,8}}"
 )
 
-_LONGEST = 64  # most code points of a word: a letter may have any number of combining marks
+_LONGEST = 64  # maximum code points of a word, as a letter may have any number of marks
 
 
 class WindowedScorer(ScorerWrapper):
-    """The highest score and attributes of windows of `words` words that overlap by half.
+    """Scores windows of `words` words that overlap by half; the highest score counts.
 
-    For scorers that truncate long texts, or that average a short insult away. A text of at most
+    Use it for scorers that truncate long texts or average a short insult away. A text of at most
     `words` words is scored whole. Two characters of a script without spaces count as a word, and so
     do every 8 characters of a word of more than 24.
     """
@@ -192,9 +191,9 @@ class WindowedScorer(ScorerWrapper):
 
 
 def split_words(text: str, words: int) -> list[str]:
-    """Windows of `words` words (the last may be shorter) that overlap by half.
+    """Split a text into windows of `words` words that overlap by half; the last may be shorter.
 
-    No window ends inside a character, except one of more than 64 code points.
+    No window ends inside a character of at most 64 code points.
     """
     spans = [
         (start, min(start + _LONGEST, match.end()))
@@ -208,7 +207,7 @@ def split_words(text: str, words: int) -> list[str]:
 
 
 def split_bytes(text: str, limit: int) -> list[str]:
-    """Parts of at most `limit` bytes of UTF-8, cut at spaces where there are any."""
+    """Split a text into parts of at most `limit` bytes of UTF-8, at spaces if possible."""
     parts = []
     while len(text.encode("utf-8", "replace")) > limit:
         head = text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")

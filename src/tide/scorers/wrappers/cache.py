@@ -1,4 +1,4 @@
-"""`cache:SCORER`: scores kept on disk across runs, shared by all processes of a machine."""
+"""`cache:SCORER` keeps scores on disk across runs, for all processes of a machine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tide.scorers.wrappers.base import ScorerWrapper
 _T = TypeVar("_T")
 _LOG = logger(__name__)
 
-# Number of new scores to request and write at a time, so that an outage loses few paid ones.
+# Number of new scores to request and write at a time, so that an outage loses few paid scores.
 _CHUNK = 64
 # The oldest versions of SQLite allow 999 parameters in a statement.
 _MOST_PARAMETERS = 900
-# attributes: JSON, NULL without any.
+# attributes: JSON, or NULL if there are none.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS texts (
     key BLOB PRIMARY KEY, score REAL NOT NULL, attributes TEXT
@@ -47,9 +47,9 @@ class CachedScorer(ScorerWrapper):
     ":memory:" uses no file. The file holds hashes, not texts. Several processes may use it at once
     (not over a network file system), and killing one does not damage it.
 
-    Only valid scores are stored; an invalid entry is scored again, with a warning. Raises
-    InputError for a function (unless in memory), because its name has no revision, and ScorerError
-    if the file cannot be used.
+    Only valid scores are stored. If an entry is invalid, its text is scored again, with a warning.
+    Raises InputError for a function (unless in memory), because the name of a function has no
+    revision, and ScorerError if the file cannot be used.
     """
 
     @checked
@@ -77,7 +77,7 @@ class CachedScorer(ScorerWrapper):
                     known[keys[key]] = entry
                 elif not self._warned:
                     self._warned = True
-                    _LOG.warning("cache %s: an entry is not a score; it is scored again", self.path)
+                    _LOG.warning("cache %s: an entry is not a score; rescoring the text", self.path)
         new = [text for text in keys.values() if text not in known]
         for start in range(0, len(new), _CHUNK):
             chunk = new[start : start + _CHUNK]
@@ -98,12 +98,12 @@ class CachedScorer(ScorerWrapper):
     def _open(self) -> sqlite3.Connection:
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        # Several threads use the connection; `_lock` keeps them apart.
+        # Several threads use the connection; `_lock` admits one at a time.
         database = sqlite3.connect(
             self.path, timeout=60, isolation_level=None, check_same_thread=False
         )
         try:
-            # WAL: readers and a writer at the same time; a killed process damages nothing.
+            # WAL allows reads during a write, and a killed process damages nothing.
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = NORMAL")
             database.executescript(_SCHEMA)
@@ -118,7 +118,7 @@ class CachedScorer(ScorerWrapper):
         return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
     def _entry(self, score: object, attributes: object) -> TextScore | None:
-        """The stored score, with attributes if stored; None if the entry is invalid."""
+        """Return the stored score and attributes, or None if the entry is invalid."""
         if type(score) is not float or not 0 <= score <= 1:
             return None
         if attributes is None or not self.attributes:
@@ -158,6 +158,6 @@ class CachedScorer(ScorerWrapper):
             return action()
         except (sqlite3.Error, OSError, ValueError) as error:
             raise ScorerError(
-                f"cache {self.path}: cannot be used: {first_line(error)}; delete it, or choose "
+                f"cache {self.path} cannot be used: {first_line(error)}; delete the file or choose "
                 "another file with TIDE_CACHE"
             ) from error

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tide.core.errors import InputError, first_line
+from tide.core.validation import problem
 from tide.data.files import read_small
 from tide.plugins.options import checked
 from tide.scorers.base import Attributed, Floats, Scorer
@@ -24,10 +25,10 @@ _Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Calibration(BaseModel):
-    """A rising piecewise linear map from raw to calibrated scores, and the scorer it belongs to.
+    """A rising piecewise linear map from raw to calibrated scores of one scorer.
 
-    scorer: its spec. name: its name at fitting, with the revision. raw, calibrated: the map's
-    corners, both rising.
+    scorer: the scorer's spec. name: the scorer's name at fitting, with its revision. raw,
+    calibrated: the corners of the map, both rising.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,17 +54,15 @@ class Calibration(BaseModel):
 
     @classmethod
     def load(cls, path: Path) -> Calibration:
-        """Raises InputError if the file is missing or not a calibration."""
+        """Load a calibration. Raises InputError if the file is missing or invalid."""
         try:
             return cls.model_validate_json(read_small(path), strict=True)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "it"
-            raise InputError(f"{path}: not a calibration: {place}: {first['msg']}") from None
+            raise InputError(f"{path} is not a calibration: {problem(error)}") from None
         except InputError:
             raise
         except ValueError as error:  # a path with a null character
-            raise InputError(f"{path}: cannot be read: {first_line(error)}") from error
+            raise InputError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) -> Calibration:
@@ -84,7 +83,7 @@ def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) ->
 class CalibratedScorer(ScorerWrapper):
     """The scorer named in a calibration file, with calibrated scores and unchanged attributes.
 
-    Raises InputError if the file is no calibration, or one for another revision of the scorer.
+    Raises InputError if the file is not a calibration, or if it is for another revision.
     """
 
     @checked
@@ -96,7 +95,7 @@ class CalibratedScorer(ScorerWrapper):
         self.threshold = 0.5
         if self._scorer.name != self._calibration.name:
             raise InputError(
-                f"{path}: was fitted for {self._calibration.name}, not {self._scorer.name}; "
+                f"{path} was fitted for {self._calibration.name}, not {self._scorer.name}; "
                 "fit it again with 'tide scorers calibrate'"
             )
         digest = hashlib.sha256(self._calibration.model_dump_json().encode()).hexdigest()[:8]

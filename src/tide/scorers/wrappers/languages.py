@@ -1,4 +1,4 @@
-"""`language:en=SCORER,other=SCORER`: another scorer for texts that are plainly not in English."""
+"""`language:en=SCORER,other=SCORER` has another scorer for texts plainly not in English."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tide.scorers.language import MULTILINGUAL, other_language
 from tide.scorers.wrappers.base import ScorerWrapper
 from tide.scorers.wrappers.calibration import Calibration
 
-# Names and arguments: "lexicon" has an English list, but a "lexicon:FILE" may be in any language.
+# Names and arguments. The list of "lexicon" is English; that of "lexicon:FILE" may not be.
 _ENGLISH_SCORERS = {
     *((name, None) for name in ("pocket", "sentence", "profanity-check", "lexicon", "detoxify")),
     *(("detoxify", variant) for variant in ("original", "unbiased")),
@@ -25,17 +25,17 @@ _ENGLISH_SCORERS = {
 
 
 class LanguageOptions(Options):
-    en: str = Field(description="Scorer of English texts, and of texts too short to tell.")
+    en: str = Field(description="Scorer for English texts, and for texts too short to tell.")
     other: str | None = Field(
-        default=None, description="Scorer of all other texts, which are an error without it."
+        default=None, description="Scorer for all other texts; by default they are an error."
     )
 
 
 class LanguageScorer(ScorerWrapper):
     """Sends each text to the scorer that reads its language.
 
-    An attribute that only one scorer has is NaN for the other's texts. threshold: the lower of the
-    two. Raises InputError for nested `language:` specs.
+    An attribute that only one scorer has is NaN for texts of the other scorer. threshold: the lower
+    threshold of both scorers. Raises InputError for nested `language:` specs.
     """
 
     options_class = LanguageOptions
@@ -77,7 +77,7 @@ def _loaded(spec: str) -> Scorer:
     parts = [_parsed(spec)]
     for part in parts:
         if part.name == "language":
-            raise InputError("scorer language: must not stand inside another 'language:'")
+            raise InputError("scorer language: cannot be nested in another 'language:'")
         parts += part.inner
     return load_scorer(spec)
 
