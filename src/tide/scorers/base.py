@@ -358,7 +358,7 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
                 inspect.iscoroutine(answer)
                 and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED
             ):
-                answer.close()  # else Python warns that it was never awaited
+                answer.close()  # else Python warns: the coroutine was never awaited
     except TideError:
         raise
     except (TimeoutError, ConnectionError) as error:
@@ -410,7 +410,7 @@ def validate_scores(
 
 
 def _numbers(answer: Any) -> Floats:
-    kind, torch = type(answer), sys.modules.get("torch")  # if absent, there is no tensor
+    kind, torch = type(answer), sys.modules.get("torch")  # without torch there are no tensors
     if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
         answer = answer.detach().cpu()
         # numpy has no bfloat16.

@@ -33,7 +33,7 @@ def is_toxic(label: str) -> bool:
 def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
     """Return the indices of the labels `wanted` (comma-separated), else of common toxic labels.
 
-    Without common toxic labels, an only label is toxic, and LABEL_1 of LABEL_0 and LABEL_1, with a
+    Without common toxic labels, a single label is toxic, or LABEL_1 of LABEL_0 and LABEL_1, with a
     warning. scorer: the scorer's spec without labels, for messages. Raises InputError for unknown
     labels, and if it is unclear which labels are toxic.
     """

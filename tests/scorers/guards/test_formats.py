@@ -96,7 +96,7 @@ def test_what_names_no_guard(tmp_path: Path) -> None:
         f"{tmp_path}/none.json": "no such file",
         f"{tmp_path}/endless.json": "has more than 1 MiB",
         f"{tmp_path}/torn.json": "not a guard",
-        "openai-community/gpt2": r"its format is unknown; append '#' and a format \(llama-guard",
+        "openai-community/gpt2": r"its format is unknown; append # and a format \(llama-guard",
         "openai-community/gpt2#guardian": "unknown format 'guardian'",
         "a\0b.json": "cannot be read",
     }.items():

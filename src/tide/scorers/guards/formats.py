@@ -160,7 +160,7 @@ class GuardSettings(BaseModel):
         if name != "own" and name not in FORMATS:
             what = f"unknown format {self.format!r}" if self.format else "its format is unknown"
             raise InputError(
-                f"scorer guard:{self.model}: {what}; append '#' and a format ({', '.join(FORMATS)}) "
+                f"scorer guard:{self.model}: {what}; append # and a format ({', '.join(FORMATS)}) "
                 "or give a prompt and verdicts in a file (guard:FILE.json)"
             )
         base = FORMATS.get(name) or Format(verdicts={})

@@ -38,7 +38,7 @@ class _LocalGuard(PlainScorer, ABC):
     """Base of guards in this process, which builds prompts and reads answers.
 
     The text that a guard writes before its verdict (empty lines, "Safety:") is found once, when the
-    guard is loaded. Later prompts end with the text, so the first token of the answer is the verdict.
+    guard is loaded. Later prompts end with the text, so the answer's first token is the verdict.
     """
 
     pace = "sentence"
@@ -145,7 +145,8 @@ class _LocalGuard(PlainScorer, ABC):
     def _prompt(self, text: str) -> list[int]:
         """Return the token ids of the prompt, with the text unchanged and free of control tokens.
 
-        Raises ScorerError if the text becomes control tokens in any case, or is too long.
+        Raises ScorerError for a text whose control tokens cannot be read as plain text, and for a
+        text that is too long.
         """
         ids = self._ids(text)
         if self._control.count(ids) != self._expected:

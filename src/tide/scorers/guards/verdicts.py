@@ -1,9 +1,9 @@
 """Turns a guard's verdict into a score.
 
 A guard answers with a verdict, such as "safe", "No" or "Safety: Unsafe". The log-probabilities of
-the answer show how certain the guard is. The score is the probability of the
-toxic verdicts among all verdicts at the token where the verdict begins, which need not be the first
-token of the answer.
+the answer show how certain the guard is. The score is the probability of the toxic
+verdicts among all verdicts at the token where the verdict begins, which need not be the first token
+of the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AROUND = " \t\r\n\"'`*_"
 
 
 class Place(NamedTuple):
-    """One token of an answer, and the texts and log-probabilities of the likeliest alternatives.
+    """One token of an answer, and the texts and log-probabilities of the likeliest tokens.
 
     A server may list only the chosen token.
     """

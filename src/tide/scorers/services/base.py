@@ -183,7 +183,7 @@ class RemoteScorer(AttributedScorer):
         raise self._refusal(reply.status, f"scorer {self.name}: {what}", texts, final=final)
 
     def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
-        """Return the error for a status but 200. final: the service would refuse any text."""
+        """Return the error for a status other than 200. final: no text would be accepted."""
         if 300 <= status < 400:
             return ScorerRefusedError(
                 f"{what}: the server redirects to another address; give the final address"
@@ -261,7 +261,7 @@ class RemoteScorer(AttributedScorer):
 
 
 async def _hold(client: Client) -> None:
-    """Wait until the end of the event loop cancels this task, then close the client."""
+    """Close the client when the event loop ends and cancels this task."""
     try:
         await asyncio.get_running_loop().create_future()
     finally:

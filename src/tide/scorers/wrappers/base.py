@@ -118,8 +118,8 @@ _DOUBT = 0.01
 class ConfirmScorer(ScorerWrapper):
     """Calls the second scorer for texts that the first scores 0.01 or more; the lower score counts.
 
-    So a scorer that reads sentences can correct a quick scorer that counts words, and runs only for
-    the texts that need it. The first scorer sets threshold, pace and attributes, and is the screen.
+    So a scorer that reads sentences can correct a quick scorer that counts words, but runs for few
+    texts. Threshold, pace and attributes are those of the first scorer, which is also the screen.
     """
 
     @checked

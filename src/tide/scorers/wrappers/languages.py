@@ -1,4 +1,4 @@
-"""`language:en=SCORER,other=SCORER` has another scorer for texts plainly not in English."""
+"""`language:en=SCORER,other=SCORER` uses another scorer for texts plainly not English."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tide.scorers.language import MULTILINGUAL, other_language
 from tide.scorers.wrappers.base import ScorerWrapper
 from tide.scorers.wrappers.calibration import Calibration
 
-# Names and arguments. The list of "lexicon" is English; that of "lexicon:FILE" may not be.
+# Names and arguments of English scorers; a "lexicon:FILE" may be in any language.
 _ENGLISH_SCORERS = {
     *((name, None) for name in ("pocket", "sentence", "profanity-check", "lexicon", "detoxify")),
     *(("detoxify", variant) for variant in ("original", "unbiased")),
@@ -25,7 +25,7 @@ _ENGLISH_SCORERS = {
 
 
 class LanguageOptions(Options):
-    en: str = Field(description="Scorer for English texts, and for texts too short to tell.")
+    en: str = Field(description="Scorer for English texts and texts too short to classify.")
     other: str | None = Field(
         default=None, description="Scorer for all other texts; by default they are an error."
     )
