@@ -35,7 +35,7 @@ def of(values: Any, **attributes: Any) -> Attributed:
         (of([1.5], threat=[0.1], insult=[0.1]), "1.5"),
         (of([np.nan], threat=[0.1], insult=[0.1]), "nan is not a score"),
         (of([0.5], threat=[np.inf], insult=[0.1]), r"\(threat\): inf"),
-        (of([0.5], threat=[0.0, 0.0], insult=[0.1]), "1 texts"),
+        (of([0.5], threat=[0.0, 0.0], insult=[0.1]), r"shape \(2,\), not \(1,\)"),
     ],
 )
 def test_what_is_no_attribute_is_an_error(answer: Any, message: str) -> None:

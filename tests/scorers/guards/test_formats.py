@@ -74,7 +74,7 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
     [
         ({}, "model: Field required"),
         ({"model": "x", "colour": "red"}, "colour: unknown"),
-        ({"model": "x", "prompt": "Is it bad?"}, r"prompt: holds no \{text\}"),
+        ({"model": "x", "prompt": "Is it bad?"}, r"prompt: must contain \{text\}"),
         ({"model": "x", "verdicts": {"a": 2.0, "b": 0}}, "verdicts.a: Input should be less"),
         ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "two verdicts must differ in toxicity"),
         ({"model": "x", "verdicts": {" a": 1, "b": 0}}, "' a' has spaces around it"),

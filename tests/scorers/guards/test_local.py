@@ -123,7 +123,7 @@ def test_a_prompt_and_verdicts_of_one_s_own(folders: dict[str, Path], tmp_path: 
 def test_a_text_that_is_too_long_is_an_error_and_not_cut(folders: dict[str, Path]) -> None:
     scorer = load_scorer(f"guard:{folders['shieldgemma']}")
     long = "the weather is fine " * 80 + "rude"
-    with pytest.raises(ScorerError, match="too long for its context of 256 tokens; use windows:"):
+    with pytest.raises(ScorerError, match="too long for the context of 256 tokens; use windows:"):
         score_texts(scorer, [long], "zero")
     windows = load_scorer(f"windows:6:guard:{folders['shieldgemma']}")
     assert windows.score([long])[0] > 0.5

@@ -71,7 +71,7 @@ def test_a_text_is_read_word_for_word_and_opens_no_turn(kind: str, text: str) ->
 def test_a_text_that_completes_a_control_token_of_the_prompt_is_refused() -> None:
     guard = Guard(None, prompt="<|user|><{text}<|guard|>")
     assert guard.score(["s, people are rude"]) == [0.0]
-    with pytest.raises(ScorerError, match="control tokens of its model that cannot be read"):
+    with pytest.raises(ScorerError, match="control tokens of the guard that cannot be read"):
         guard.score(["the weather", "/s>"])
 
 

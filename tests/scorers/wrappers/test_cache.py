@@ -288,5 +288,5 @@ def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite3"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE texts (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT")
-    with cached(TwoSides(), path) as scorer, pytest.raises(ScorerError, match="delete it"):
+    with cached(TwoSides(), path) as scorer, pytest.raises(ScorerError, match="delete the file"):
         scorer.score(["a text"])
