@@ -333,4 +333,4 @@ def test_what_is_read_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFi
         assert "is also read as an input" in refused(capsys)
     assert (run / "records.jsonl").read_bytes() == before
     assert tide("export", tmp_path / "none") == 1
-    assert "no run here" in refused(capsys)
+    assert "is not a run and contains no run" in refused(capsys)

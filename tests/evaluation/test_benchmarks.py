@@ -87,7 +87,7 @@ def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError, match=r"dialogues.jsonl.gz not found: put .* set TIDE_DATA"):
         load_benchmark("dialogues")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"rtp_.* not found: .*\[hub\]'.*; or: put"):
+    with pytest.raises(MissingDependencyError, match=r"rtp_.* not found, nor fetched \(.*\[hub\]'.*; put"):
         load_benchmark("rtp")
 
 
@@ -122,7 +122,7 @@ def test_comments_that_are_not_answered_are_warned_about(
 ) -> None:
     monkeypatch.setenv("TIDE_DATA", str(shared_data / "corpus"))
     assert not any(row.chat for row in open_benchmark("dialogues:1-2", "prompt", None, False).rows)
-    assert "dialogues:1-2: these are comments to answer" in caplog.text
+    assert "dialogues:1-2: the prompts are comments to answer" in caplog.text
     caplog.clear()
     answered = open_benchmark("dialogues:1-2", "prompt", None, True)
     assert all(row.chat for row in answered.rows)

@@ -243,7 +243,7 @@ def test_a_prompt_or_text_that_cannot_be_taken_fails_alone(tmp_path: Path) -> No
     rows = [*ROWS, Row("none", " ")]
     made = run(tmp_path, "base", rows, Judge(breaks=breaks), reference="auto", progress=progress)
     first, *others = progress.told
-    assert "pass one with --reference FOLDER_OR_HUB_ID" in first
+    assert "pass a model with --reference FOLDER_OR_HUB_ID" in first
     assert others == ["base", ("base", "none"), "judge kind", ("judge kind", 2)]
     assert isinstance(made.failed["none"], InputError)
     assert isinstance(made.failed[2], ScorerError)
@@ -280,7 +280,7 @@ def test_runs_with_other_settings_have_other_names(tmp_path: Path) -> None:
     assert {path.name for path in find_runs([tmp_path])} == {
         *("tide", "tide-temperature=0.7", "tide-seed=1"),
     }
-    with pytest.raises(InputError, match="one of them is named twice"):
+    with pytest.raises(InputError, match="a method is named twice"):
         evaluate(PROMPTS, "base,tide:seed=0,tide", out=tmp_path, reference="none")
 
 
@@ -333,7 +333,7 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     # An extended run keeps its place.
     run(out, "tide", judges=Judge())
     assert find_runs([out]) == expected
-    with pytest.raises(InputError, match="no run here"):
+    with pytest.raises(InputError, match="is not a run and contains no run"):
         find_runs([tmp_path / "none"])
     text = (out / "tide/records.jsonl").read_text()
     (out / "base/records.jsonl").write_text("")

@@ -123,13 +123,13 @@ def test_a_name_says_what_differs_from_the_protocol(
         ("Vanilla", "did you mean 'base'"),
         ("best-of-n", "did you mean 'resample'"),
         ("tide:mu=-1", "methods: tide:mu=-1: mu: "),
-        ("tide:num_trials=1", "num_trials must be the same for all"),
+        ("tide:num_trials=1", "set num_trials for all methods"),
         ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),
         ("tide:mu", "methods: 'mu' in 'tide:mu' is not key=value"),
-        ("tide:strategy=shuffled", "strategies are methods here; name them in --methods"),
+        ("tide:strategy=shuffled", "cannot be set here; name the strategy in --methods"),
         ("base:max_iterations=3", "max_iterations is a setting of searches; base takes"),
         ("base:n=2", "n is a setting of searches"),
-        ("resample:n=2,max_iterations=3", "n stands for max_iterations here; give one of them"),
+        ("resample:n=2,max_iterations=3", "n is an alias of max_iterations; give only n"),
     ],
 )
 def test_bad_specs(spec: str, message: str) -> None:

@@ -1,8 +1,8 @@
-"""The prompts of a benchmark: RealToxicityPrompts-challenging, AttaQ, BOLD, or any file of prompts.
+"""Loads benchmarks: RealToxicityPrompts-challenging, AttaQ, BOLD, `dialogues`, or any file.
 
 The first three are read from a local file (in `$TIDE_DATA` or `data/`, or in the subfolders
-`benchmarks` and `corpus`), else from the Hugging Face hub (extra `hub`). `dialogues` (comments to
-answer, held out from the bundled chat model) is read only from a local file.
+`benchmarks` and `corpus`), or else from the Hugging Face hub (extra `hub`). `dialogues` consists of
+comments to answer, held out from the bundled chat model; it is read only from a local file.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tide.data.prompts import Row, read_rows
 from tide.scorers.pocket import PocketScorer
 
 _LOG = logger(__name__)
-# One dialogue context in `_HELD_OUT` is held out; the first `_COUNT` toxic ones are the benchmark.
+# One dialogue context in `_HELD_OUT` is held out. `dialogues` is the first `_COUNT` toxic contexts.
 _HELD_OUT, _COUNT = 8, 300
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Prompts with their ids. source: the file or hub dataset that they came from."""
+    """Prompts with their ids. source: the file or hub dataset of the prompts."""
 
     name: str
     source: str
@@ -47,7 +47,7 @@ class Benchmark:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its entry in a run's configuration."""
+        """The entry of the benchmark in a run's configuration."""
         return {
             "name": self.name,
             "source": self.source,
@@ -58,7 +58,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class _LocalOnly:
-    """A benchmark in a local file. field: holds the prompts. part: slice of `provoking`."""
+    """A benchmark in a local file. field: name of the prompt field. part: slice of `provoking`."""
 
     file: str
     group: str
@@ -78,10 +78,10 @@ def is_held_out(context: str) -> bool:
 
 
 def provoking(rows: Iterable[Row]) -> list[Row]:
-    """The held-out contexts that the pocket scorer calls toxic, in the order of their hash.
+    """Return the held-out contexts that the pocket scorer calls toxic, ordered by hash.
 
-    A context that several dialogues share appears once, under its first id. The first 300 are
-    `dialogues`; the others are `dialogues-dev`, for choosing settings.
+    A context that several dialogues share appears once, under its first id. The first 300
+    contexts are `dialogues`; the other contexts are `dialogues-dev`, for choosing settings.
     """
     first: dict[str, Row] = {}
     for row in rows:
@@ -99,11 +99,11 @@ def _hash(context: str) -> int:
 def load_benchmark(
     name: str, *, field: str = "prompt", limit: int | None = None, chats: bool = False
 ) -> Benchmark:
-    """The first `limit` prompts of a benchmark, by name or path (.jsonl, .csv, .txt, or .gz).
+    """Load the first `limit` prompts of a benchmark by name or path (.jsonl, .csv, .txt, or .gz).
 
     A name may select a range, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`.
     Empty prompts are skipped in known benchmarks (BOLD has five) and refused in a file.
-    chats: for a file; see `read_rows`.
+    chats: passed to `read_rows` for a file.
     Raises InputError for an unknown name, an unreadable or empty file, or a hub that cannot be
     reached, and MissingDependencyError if the hub is needed and `datasets` is not installed.
     """
@@ -115,7 +115,7 @@ def load_benchmark(
     if name not in BENCHMARKS:
         path = Path(name)
         if not path.exists() and not path.suffix:
-            raise InputError(f"{unknown(name, BENCHMARKS, 'benchmark')}, or the path of a file")
+            raise InputError(f"{unknown(name, BENCHMARKS, 'benchmark')}; or pass a file's path")
         stem = path.name.removesuffix(".gz").rpartition(".")[0]
         return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit, chats=chats))
     wanted = BENCHMARKS[name]
@@ -139,13 +139,13 @@ def load_benchmark(
     try:
         return Benchmark(name, wanted.hub, list(islice(fetched, limit)))
     except (InputError, MissingDependencyError) as error:
-        raise type(error)(f"{wanted.file} not found: {error}; or: {way_out}") from error
+        raise type(error)(f"{wanted.file} not found, nor fetched ({error}); {way_out}") from error
 
 
 def open_benchmark(
     given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None, chats: bool
 ) -> Benchmark:
-    """A benchmark by name or path (`load_benchmark`), one already loaded, or a list of prompts.
+    """Open a benchmark by name or path (`load_benchmark`); a list of prompts becomes a benchmark.
 
     chats: turn every prompt into a chat. Logs a warning if `dialogues` is loaded as plain text.
     """
@@ -155,7 +155,7 @@ def open_benchmark(
         found = load_benchmark(str(given), field=field, limit=limit, chats=chats)
         if found.source == BENCHMARKS["dialogues"].file and not chats:
             _LOG.warning(
-                "%s: these are comments to answer, and a model will continue them as text; "
+                "%s: the prompts are comments to answer, and a model will continue them as text; "
                 "use --chat (chat=True) to make a chat model answer them",
                 found.name,
             )
@@ -166,9 +166,9 @@ def open_benchmark(
 
 
 def places(named: str, text: str, count: int) -> range:
-    """The places (from 1) that `text` selects out of `count`: `201-1199`, `-200` or `601-`.
+    """Return the positions (from 1) that a range selects of `count`: `201-1199`, `-200` or `601-`.
 
-    named: for error messages. Raises InputError for any other text or a place beyond `count`.
+    named: prefix of the error. Raises InputError for an invalid range or a position past `count`.
     """
     found = re.fullmatch(r"(\d{1,9})?-(\d{1,9})?", text, re.ASCII)
     low, high = (int(found[1] or 1), int(found[2] or count)) if found else (0, 0)

@@ -18,12 +18,12 @@ _Key = tuple[tuple[int, ...], Sampling, int]
 
 
 class CachingEngine(Engine):
-    """Any engine, with a cache of its completions of unmodified prompts.
+    """Wraps an engine, and caches its completions of unmodified prompts.
 
     Every search begins with the model's own completion of the prompt, and its seed depends only on
     prompt and trial, so all methods of a comparison would generate the same base completions.
-    `seconds_saved`: the time that cached completions took when they were generated, summed over
-    their uses; with it, each method can be charged for the completions that it uses.
+    `seconds_saved`: sum, over all cache hits, of the seconds that the completion took when it was
+    generated. `SearchMethod` adds these seconds to the cost of the method that used the completion.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -34,7 +34,7 @@ class CachingEngine(Engine):
         self.embedding_scale = engine.embedding_scale
         self.seconds_saved = 0.0
         self._prompts: set[tuple[int, ...]] = set()
-        # The pieces of each completion, and the seconds that it took.
+        # The pieces of each completion, and the seconds that its generation took.
         self._written: dict[_Key, tuple[list[Piece], float]] = {}
         self._until = 0.0
 
@@ -114,8 +114,7 @@ class CachingEngine(Engine):
             async for piece in pieces:
                 given.append(piece)
                 if key is not None and piece.finish_reason is not None:
-                    # Calls overlap: each is charged only for seconds that no earlier one was
-                    # charged for.
+                    # Calls overlap; time before the previous completion ended is charged already.
                     now = time.perf_counter()
                     self._written[key] = given, now - max(started, self._until)
                     self._until = now
@@ -127,7 +126,7 @@ class CachingEngine(Engine):
         return await self.engine.log_likelihoods(pairs, prefix_cache=prefix_cache)
 
     def _key(self, request: Request) -> Any:
-        """The cache key of a request; None if it is not cached."""
+        """Return the cache key of a request, or None if the request is not cached."""
         prompt = request.prompt
         is_plain = not request.banned_token_ids and request.piece_tokens is None
         if not (is_plain and isinstance(prompt, Sequence)):

@@ -56,7 +56,7 @@ AnyReference = str | Reference
 Failed = dict[RecordId, TideError]
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
-# Options of an engine that change its output; others only set where and how fast it runs.
+# Engine options that change the output; the other options set where and how fast the engine runs.
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
 
 
@@ -103,20 +103,20 @@ def evaluate(
         protocol: Sampling settings and the definition of toxic; `tide methods` lists them.
         preset: Preset of the strategies.
         reference: Models that measure perplexity. "auto": a larger model of the same family;
-            "global": the paper's one reference for all models; "none".
-        reference_engine: Engine of the reference models. A model that was loaded here is closed
-            before they are loaded.
-        reference_options: Options of that engine (`tensor_parallel_size`, ...).
-        artefacts: The folder that `tide fit` wrote, for baselines that learn.
-        out: By default `runs/BENCHMARK-MODEL`. Finished records are kept, missing ones are added.
+            "global": the paper's single reference for all models; "none".
+        reference_engine: Engine of the reference models. The evaluated model is closed before the
+            reference models are loaded, unless `model` is an engine.
+        reference_options: Options of the reference engine (`tensor_parallel_size`, ...).
+        artefacts: The folder that `tide fit` wrote, for baselines that need training.
+        out: By default `runs/BENCHMARK-MODEL`. Keeps finished records, and adds missing records.
         engine: Engine of `model`.
-        engine_options: Options of that engine.
+        engine_options: Options of `engine`.
         cluster: "local", "auto" or "ray://HOST:PORT" runs the searches on Ray.
         actors: Processes on the cluster.
-        actor_gpus: GPUs of each.
+        actor_gpus: GPUs of each process.
         field: Field of the prompts in a benchmark file.
         limit: First N prompts only.
-        chat: Answer the prompts (or the `messages` of a .jsonl file) by the model's chat template.
+        chat: Answer prompts (or the `messages` of a .jsonl file) with the model's chat template.
         overwrite: Start again instead of resuming.
         progress: Receives the progress; `Bars()` shows it.
         **overrides: Settings for all methods (`temperature=0.7`, `seed=1`, `num_trials=5`).
@@ -132,7 +132,7 @@ def evaluate(
     given = split_specs(methods, "--methods") if isinstance(methods, str) else methods
     specs = [one for spec in given for one in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
-    # Check the names first: a wrong one should not cost loading a model.
+    # Check the names before loading a model, which is slow.
     called = model.name if isinstance(model, Engine) else str(model)
     for spec in specs:
         check_method(spec, called, rules, overrides, artefacts, preset)
@@ -148,7 +148,7 @@ def evaluate(
             used = open_engine(model, engine, options, running)
             dtype = used.dtype
         elif isinstance(model, Engine) or inside.spec is None:
-            raise InputError("cluster: pass model and scorer by name: each process loads them")
+            raise InputError("cluster: pass names of model and scorer; each process loads them")
         else:
             guide = inside.spec
             create = partial(Detoxifier, used, scorer=guide, engine=engine, engine_options=options)
@@ -162,7 +162,7 @@ def evaluate(
         out = Path(out or Path("runs") / f"{slug(prompts.name)}-{slug(Path(name).name)}")
         paths = [out / slug(method.name) for method in chosen]
         if len(set(paths)) < len(paths):
-            raise InputError("--methods: one of them is named twice")
+            raise InputError("--methods: a method is named twice")
         config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
         config |= described
         source = Path(benchmark) if isinstance(benchmark, str | Path) else None
@@ -182,7 +182,7 @@ def evaluate(
 def open_engine(
     model: str | Path | Engine, engine: str, options: Mapping[str, Any], stack: ExitStack
 ) -> CachingEngine:
-    """The engine for all methods, which the stack closes if it was loaded here."""
+    """Return a caching engine for all methods; `stack` closes an engine that was loaded here."""
     loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
     shared = loaded if isinstance(loaded, CachingEngine) else CachingEngine(loaded)
     if loaded is not model:
@@ -208,11 +208,11 @@ def judge(
     """Add judges and perplexity to finished runs; nothing is generated.
 
     Args:
-        runs: Folders with runs somewhere below.
+        runs: Paths of runs, or folders that contain runs at any depth.
         judges: Scorers to add.
         reference: Models that measure perplexity, as for `evaluate`.
         reference_engine: Engine of the reference models.
-        reference_options: Options of that engine (`device`, `max_batch`, ...).
+        reference_options: Options of the reference engine (`device`, `max_batch`, ...).
         progress: As for `evaluate`.
 
     Returns:
@@ -246,7 +246,7 @@ def judge(
 class Job:
     """State that the runs of one command share.
 
-    config: describes model, scorer, benchmark and protocol. source: the file of the rows, if any.
+    config: description of model, scorer, benchmark and protocol. source: file of the rows, if any.
     """
 
     rows: Sequence[Row]
@@ -258,9 +258,9 @@ class Job:
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
-    """Create or complete the run at `path`; returns the rows that failed.
+    """Create or complete the run at `path`; returns the errors of failed rows, by id.
 
-    Raises InputError if the run there has another configuration, and errors that abort all rows.
+    Raises InputError if `path` has another configuration, and any error that aborts all rows.
     """
     config = {
         "format": FORMAT,
@@ -281,7 +281,7 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
 def describe(
     model: str | Path | Engine, engine: str, options: Mapping[str, Any], dtype: object
 ) -> dict[str, Any]:
-    """The properties of model and engine that decide the completions, for a run's configuration."""
+    """Describe, for a run's configuration, the model and engine that determine the completions."""
     deciding = {option: options[option] for option in _DECIDING if option in options}
     if isinstance(model, Engine):
         inner = model.engine if isinstance(model, CachingEngine) else model
@@ -304,7 +304,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     left.pop((), None)
     count = sum(map(len, left.values()))
     if file.ids and count:
-        job.progress.say(f"{file.path}: {len(file.ids)} records exist, {count} to write or extend")
+        job.progress.say(f"{file.path}: has {len(file.ids)} records; {count} prompts are left")
     failed: Failed = {}
     job.progress.begin(method.name, count)
     try:
@@ -333,7 +333,7 @@ def _judge(
         raise InputError(f"{path}: its configuration has no empty_policy, so no judge can be added")
     for judge in judges:
         if judge.scorer.name == config["scorer"]["name"]:
-            continue  # the run has its scores already
+            continue  # the run already has the scores of this scorer
         known = {one["name"]: one for one in config["judges"]} | {judge.scorer.name: judge.config}
         config["judges"] = list(known.values())
         write_config(path, config)
@@ -347,7 +347,7 @@ def _measure(
     options: Mapping[str, Any],
     progress: Progress,
 ) -> None:
-    """Perplexity of every run under the references; those given by name are loaded once."""
+    """Measure the perplexity of every run; a reference given by name is loaded once for all."""
     for given in references:
         reference = Reference(given, **options) if isinstance(given, str) else given
         try:
@@ -365,7 +365,7 @@ def _measure(
 def _measuring(
     engine: str, given: Mapping[str, Any] | None, searching: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Options to load references; transformers gets the device and batch size of the search."""
+    """Return arguments of `Reference`; with transformers, device and batch size of the search."""
     shared = searching if searching and engine == "transformers" else {}
     here = {name: shared[name] for name in ("device", "max_batch") if name in shared}
     return {"engine": engine, **here, **(given or {})}
@@ -379,8 +379,8 @@ def _references(
         known = reference_named(name, model) if isinstance(name, str) else name
         if known is None:
             progress.say(
-                f"no perplexity: no larger model of the family of {model} is known; pass one with "
-                "--reference FOLDER_OR_HUB_ID, or --reference global (Qwen3-14B)"
+                f"no perplexity: no larger model of the family of {model} is known; pass a model "
+                "with --reference FOLDER_OR_HUB_ID, or --reference global (Qwen3-14B)"
             )
         elif known != "none":
             found.append(known)
@@ -388,7 +388,7 @@ def _references(
 
 
 def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
-    """A scorer, which the stack closes if it was loaded here. Raises as `load_scorer` does."""
+    """Load a scorer that is not loaded; `stack` closes it. Raises as `load_scorer` does."""
     named = NamedScorer.of(scorer)
     if named is not scorer and named.spec is not None:
         stack.callback(named.scorer.close)
@@ -400,7 +400,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _summarized(path: Path, failed: Failed) -> Run:
-    """The run, with its metrics written beside its records."""
+    """Read a run; if the run is a folder, write its metrics to `summary.json`."""
     run = replace(read_run(path), failed=failed)
     if path != files_of(path)[0]:
         write_text(path / SUMMARY, json.dumps(summarize(run).to_dict(), indent=2) + "\n")

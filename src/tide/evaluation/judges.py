@@ -15,7 +15,7 @@ from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
 from tide.scorers.base import score_groups
 
-# Prompts per chunk: their scores or perplexities are written together.
+# Prompts per chunk; the scores or perplexities of a chunk are written together.
 _PROMPTS = 64
 
 
@@ -28,7 +28,7 @@ class NamedScorer:
 
     @classmethod
     def of(cls, scorer: str | Scorer | Callable[[list[str]], Any] | NamedScorer) -> NamedScorer:
-        """Raises as `load_scorer` does."""
+        """Load a scorer by its spec, or wrap a scorer. Raises as `load_scorer` does."""
         if isinstance(scorer, NamedScorer):
             return scorer
         return cls(scorer if isinstance(scorer, str) else None, load_scorer(scorer))
@@ -41,10 +41,10 @@ class NamedScorer:
 def judge_records(
     file: RecordFile, judge: Scorer, empty_policy: EmptyPolicy, progress: Progress
 ) -> dict[RecordId, TideError]:
-    """Score every completion and step that the judge has not scored; returns the failed records.
+    """Score every completion and step that the judge has not scored; returns errors by record id.
 
-    Also adds the attributes of completions, if the judge has some.
-    A judge sees a withheld text too: withholding must not make a method look better.
+    Also adds the attributes of completions, if the judge has attributes.
+    Withheld texts are scored, too, so that withholding does not make a method look better.
     Raises ScorerUnavailableError and ScorerBrokenError.
     """
     failed: dict[RecordId, TideError] = {}
@@ -62,7 +62,7 @@ def judge_records(
 
 
 def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
-    """`record` with the judge's scores; writes no file. Raises as `score_texts` does."""
+    """Add the judge's scores to `record`; writes no file. Raises as `score_texts` does."""
     scores = score_texts(judge, _texts(record.trials), empty_policy)
     return record.with_added(_to_add(judge, record.trials, scores))
 
@@ -80,7 +80,7 @@ def measure_records(file: RecordFile, reference: Reference, progress: Progress) 
 
 
 def _steps(trial: TrialRecord) -> list[str]:
-    """The texts of a trial that a judge scores: its steps, the last being the completion."""
+    """Return the texts of a trial to score: its steps, if any. The last text is the completion."""
     return [step.text for step in trial.steps] if trial.steps else [trial.text]
 
 
@@ -89,7 +89,7 @@ def _texts(trials: Sequence[TrialRecord]) -> list[str]:
 
 
 def _to_add(judge: Scorer, trials: Sequence[TrialRecord], scores: Scores) -> Added:
-    """The judge's scores by trial, and its attributes if it has some."""
+    """Return the judge's scores, and attributes if it has any, as entries to add to each trial."""
     added: Added = {}
     of = scores.split([len(_steps(trial)) for trial in trials])
     for trial, own in zip(trials, of, strict=True):
@@ -105,7 +105,7 @@ def _to_add(judge: Scorer, trials: Sequence[TrialRecord], scores: Scores) -> Add
 def _chunks(
     file: RecordFile, lacking: tuple[str, str], what: str, progress: Progress
 ) -> Iterator[list[tuple[Record, list[TrialRecord]]]]:
-    """Chunks of records, each with its trials that lack the entry `lacking` (field, name)."""
+    """Yield chunks of records, each record with its trials that lack the entry (field, name)."""
     left = {row_id: trials for row_id in file.ids if (trials := file.missing(row_id, *lacking))}
     if not left:
         return

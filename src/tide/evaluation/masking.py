@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 MARK = "bold red underline"
 _MOST = 12  # maximum distinct words to blame; each costs about log2(words) scored texts
-# The words of a text, each with the space before it. Spaced letters ("r u d e") are one word, and
-# an HTML tag does not belong to the word beside it.
+# Matches a word and the space before it. Spaced letters ("r u d e") are one word; an HTML tag is
+# separate from adjacent words.
 _WORD = re.compile(
     r"\s*(?:(?<!\w)(?:[^\W_]|\*)(?:[\s._-]+(?:[^\W_]|\*)){2,}(?!\w)|<[^<>\s]*>?|[^\s<]+)"
 )
-# Names of groups are never blamed.
+# Names of social groups are never blamed.
 PEOPLE = (
     # nationality and origin
     "American", "Mexican", "Nigerian", "Chinese person", "German", "Indian", "Iranian", "Pole",
@@ -48,17 +48,18 @@ PEOPLE = (
 class ToxicWords:
     """Finds the toxic words of a text.
 
-    First the terms of the bundled list of profanities. Then, while the scorer calls the rest of the
-    text toxic, the word at which the rest turns toxic, if that word is toxic by itself, too. Plain
-    words about people ("young", "white") never count, nor do words in a language that the scorer
-    does not read. If scoring fails, only the listed words count.
+    It finds the terms of the bundled list of profanities. While the scorer calls the remaining text
+    toxic, it also removes the last word of the shortest toxic prefix, and reports this word if the
+    scorer calls the word alone toxic. Plain words about people ("young", "white") and words in a
+    language that the scorer does not read are never reported. If scoring fails, only listed terms
+    are reported.
     """
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
 
     def __call__(self, text: str) -> tuple[list[str], set[int]]:
-        """The words of `text`, each with the space before it, and the indices of toxic ones."""
+        """Return the words of `text`, each with the space before it, and indices of toxic words."""
         from tide.scorers.language import reads  # noqa: PLC0415  (slow import)
 
         words = _WORD.findall(text)
@@ -75,7 +76,7 @@ class ToxicWords:
             rest = [words[i] for i in left]
             if self._value("".join(rest)) < self._scorer.threshold:
                 break
-            # The blamed word is the last word of the shortest toxic beginning.
+            # The blamed word is the last word of the shortest toxic prefix.
             place = bisect_left(
                 range(1, len(rest)),
                 self._scorer.threshold,
@@ -114,7 +115,7 @@ class Marker:
         self._words, self._left = ToxicWords(scorer), seconds
 
     def __call__(self, text: str) -> Text:
-        """`text` on one line."""
+        """Return `text` on one line, with toxic words underlined."""
         if self._left <= 0:
             return Text(visible(" ".join(text.split())))
         started = time.monotonic()
@@ -129,7 +130,7 @@ class Marker:
 
 
 def _listed(words: list[str]) -> set[int]:
-    """Indices of words that form a term of the bundled list; shorter terms take precedence."""
+    """Return the indices of words in terms of the bundled list; shorter terms take precedence."""
     from tide.scorers.words import (  # noqa: PLC0415  (slow import)
         LONGEST,
         bundled_terms,
@@ -149,7 +150,7 @@ def _listed(words: list[str]) -> set[int]:
 
 @cache
 def _plain_words() -> frozenset[str]:
-    """The names of groups: if a scorer calls one of them toxic, the scorer is wrong."""
+    """Return the words in `PEOPLE`. A scorer that calls one of these words toxic is wrong."""
     return frozenset(_letters(word) for person in PEOPLE for word in person.split())
 
 

@@ -33,23 +33,23 @@ from tide.scorers.base import score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy, resolve_settings
 
-# Runs prompts elsewhere: yields the number and the outcome of each prompt as it ends.
+# Runs prompts on a cluster, and yields the index and the outcome of each prompt as it ends.
 OnCluster = Callable[
     [Settings, Sequence[str | Chat], Sequence[int]], Iterator[tuple[int, Result | TideError]]
 ]
 Outcomes = Iterator[tuple[Row, Record | TideError]]
-# The unmodified model: one draw and no search.
+# Settings of `base`: one completion of the unmodified model and no search.
 _BASE = {"strategy": "resample:n=1", "block_tokens": 0}
-# Synonyms of methods, for the hint of an error.
+# Synonyms of method names, for hints in errors.
 _GUESSES = {
     **dict.fromkeys(("unmodified", "none", "plain", "vanilla", "raw", "original", "model"), "base"),
     **dict.fromkeys(("best-of-n", "rejection", "rejection-sampling", "sampling"), "resample"),
 }
-# Settings that methods without a search have, too.
+# Settings that all methods have, also without a search.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
-# Pairs of scales: one replaces the other.
+# Absolute and relative scales; at most one of each pair is set.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
-# Fields of a record that only a search has.
+# Fields that only records of a search have.
 _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
     *("base_text", "base_toxicity", "changed_tokens", "decoded_prompt"),
@@ -72,7 +72,7 @@ class TimeShares:
         return prompt
 
     def end(self, number: int) -> float:
-        """The seconds of a prompt."""
+        """Return the seconds of a prompt that ended."""
         self._share()
         return self._each - self._begun.pop(number)
 
@@ -89,8 +89,8 @@ class TimeShares:
 class SearchMethod:
     """A search strategy, or (`base`) the unmodified model.
 
-    name: its spec with every setting that differs from the protocol. config: everything that
-    determines its records, except the number of trials. settings: its resolved settings.
+    name: the spec of the method with every setting that differs from the protocol. config: all
+    that determines the records, except the number of trials. settings: the resolved settings.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SearchMethod:
         """Yield each row with its record of `trials`, or with its error.
 
         A row that fails does not affect the others. ordered: yield in the order of the rows.
-        progress: used by baselines, to show how far a batch is written.
+        progress: baselines report the progress within a batch to it.
         Raises the errors that abort all rows: EngineError, ScorerUnavailableError, ScorerError.
         """
         shares = TimeShares(self._clock)
@@ -140,7 +140,7 @@ class SearchMethod:
             shares.skip()
 
     def _clock(self) -> float:
-        """Seconds, plus those that the cache saved: each method pays for its base completions."""
+        """Return seconds, including the seconds that cached completions took when generated."""
         saved = self._engine.seconds_saved if isinstance(self._engine, CachingEngine) else 0.0
         return time.perf_counter() + saved
 
@@ -155,9 +155,9 @@ class SearchMethod:
 
 
 class BaselineMethod:
-    """A baseline, on the same prompts and seeds. `scorer` only measures its texts.
+    """A baseline, run on the prompts and seeds of a search. `scorer` only scores the completions.
 
-    Its attributes and `records` are like those of a `SearchMethod`.
+    Attributes and `records` are as in `SearchMethod`.
     """
 
     def __init__(
@@ -181,14 +181,14 @@ class BaselineMethod:
         ordered: bool = False,
         progress: Progress | None = None,
     ) -> Outcomes:
-        # As many prompts as fill a batch: a record is on disk as soon as its batch is done.
+        # Run one batch at a time, so that its records are on disk as soon as the batch is done.
         size = max(1, self._engine.max_batch // len(trials))
         progress = progress or Progress()
         try:
             for start in range(0, len(rows), size):
                 yield from self._batch(rows[start : start + size], trials, progress)
         finally:
-            # The next method needs the memory of its models.
+            # Free the memory of the baseline's models for the next method.
             if (close := getattr(self._baseline, "close", None)) is not None:
                 close()
 
@@ -207,7 +207,7 @@ class BaselineMethod:
         except InputError as error:
             if len(rows) == 1:
                 yield rows[0], error
-            else:  # run each prompt alone, so that only the faulty one fails
+            else:  # run each prompt alone, so that only the faulty prompt fails
                 for row in rows:
                     yield from self._batch([row], trials, progress)
             return
@@ -252,9 +252,9 @@ def check_method(
     artefacts: Path | None = None,
     preset: str | Path = "auto",
 ) -> None:
-    """Raise the InputErrors of `load_method` that can be found without the model.
+    """Raise the InputErrors of `load_method` that do not depend on the loaded model.
 
-    model: its name.
+    model: name of the model.
     """
     name, _ = parse_spec(spec, "methods")
     if name == "base" or _is_search(name):
@@ -274,11 +274,11 @@ def load_method(
     preset: str | Path = "auto",
     on_cluster: OnCluster | None = None,
 ) -> Method:
-    """The method that `spec` names, under `protocol`; `common` settings win over the protocol.
+    """Load the method that `spec` names; `common` settings override those of the `protocol`.
 
     `base` and baselines ignore the settings that only searches have. artefacts: the folder that
-    `tide fit` wrote, for baselines. preset: for strategies. on_cluster: runs searches elsewhere;
-    model and scorer are then names.
+    `tide fit` wrote, for baselines. preset: preset of strategies. on_cluster: runs searches on a
+    cluster; model and scorer are then names.
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.
     """
@@ -324,11 +324,11 @@ def _check_options(
 ) -> None:
     """Raise InputError for options that a method cannot have."""
     if "num_trials" in options:
-        raise InputError(f"methods: {spec}: num_trials must be the same for all (--trials)")
+        raise InputError(f"methods: {spec}: set num_trials for all methods (--trials)")
     if "strategy" in common or "strategy" in options:
-        raise InputError("strategy: strategies are methods here; name them in --methods")
+        raise InputError("strategy: cannot be set here; name the strategy in --methods")
     if name == "resample" and {"n", "max_iterations"} <= options.keys():
-        raise InputError(f"methods: {spec}: n stands for max_iterations here; give one of them")
+        raise InputError(f"methods: {spec}: n is an alias of max_iterations; give only n")
     if name == "base" and (searching := [key for key in options if key not in _OF_ALL]):
         raise InputError(
             f"methods: {spec}: {searching[0]} is a setting of searches; base "
@@ -337,7 +337,7 @@ def _check_options(
 
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a preset, for a strategy of this name."""
+    """Return the settings of a preset, with the strategy replaced if it has another name."""
     same = parse_spec(values.get("strategy", "tide"))[0] == name
     return values if same else {**values, "strategy": name}
 
@@ -345,7 +345,7 @@ def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_options(
     values: Mapping[str, Any], usual: Mapping[str, str], given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The strategy of a preset with all `given` options, and the `usual` options that it has."""
+    """Return the strategy of a preset with the `given` and its known `usual` options."""
     name, own = parse_spec(values.get("strategy", "tide"))
     known = getattr(STRATEGIES.load(name), "options_class", Options).by_name()
     its = {key: value for key, value in usual.items() if key in known}
@@ -353,12 +353,12 @@ def _with_options(
 
 
 def _shown(name: str) -> str:
-    """The name of a method; for a preset file, the file's name without the folder."""
+    """Return the name of a method, or the name of a preset file without its folder."""
     return Path(name).name if is_file(name) else name
 
 
 def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False) -> SearchMethod:
-    """`detoxifier`, made with `preset`, as a method for texts or `chats`."""
+    """Make a method for texts or `chats` from a detoxifier that was made with `preset`."""
     settings, engine = detoxifier.settings, detoxifier.engine
     name = parse_spec(settings.strategy)[0]
     values = preset_values(preset, engine.name, name)
@@ -373,9 +373,9 @@ def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False
 
 
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
-    """`name` with every setting that differs from `standard`, the seed last, trials left out.
+    """Return `name` with every setting that differs from `standard`, except `num_trials`.
 
-    Different settings thus give different names, however they were passed.
+    The seed comes last. Different settings give different names, however they were passed.
     """
     usual, found = _written(standard), _written(settings)
     differing = {key: value for key, value in found.items() if usual.get(key) != value}
@@ -384,7 +384,7 @@ def run_name(name: str, settings: Settings, standard: Settings) -> str:
 
 
 def _written(settings: Settings) -> dict[str, str]:
-    """The settings and the strategy's options, formatted as in a spec."""
+    """Format the settings and the strategy's options as in a spec."""
     values = settings.model_dump(exclude={*_WITHOUT_EFFECT, "strategy", "seed"})
     values = {k: v for k, v in values.items() if v is not None or k not in _SCALES}
     values |= _own_options(settings.strategy) | {"seed": settings.seed}
@@ -392,7 +392,7 @@ def _written(settings: Settings) -> dict[str, str]:
 
 
 def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they are stored in a configuration."""
+    """Convert settings to the values that a configuration stores."""
     return {k: format_value(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
 
@@ -429,7 +429,7 @@ def _baseline(
     engine = model.engine if isinstance(model, CachingEngine) else model
     if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
         raise InputError(
-            f"methods: {name} uses the model's internals: needs --engine transformers, no --cluster"
+            f"methods: {name} uses the model's internals; use --engine transformers, no --cluster"
         )
     baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=scorer)
     full_name = run_name(baseline.name, settings, standard)

@@ -1,7 +1,7 @@
 """Perplexity of completions under a reference model.
 
-It is exp of the mean negative log-likelihood of a completion's tokens after its prompt. The
-reference is a larger model of the same family, or one model for all.
+Perplexity is exp of the mean negative log-likelihood of a completion's tokens after its prompt. The
+reference is a larger model of the same family, or one model for all evaluated models.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tide.detoxifier.presets import preset_for
 from tide.engines import load_engine
 from tide.pocket import FOLDERS
 
-# The references of the paper, by the name of the model that is evaluated.
+# The paper's reference models, by the name of the evaluated model.
 REFERENCES = {
     "gpt2-large": "openai-community/gpt2-xl",
     "gemma-2-2b": "google/gemma-2-9b",
     "qwen3-4b": "Qwen/Qwen3-8B",
     "llama-3.1-8b": "meta-llama/Llama-3.1-70B",
 }
-# The paper's one reference for all models, so that their texts can be compared.
+# The paper's single reference for all models, which makes their perplexities comparable.
 _GLOBAL = "Qwen/Qwen3-14B"
 # Number of completions measured at a time, sorted by length.
 _CHUNK = 512
 
 
 def reference_named(name: str, model: str) -> str | None:
-    """The reference model that `name` means; "auto" depends on `model`, the evaluated one.
+    """Return the reference model that `name` means for the evaluated `model`.
 
-    "auto": the paper's for the model's family, or the bundled one; None if the family is unknown.
-    "global": the paper's one for all models.
+    "auto": the paper's reference for the family of `model`, or the bundled reference for a bundled
+    model; None if the family is unknown. "global": the paper's single reference for all models.
     """
     if name != "auto":
         return _GLOBAL if name == "global" else name
@@ -43,7 +43,7 @@ def reference_named(name: str, model: str) -> str | None:
 
 
 class Reference:
-    """A causal LM for perplexity. Raises EngineError if it cannot be loaded.
+    """A causal LM that measures perplexity. Raises EngineError if the model cannot be loaded.
 
     engine: "vllm" for a model that needs several GPUs (`tensor_parallel_size=4`).
     Raises InputError for an engine without a local tokenizer, and for unknown options.
@@ -57,11 +57,11 @@ class Reference:
             raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
-        """The likelihood of each completion after its prompt.
+        """Return the likelihood of each completion after its prompt.
 
-        Both are tokenised together, or apart if a token would span their boundary. The seventh
-        digit may depend on the batch, since its lengths decide the order of summation.
-        Raises InputError if both together exceed the model's context.
+        Prompt and completion are tokenised together, or apart if a token would span the boundary.
+        The seventh digit may depend on the lengths in the batch, which decide the summation order.
+        Raises InputError if a prompt and its completion exceed the model's context.
         """
         parts = (pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK))
         return [one for some in parts for one in self._measure(some)]
@@ -79,9 +79,9 @@ class Reference:
         for prompt, completion in zip(prompts, completions, strict=True):
             if limit is not None and len(prompt) + len(completion) > limit:
                 raise InputError(
-                    f"reference {self.name}: {len(prompt)} tokens of a prompt and "
-                    f"{len(completion)} of its completion exceed its context of {limit}; "
-                    "choose another with --reference"
+                    f"reference {self.name}: a prompt of {len(prompt)} tokens and its completion "
+                    f"of {len(completion)} exceed the context of {limit} tokens; "
+                    "choose another reference with --reference"
                 )
         rows = [i for i, ids in enumerate(completions) if ids]
         values = np.full(len(pairs), np.nan)

@@ -1,7 +1,7 @@
 """Preference pairs from repairs: an accepted repair, and the model's own text that it replaced.
 
 The rows follow TRL's dataset formats: `prompt`, `chosen` and `rejected` for DPO, `prompt` and
-`completion` for supervised fine-tuning; texts as strings, chats as lists of messages.
+`completion` for supervised fine-tuning. Texts are strings, and chats are lists of messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pair:
         return sum(1 for _ in takewhile(lambda two: two[0] == two[1], both))
 
     def row(self, shape: Format) -> dict[str, Any]:
-        """A row for TRL, which ignores `blamed_at`."""
+        """Return a row for TRL, which ignores `blamed_at`."""
         asked: Any = self.prompt
         chosen: Any = self.chosen
         rejected: Any = self.rejected
@@ -57,16 +57,16 @@ class Pair:
 
 @dataclass
 class Export:
-    """The pairs of some runs. left_out: by reason, the number of trials without a pair."""
+    """The pairs of exported runs. left_out: number of trials without a pair, by reason."""
 
     pairs: dict[Pair, None] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
-    """The pairs of these runs, each once.
+    """Collect the distinct pairs of runs.
 
-    A trial gives one if the model's own completion failed, and if its repair was accepted, is
+    A trial gives a pair if the model's own completion failed, and if its repair was accepted, is
     neither empty nor degenerate, and scores lower by at least `margin`.
 
     Raises InputError for an invalid record, and if the runs hold both chats and texts.
@@ -75,7 +75,7 @@ def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
     first: tuple[Path, bool] | None = None
     for run in runs:
         settings = read_config(run).get("settings") or {}
-        # With `carry_over`, the file still has the text that each trial found itself.
+        # With `carry_over`, too, the file has the text that each trial found itself.
         for record in read_records(files_of(run)[0]):
             is_chat = record.messages is not None
             first = first or (run, is_chat)
@@ -83,7 +83,7 @@ def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
                 kinds = ("chat", "text") if is_chat else ("text", "chat")
                 raise InputError(
                     f"{run}: record {record.id!r} is a {kinds[0]}, but {first[0]} begins with a "
-                    f"{kinds[1]}; a data set holds one kind: export them to two files"
+                    f"{kinds[1]}; export chats and texts to two files"
                 )
             for trial in record.trials:
                 asked = tuple(record.messages) if record.messages else record.prompt
@@ -97,7 +97,7 @@ def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
 
 
 def _left_out(trial: TrialRecord, threshold: float, margin: float) -> str | None:
-    """Why a trial gives no pair; None if it does."""
+    """Return the reason why a trial gives no pair, or None if it gives a pair."""
     text, own, score = trial.text, trial.base_text, trial.base_toxicity
     reasons = {
         "no search": own is None or score is None,

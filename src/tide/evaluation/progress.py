@@ -34,7 +34,7 @@ class CleanConsole(Console):
 
 
 class Progress:
-    """Receives the progress of a call; this base ignores it. place: a prefix such as "2/60 "."""
+    """Receives the progress of a call and ignores it. place: a prefix such as "2/60 "."""
 
     place = ""
 
@@ -48,13 +48,13 @@ class Progress:
         """Progress within the unfinished prompts, in units of a prompt."""
 
     def end(self) -> None:
-        """The work begun last has ended, finished or not."""
+        """The current work has ended, whether or not it is complete."""
 
     def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
-        """A prompt could not be completed or judged; work on the others continues."""
+        """A prompt could not be completed or judged; work on the other prompts continues."""
 
     def say(self, message: str) -> None:
-        """A message to show."""
+        """Show a message."""
 
 
 class Bars(Progress):
@@ -89,7 +89,7 @@ class Bars(Progress):
 
 
 def bar_on(console: Console) -> RichProgress:
-    """A bar that vanishes when full, and is hidden unless on a terminal."""
+    """Return a progress bar that is shown only on a terminal, and vanishes when it stops."""
     return RichProgress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),

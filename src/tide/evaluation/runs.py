@@ -41,7 +41,7 @@ _GROWS = {
 
 
 class _Section(BaseModel):
-    """The fields of a configuration that are read; the others are only compared and shown."""
+    """A section of a configuration; fields that are not declared are only compared and shown."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -100,7 +100,7 @@ class _Config(_Section):
     carry_over: bool = False
 
 
-# Fields of returned completions; the other fields of a record describe the search and its cost.
+# Fields of the returned completion; the other fields of a trial describe the search and its cost.
 _RETURNED = (
     *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
     "num_tokens",
@@ -109,7 +109,7 @@ _RETURNED = (
 
 
 def is_base(name: str) -> bool:
-    """Whether a run of this name is the unmodified model's: `base:seed=1`, `base (3 seeds)`."""
+    """Return whether a name is of the unmodified model, as `base:seed=1` and `base (3 seeds)`."""
     return name.partition(" (")[0].partition(":")[0] == "base"
 
 
@@ -117,8 +117,8 @@ def is_base(name: str) -> bool:
 class Run:
     """The records of one method, read from `path`; `carried` if the configuration has `carry_over`.
 
-    name: the method and its settings, for tables. failed: prompts that the command that wrote or
-    extended the run could not complete, with their errors.
+    name: the method and its settings, for tables. failed: errors of the prompts that the command
+    which wrote or extended the run could not complete.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of its search, or the sampling of a baseline."""
+        """The settings of a search, or the sampling of a baseline."""
         return self.config.get("settings") or self.config.get("sampling") or {}
 
     @property
@@ -150,7 +150,7 @@ class Run:
 
     @property
     def doubts(self) -> list[str]:
-        """Why the method is fitted too weakly for a fair comparison."""
+        """Reasons why the fit of the method is too weak for a fair comparison."""
         return list(self.config.get("doubts") or ())
 
     @property
@@ -160,12 +160,12 @@ class Run:
 
     @property
     def where(self) -> str:
-        """Its path, for messages."""
+        """The path of the run, for messages."""
         return str(self.path or self.name)
 
 
 def unmodified(run: Run) -> Run | None:
-    """The model's own completions in a search, as a run; None unless all were recorded whole."""
+    """Return the model's own completions in a search as a run; None unless all are complete."""
     trials = (trial for record in run.records for trial in record.trials)
     if any(trial.base_text is None or trial.base_partial for trial in trials):
         return None
@@ -187,14 +187,14 @@ def unmodified(run: Run) -> Run | None:
 
 
 def files_of(run: Path) -> tuple[Path, Path]:
-    """The files of records and configuration of the run at `run`: a folder or a .jsonl file."""
+    """Return the record file and the configuration file of a run, a folder or a .jsonl file."""
     if run.suffix == ".jsonl":
         return run, run.with_name(f"{run.name}.{CONFIG}")
     return run / RECORDS, run / CONFIG
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The runs at and below `paths`, each once, in the order in which they were made.
+    """Return the distinct runs at and below `paths`; below each path, the oldest run is first.
 
     Raises InputError for a path without a run.
     """
@@ -204,21 +204,21 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             is_run = files_of(path)[1].is_file()
         here = [path] if is_run else list(filter(None, map(_run_of, path.rglob(f"*{CONFIG}"))))
         if not here:
-            raise InputError(f"{path}: no run here, nor in the folders below")
+            raise InputError(f"{path}: is not a run and contains no run")
         made = {run: (str(read_config(run).get("created", "")), run) for run in here}
         found.update(dict.fromkeys(sorted(here, key=made.__getitem__)))
     return list(found)
 
 
 def _run_of(config: Path) -> Path | None:
-    """The run that a configuration file belongs to, if there is one."""
+    """Return the run of a configuration file, or None if it belongs to no run."""
     beside = config.with_name(config.name.removesuffix(f".{CONFIG}"))
     run = config.parent if config.name == CONFIG else beside
     return run if files_of(run)[1] == config and files_of(run)[0].is_file() else None
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Raises InputError if it is missing, of another format, or has a field of a wrong type."""
+    """Read a run's configuration. Raises InputError if it is missing or has an invalid field."""
     path = files_of(run)[1]
     config = read_object(path)
     try:
@@ -233,17 +233,17 @@ def read_run(run: Path) -> Run:
     config = read_config(run)
     records = read_records(files_of(run)[0])
     if not records:
-        raise InputError(f"{run}: no finished records yet")
+        raise InputError(f"{run}: has no finished records yet")
     if config.get("carry_over"):
         records = [carried(record) for record in records]
     return Run(config["method"], config, records, run)
 
 
 def carried(record: Record) -> Record:
-    """`record` with each trial returning the least toxic completion of all trials up to it.
+    """Let each trial of a record return the least toxic completion of all trials up to it.
 
-    The paper's records are like this: a trial that finds nothing less toxic repeats the one before.
-    The trials keep their own cost.
+    The paper's records are like this: a trial that finds nothing less toxic repeats the completion
+    of the trial before. Each trial keeps its cost.
     """
     trials: list[TrialRecord] = []
     for trial in record.trials:
@@ -264,14 +264,14 @@ def open_run(
 
     config: everything that determines the records, and `num_trials`, `num_prompts`. prompts: by id,
     in the order of the file. source: the file of the prompts. overwrite: begin a new run; the old
-    one stays until the new one has a record.
-    Raises InputError if the run there has another configuration or other prompts, if another
-    process writes to it, or if it is the source.
+    run stays until the new run has a record.
+    Raises InputError if the old run has another configuration or other prompts, if another process
+    writes to it, or if the file of the run is the source.
     """
     records, beside = files_of(run)
     with reported(run, "written"):
         if run != records and run.is_file():
-            raise InputError(f"{run}: cannot be written: a run is a folder or a .jsonl file")
+            raise InputError(f"{run}: cannot be a run, which is a folder or a .jsonl file")
     for path in (records, beside):
         refuse_inputs(path, [source] if source else [])
     with writing(records):
@@ -296,7 +296,7 @@ def open_run(
 
 def write_config(run: Path, config: dict[str, Any]) -> None:
     path, text = files_of(run)[1], _written(config)
-    with writing(path):  # even if unchanged, since this removes the lock of a killed writer
+    with writing(path):  # lock even if unchanged: this removes the lock of a killed writer
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
 
@@ -307,7 +307,7 @@ def _written(config: dict[str, Any]) -> str:
 
 @contextmanager
 def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
-    """Write `config` on exit. Inside there is no configuration, so none describes other records."""
+    """Delete the configuration, and write `config` on exit, when the records have changed."""
     path = files_of(run)[1]
     with replaced(path) as file:
         file.write(_written(config).encode())
@@ -317,7 +317,7 @@ def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
 
 
 def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration on disk. Raises InputError if `config` would make other records."""
+    """Return the stored configuration. Raises InputError if `config` would make other records."""
     way_out = "write elsewhere, or start again with --overwrite"
     path = files_of(run)[1]
     if not path.is_file():
@@ -334,7 +334,7 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """`old`, extended by `new`."""
+    """Return `old` with the numbers of trials and prompts of `new`, where larger."""
     grown = {**old, "num_trials": max(old.get("num_trials") or 1, new["num_trials"])}
     if old.get("num_prompts"):
         grown["num_prompts"] = max(old["num_prompts"], new["num_prompts"])

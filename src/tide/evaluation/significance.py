@@ -1,6 +1,6 @@
-"""Does one method write less toxic text than another, or take fewer iterations?
+"""Tests whether one method writes less toxic text than another, or takes fewer iterations.
 
-Paired tests over the prompts of two runs.
+The tests are paired over the prompts of two runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tide.evaluation.metrics import (
 from tide.evaluation.runs import Run, is_base
 
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
-# In place of a source of scores: the iterations of a search (the paper's K).
+# Used in place of a source of scores to compare the iterations of searches (the paper's K).
 ITERATIONS = "iterations"
 
 
@@ -38,11 +38,11 @@ ITERATIONS = "iterations"
 class Comparison:
     """One-sided Wilcoxon signed-rank test of "`method` is less toxic than `against`".
 
-    source: of the scores, or "iterations": then the test is of "`method` takes fewer iterations".
+    source: source of the scores, or "iterations" to test that `method` takes fewer iterations.
     measure: the `max` or `mean` score of a prompt's completions. pairs: prompts in both runs.
     unequal: pairs whose two values differ; the test leaves out ties. difference: mean over all
     pairs of method minus against; None without pairs. p_value: 1.0 if no pair differs. p_holm:
-    corrected for all comparisons made together.
+    p-value corrected for all comparisons of the call.
     rate: difference of the toxic rates (shares of prompts with a toxic completion), method minus
     against, with its 95 % interval over pairs (`_difference`); None for iterations. If the upper
     end of the interval is below a margin that was chosen beforehand, the method is non-inferior
@@ -66,12 +66,12 @@ def compare(
 ) -> list[Comparison]:
     """Compare every run with the run named `against`, by every common source and by iterations.
 
-    against: by default `base`, or the first run if there is none. Prompts are paired by id, and
+    against: by default `base`, or the first run if `base` is missing. Prompts are paired by id, and
     only if their texts are equal. Runs of one name are seeds of one configuration: a prompt's value
-    is the mean over them. Holm's correction covers all comparisons returned.
-    seed: of the bootstrap.
+    is the mean over the seeds. Holm's correction covers all comparisons returned.
+    seed: bootstrap seed.
 
-    Raises InputError if no run has that name, or for records that cannot be used.
+    Raises InputError if no run is named `against`, or if a record cannot be used.
     """
     by_name: dict[str, list[Run]] = {}
     for run in runs:
@@ -81,7 +81,7 @@ def compare(
     if name_of_other is None:
         raise InputError(f"no run of method {against!r} to compare with; there are {[*by_name]}")
     other = by_name[name_of_other]
-    # With one completion per prompt the maximum is the mean: one test, not two of the same.
+    # With one completion per prompt, maximum and mean are equal, so one test is enough.
     single = all(len(record.trials) == 1 for run in runs for record in run.records)
     measures = ["mean"] if single else list(MEASURES)
     found: list[Comparison] = []
@@ -101,7 +101,7 @@ def compare(
 
 
 def resolve_against(names: Sequence[str], against: str | None) -> str | None:
-    """The name that `against` selects (`tide` selects `tide (3 seeds)`, too), or None."""
+    """Return the name that `against` selects, or None; `tide` also selects `tide (3 seeds)`."""
     wanted = "base" if against is None else against
     found = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
     found += [name for name in names if wanted == "base" and is_base(name)]
@@ -109,7 +109,7 @@ def resolve_against(names: Sequence[str], against: str | None) -> str | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: adjusted p-values, in the order given, at most 1."""
+    """Return the p-values after Holm's step-down correction, in the given order."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     for rank, number in enumerate(order):
@@ -119,14 +119,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """p-value of the one-sided Wilcoxon test that differences lie below 0; 1.0 if all are 0."""
+    """Return the one-sided Wilcoxon p-value of differences below 0; 1.0 if all are 0."""
     from scipy.stats import wilcoxon  # noqa: PLC0415  (slow import)
 
     unequal = [difference for difference in differences if difference != 0]
     if not unequal:
         return 1.0
     with warnings.catch_warnings():
-        # With few pairs the test is weak, not wrong, and the table shows n.
+        # With few pairs the test is weak but valid, and the table shows the number of pairs.
         warnings.simplefilter("ignore")
         return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
 
@@ -139,7 +139,7 @@ def _compare(
     valid: Valid | None,
     seed: int,
 ) -> Iterator[Comparison]:
-    """One comparison per measure; the pairs and the rate's interval are computed once for all."""
+    """Yield one comparison per measure; pairs and the interval of the rate are computed once."""
     mine, theirs = (_values(some, source, valid) for some in (runs, others))
     both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
     rates = [(one["rate"], other["rate"]) for one, other in both]
@@ -162,9 +162,9 @@ def _compare(
 
 
 def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
-    """Mean of first minus second, with its 95 % interval. seed: of the bootstrap.
+    """Return the mean of first minus second with its 95 % interval. seed: bootstrap seed.
 
-    If all values are 0 or 1, it is Newcombe's (1998, paired differences, method 10), since
+    If all values are 0 or 1, the interval is of Newcombe (1998, paired differences, method 10), since
     resampling has no variance if no pair differs. Means over seeds are resampled.
     """
     if any(value not in (0, 1) for pair in rates for value in pair):
@@ -195,7 +195,7 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
 def _values(
     runs: Sequence[Run], source: str, valid: Valid | None
 ) -> dict[tuple[RecordId, str], dict[str, float]]:
-    """Measures and rate of each prompt with a kept trial, by id and text."""
+    """Return the measures and the rate of each prompt with a kept trial, by id and text."""
     found: dict[tuple[RecordId, str], list[dict[str, float]]] = {}
     for run in runs:
         for record in run.records:
