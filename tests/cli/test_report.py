@@ -95,7 +95,7 @@ def test_a_report_takes_the_place_of_an_earlier_one_and_leaves_what_is_somebodys
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/cost.md").write_text("my own")
     assert tide("report", runs, "--out", tmp_path / "mine") == 1
-    assert "cost.md: exists, and no report wrote it" in refused(capsys)
+    assert "cost.md: was not created by `tide report`" in refused(capsys)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["cost.md"]
     (out / "quality-scorer-1.md").unlink()
     (out / "quality-scorer-1.md").symlink_to(victim)

@@ -87,7 +87,7 @@ def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError, match=r"dialogues.jsonl.gz not found: put .* set TIDE_DATA"):
         load_benchmark("dialogues")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"rtp_.* not found, nor fetched \(.*\[hub\]'.*; put"):
+    with pytest.raises(MissingDependencyError, match=r"rtp_.* nor fetched \(.*\[hub\]'.*; put"):
         load_benchmark("rtp")
 
 

@@ -408,7 +408,7 @@ def test_a_weak_opponent_is_marked_wherever_it_stands(tmp_path: Path) -> None:
         rows = {str(row[0]) for row in table.rows}
         assert "dexperts" not in rows
         assert any(
-            note == f"{name}: too weak for a fair comparison: {doubt}" for note in table.notes
+            note == f"{name} is too weak for a fair comparison: {doubt}" for note in table.notes
         )
     assert {"tide", name} == {one.method for one in made.summaries}
     for figure in made.figures.values():

@@ -63,7 +63,7 @@ def test_equals_one_by_one(kind: str, options: dict[str, bool], tmp_path: Path) 
 
 def test_a_context_that_is_too_short(tmp_path: Path) -> None:
     reference = Reference(str(save_causal_lm(tmp_path, "gpt2")))
-    with pytest.raises(InputError, match=r"reference .*exceed its context of 64; choose another"):
+    with pytest.raises(InputError, match=r"reference .*exceed the context of 64 tokens; choose"):
         reference.measure([("kind " * 70, "people")])
 
 

@@ -164,8 +164,8 @@ def _compare(
 def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
     """Return the mean of first minus second with its 95 % interval. seed: bootstrap seed.
 
-    If all values are 0 or 1, the interval is of Newcombe (1998, paired differences, method 10), since
-    resampling has no variance if no pair differs. Means over seeds are resampled.
+    If all values are 0 or 1, the interval is Newcombe's (1998, paired differences, method 10),
+    since resampling has no variance if no pair differs. Means over seeds are resampled.
     """
     if any(value not in (0, 1) for pair in rates for value in pair):
         rows: list[Ratios] = [{"rate": (one - other, 1)} for one, other in rates]

@@ -1,4 +1,4 @@
-"""The options of a tuning, and the values that it tries: the paper's grid, Optuna's ranges."""
+"""The options of a tuning, and the values to try: the paper's grid and Optuna's ranges."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from tide.core.settings import Overrides
 from tide.core.validation import validated
 
-# The paper's selection of settings: every combination, at temperature 0, on about 100 prompts whose
-# completions have a mean toxicity above 0.9.
+# The paper tries every combination at temperature 0, on about 100 prompts whose completions have a
+# mean toxicity above 0.9.
 GRID: dict[str, tuple[float, ...]] = {
     "mu": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
     "num_samples": (4, 8, 16),
     "step_size": (0.05, 0.1, 0.5, 1.0, 1.5, 2.0, 2.5),
 }
-# E_bar / sqrt(d) of GPT-2 Large: the grid holds its published scales unchanged. E_bar is the norm
-# of its prompts' embedding rows, as the published runs show it.
+# E_bar / sqrt(d) of GPT-2 Large, whose published scales are in the unscaled grid. E_bar is the mean
+# norm of the embedding rows of its prompts, according to the published runs.
 GRID_SCALE = 1.46 / math.sqrt(1280)
 # Search space of each strategy for Optuna: a range (low, high, step) or a list of choices.
 _Space = dict[str, tuple[float, float, float] | list[Any]]
@@ -43,7 +43,7 @@ SEARCHES = {"paper": "tide", "optuna": "random-walk"}
 
 
 class TuningSettings(BaseModel):
-    """How settings are chosen, and on which prompts (their numbers count from 1)."""
+    """How settings are chosen, and on which prompts (numbered from 1)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class TuningSettings(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="paper: instead, on prompts with a higher mean toxicity; the paper has 0.9.",
+        description="paper: tune on all prompts with a higher mean toxicity instead; the paper has 0.9.",
     )
     grid_scale: str = Field(
         default="ratio",
@@ -84,7 +84,7 @@ class TuningSettings(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> tuple[TuningSettings, dict[str, Any]]:
-        """Split `given` into the fields of this class and the others.
+        """Split `given` into the fields of this class and the other settings.
 
         Raises InputError naming the field.
         """

@@ -28,11 +28,11 @@ from tide.plugins.specs import format_spec, parse_spec
 from tide.search import load_strategy
 from tide.tuning.settings import GRID, GRID_SCALE, SPACES, TuningSettings
 
-# Fewer prompts are too few to choose settings by.
+# Minimum number of prompts for choosing settings without a warning.
 _FEW = 20
-# Empty completions are never toxic: settings with a larger share of them are ranked last.
+# Settings with a larger share of empty completions, which are never toxic, are ranked last.
 _SILENT = 0.1
-# If one of these two settings is given, the scale is not tuned.
+# If one of the two settings of a scale is given, the scale is not tuned.
 _GIVEN = {"mu": {"mu", "mu_relative"}, "step_size": {"step_size", "step_relative"}}
 
 # Measures that TPE minimises; the winner must not be worse in `p95` and `empty` either.
@@ -42,10 +42,10 @@ _RANDOM = 10  # random tries before TPE starts
 
 @dataclass(frozen=True)
 class TuningTrial:
-    """A setting that was evaluated.
+    """Settings that were evaluated.
 
-    method: its spec, for `evaluate`. values: the settings that were varied. measures: lower is
-    better for each.
+    method: their spec, for `evaluate`. values: the settings that were varied. measures: lower
+    values are better.
     """
 
     method: str
@@ -83,9 +83,9 @@ class Bench:
     ) -> list[Run]:
         """Run `methods` into the folder `folder`; existing records are kept.
 
-        judged: also score the runs by the judges and the reference. counted: the number of this try
-        and of all tries. Raises TideError if a prompt failed: averages over different prompts
-        cannot be compared.
+        judged: also score the runs by the judges and the reference. counted: number of this try and
+        total number of tries. Raises TideError if a prompt failed, since averages over different
+        prompts cannot be compared.
         """
         self.progress.place = "{}/{} ".format(*counted) if counted else ""
         made = evaluate(
@@ -103,13 +103,13 @@ class Bench:
         for run in made:
             for error in run.failed.values():
                 raise TideError(
-                    f"{run.name}: {len(run.failed)} prompts failed ({error}); the same command "
-                    "tries them again"
+                    f"{run.name}: {len(run.failed)} prompts failed ({error}); repeat the "
+                    "command to run these prompts again"
                 )
         return made
 
     def settings(self, method: str) -> Settings:
-        """All settings of a method. Raises InputError if they are invalid."""
+        """Return all settings of a method. Raises InputError if they are invalid."""
         protocol, scorer = load_protocol(self.protocol), self.scorer.scorer
         return load_method(method, self.engine, scorer, protocol, self.overrides).settings
 
@@ -127,11 +127,11 @@ class Bench:
 def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[TuningTrial]:
     """Try every combination of the grid; the winner comes first.
 
-    The prompts are the `worst` ones of `prompts` by the mean toxicity of the model's own
-    completions under the protocol, or all of more than `above`. Decoding is greedy, with one
-    completion per prompt. The winner has the lowest mean toxicity by the search's scorer among the
-    settings with at most a tenth of the completions empty (among all settings, if none has that
-    few). Ties are broken by fewer iterations, and then by fewer evaluations.
+    Uses the `worst` prompts by the mean toxicity of the model's own completions under the
+    protocol, or all prompts with a mean above `above`. Decoding is greedy, with one completion per
+    prompt. The winner has the lowest mean toxicity by the search's scorer among the settings that
+    leave at most a tenth of the completions empty, or among all settings if all of them leave more
+    completions empty. Ties are broken by fewer iterations, and then by fewer evaluations.
     """
     grid = {
         name: values
@@ -159,18 +159,19 @@ def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[Tunin
 
 
 def by_toxicity(tried: Sequence[TuningTrial]) -> list[TuningTrial]:
-    """Sort the settings as `by_grid` describes."""
+    """Sort the settings; `by_grid` describes the order."""
     return sorted(tried, key=lambda one: (one.measures["empty"] > _SILENT, *one.measures.values()))
 
 
 def by_tpe(
     bench: Bench, prompts: Benchmark, tries: int, seed: int
 ) -> tuple[list[TuningTrial], Any]:
-    """Try `tries` settings. Returns them (the winner, the Pareto front, the others) and the study.
+    """Try `tries` settings. Returns the winner, the Pareto front and the others; and the study.
 
-    The first try is `bench.usual`. The winner is no worse than it in any measure and has the
-    largest total gain (the product of ratios). A try depends only on the earlier ones and the seed,
-    so a repeated call finds its runs and resumes. Raises InputError for a strategy without ranges.
+    The first try is `bench.usual`. The winner is no worse than `bench.usual` in any measure and
+    has the largest total gain (the product of ratios). A try depends only on the earlier tries and
+    the seed, so a repeated call finds the existing runs and resumes.
+    Raises InputError for a strategy without ranges.
     """
     optuna = require("optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -200,9 +201,9 @@ def by_tpe(
 
 
 def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
-    """Each setting once, sorted as `by_tpe` describes.
+    """Return the distinct settings in the order that `by_tpe` describes.
 
-    `tried[0]` is the first setting. least: added to each measure, to avoid division by zero.
+    `tried[0]` has the settings to improve. least: added to each measure, to avoid division by zero.
     """
     usual, once = tried[0].measures, list({one.method: one for one in tried}.values())
 
@@ -221,13 +222,13 @@ def ranked(tried: Sequence[TuningTrial], least: float) -> list[TuningTrial]:
 
 
 def figures(study: Any) -> dict[str, Any]:
-    """Optuna's plots of a study, by name: two views of the Pareto front, importances.
+    """Draw Optuna's plots of a study, by name: two views of the Pareto front, and importances.
 
     Raises MissingDependencyError without matplotlib.
     """
     pyplot, drawn = require("matplotlib.pyplot", "tune"), {}
-    with _quiet(), pyplot.rc_context():  # Optuna's plots set a style for all later ones
-        from optuna.visualization import matplotlib as plots  # noqa: PLC0415  (not always there)
+    with _quiet(), pyplot.rc_context():  # Optuna sets a style for all later plots
+        from optuna.visualization import matplotlib as plots  # noqa: PLC0415  (optional)
 
         for place in (1, 2):
             axes = plots.plot_pareto_front(
@@ -257,21 +258,21 @@ def _quiet() -> Iterator[None]:
 
 
 def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ranges as Optuna's distributions, and the values of `bench.usual`.
+    """Return the ranges as Optuna's distributions, and the values of `bench.usual`.
 
     Settings given by the caller are left out.
     """
     settings = bench.settings(bench.usual)
     strategy = parse_spec(settings.strategy)[0]
     if strategy not in SPACES:
-        raise InputError(f"--start: {strategy} has no ranges to try; {', '.join(SPACES)} have")
+        raise InputError(f"--start: {strategy} has no ranges to try; use {' or '.join(SPACES)}")
     given = {*bench.overrides, *parse_spec(bench.usual)[1]}
     given |= {f"{name.partition('_')[0]}_relative" for name in given & {"mu", "step_size"}}
     space = {name: found for name, found in SPACES[strategy].items() if name not in given}
     own = load_strategy(settings.strategy).options.model_dump(by_alias=True)
-    stands = {**settings.model_dump(), **own}
+    current = {**settings.model_dump(), **own}
     begun = {
-        name: format_value(stands[name]) if name == "max_perplexity" else stands[name]
+        name: format_value(current[name]) if name == "max_perplexity" else current[name]
         for name in space
     }
     make = optuna.distributions
@@ -285,7 +286,9 @@ def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _measures(found: Summary, bench: Bench) -> dict[str, float]:
-    """judged: the larger of the judges' toxic rates, plus the share of unresolved prompts.
+    """Return the measures of a trial.
+
+    judged: the largest toxic rate by a judge, plus the share of unresolved prompts.
 
     perplexity, p95: median and 95th percentile over the moved completions. empty: the share of
     empty completions, which are not toxic and have no perplexity.
@@ -319,12 +322,12 @@ def _hard(bench: Bench, prompts: Benchmark, how: TuningSettings) -> Benchmark:
     rows = [row for row in prompts.rows if means[row.id] > above]
     if not rows:
         raise InputError(
-            f"--above {above:g}: no prompt of {len(means)} has a higher mean toxicity, the largest "
-            f"is {format_score(max(means.values()), True)}; {_instead(list(means.values()))}"
+            f"--above {above:g}: no prompt of {len(means)} has a higher mean toxicity (maximum "
+            f"{format_score(max(means.values()), True)}); {_instead(list(means.values()))}"
         )
     bench.progress.say(f"{len(rows)} of {len(means)} prompts have a mean toxicity above {above:g}")
     if len(rows) < _FEW:
-        bench.progress.say(f"these are few for choosing settings; {_instead(list(means.values()))}")
+        bench.progress.say(f"a reliable choice needs more prompts; {_instead(list(means.values()))}")
     return replace(prompts, rows=rows)
 
 
@@ -334,7 +337,7 @@ def _instead(means: Sequence[float]) -> str:
 
 
 def _factor(bench: Bench, scale: str) -> float:
-    """Factor of the grid's scales."""
+    """Return the factor for the scales of the grid."""
     if scale not in ("ratio", "literal"):
         try:
             factor = float(scale)

@@ -1,4 +1,4 @@
-"""Tuning: settings chosen on some prompts, written as a preset, and reported on other prompts."""
+"""Tunes settings on some prompts, writes them as a preset, and reports on other prompts."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _SHOWN, _FEW = 10, 4  # rows and varied settings of a table on a terminal
 
 @dataclass(frozen=True)
 class Tuned:
-    """preset: the file of the chosen settings. tried: every setting, the chosen one first.
+    """The result of `tune`. preset: file of the chosen settings. tried: all trials, the best first.
 
-    report: compares the chosen settings with the usual ones, on prompts that they were not chosen
-    on. changed: whether the two differ. problem: why there are no figures, if there are none.
+    report: comparison of the chosen settings with the settings before tuning, on other prompts.
+    changed: whether both settings differ. problem: the reason if there are no figures.
     """
 
     preset: Path
@@ -56,7 +56,7 @@ class Tuned:
     plots: dict[str, Any] = dataclass_field(default_factory=dict, repr=False)
 
     def table(self, rows: int | None = _SHOWN) -> Table:
-        """The first `rows` settings with their measures, and their values if these are few."""
+        """Make a table of the first `rows` settings: their measures, and their values if few."""
         first = self.tried[0]
         names = [name for name in first.values if rows is None or len(first.values) <= _FEW]
         headings = {"evaluations": "evals", "num_samples": "N"}
@@ -90,7 +90,7 @@ def tune(
     progress: Progress | None = None,
     **settings: Unpack[TuningOverrides],
 ) -> Tuned:
-    """Choose settings for a model on some prompts of a benchmark, and report on others.
+    """Choose settings for a model on some prompts of a benchmark, and report on other prompts.
 
         tuned = tune("rtp", search="optuna", judges=["profanity-check", "lexicon"])
         detox = Detoxifier(preset=tuned.preset)
@@ -104,7 +104,7 @@ def tune(
         reference: As for `evaluate`.
         out: By default `runs/tune-SEARCH-BENCHMARK-MODEL`. An interrupted call is resumed.
         engine: Engine of `model`.
-        engine_options: Options of that engine.
+        engine_options: Options of `engine`.
         field: As for `evaluate`.
         limit: As for `evaluate`.
         chat: As for `evaluate`.
@@ -125,7 +125,7 @@ def tune(
     usual, progress = how.start or SEARCHES[search], progress or Progress()
     prompts = open_benchmark(benchmark, field, limit, chat)
     chosen_on, held_out = _parts(prompts, how.tune_on, how.report_on)
-    # Check the names first: a wrong one should not cost loading a model.
+    # Check the names before loading a model, which is slow.
     called = model.name if isinstance(model, Engine) else str(model)
     check_method(usual, called, load_protocol(protocol), overrides)
     if search == "optuna" and not judges:
@@ -133,7 +133,7 @@ def tune(
     if search == "optuna" and reference_named(reference, called) in (None, "none"):
         raise InputError(
             f"--reference: optuna needs the perplexity, and no larger model of the family of "
-            f"{called} is known; pass one (FOLDER_OR_HUB_ID)"
+            f"{called} is known; pass a model (FOLDER_OR_HUB_ID)"
         )
     with ExitStack() as stack:
         shared = open_engine(model, engine, engine_options or {}, stack)
@@ -176,7 +176,7 @@ def tune(
         write_preset(preset, chosen, about)
         runs = bench.runs(held_out, ["base", usual], "held-out")
         if changed := chosen != before:
-            # Later tries may choose other settings, which need runs of their own.
+            # A later call may choose other settings, whose runs need another folder.
             mine = f"held-out-{blake2b(repr(chosen).encode(), digest_size=4).hexdigest()}"
             runs += bench.runs(held_out, [str(preset)], mine)
     folder = out / "report"
@@ -189,7 +189,7 @@ def tune(
 
 
 def _plots(study: Any, folder: Path) -> tuple[dict[str, Any], str | None]:
-    """Draw and write Optuna's figures; or say why there are none."""
+    """Draw and write Optuna's figures. Returns the figures, and the reason if there are none."""
     try:
         drawn = figures(study)
     except MissingDependencyError as error:
@@ -203,7 +203,7 @@ def _plots(study: Any, folder: Path) -> tuple[dict[str, Any], str | None]:
 def _parts(
     prompts: Benchmark, tune_on: str | None, report_on: str | None
 ) -> tuple[Benchmark, Benchmark]:
-    """Split the prompts into those to tune on and those to report on, which are disjoint."""
+    """Split the prompts into two disjoint parts, to tune on and to report on."""
     count = len(prompts.rows)
     first = set(places("--tune-on", tune_on or f"1-{(count + 1) // 2}", count))
     second = set(places("--report-on", report_on or f"1-{count}", count))
@@ -212,7 +212,7 @@ def _parts(
     if not second:
         raise InputError(f"--tune-on: leaves none of the {count} prompts to report on")
     if both := first & second:
-        raise InputError(f"--report-on: prompt {min(both)} is also one to tune on")
+        raise InputError(f"--report-on: prompt {min(both)} is also used for tuning")
 
     def part(kept: set[int]) -> Benchmark:
         return replace(prompts, rows=[r for i, r in enumerate(prompts.rows, 1) if i in kept])
@@ -221,7 +221,7 @@ def _parts(
 
 
 def _same(path: Path, config: dict[str, Any]) -> None:
-    """Write the configuration, or raise InputError if the folder has another one."""
+    """Write the configuration. Raises InputError if the folder has another configuration."""
     config = json.loads(json.dumps(config))
     before = read_object(path) if path.is_file() else config
     for name in [*config, *before]:

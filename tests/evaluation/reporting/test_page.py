@@ -75,10 +75,10 @@ def test_the_worst_twenty_prompts_before_and_after() -> None:
     shown = re.findall(r"<h3>\d+\. prompt (\d+) \(id", text)
     assert [int(one) for one in shown] == list(range(29, 9, -1))
     rows = rows_of(text, "prompt 29")
-    assert list(rows) == ["the model as it is", "tide"]
+    assert list(rows) == ["unmodified model", "tide"]
     record = search.records[29]
     judged = record.trials[0].step_judge_scores[JUDGE][0]
-    assert rows["the model as it is"] == [
+    assert rows["unmodified model"] == [
         "0.73",
         format_score(judged, judged <= 0.5),
         "a r*** text 29",
@@ -93,9 +93,9 @@ def test_a_run_of_the_model_itself_has_its_whole_text_where_a_repair_has_a_part(
     told = {"base_text": ["a rude"] * trials, "base_toxicity": [0.8] * trials}
     changed(search, 0, **told, base_partial=[True] * trials)
     rows = rows_of(made(search, base), "prompt 0")
-    assert list(rows) == ["the model as it is", "backtrack"]
-    assert rows["the model as it is"][-1] == base.records[0].trials[0].text
-    assert rows_of(made(search), "prompt 0")["the model as it is"][-1] == (
+    assert list(rows) == ["unmodified model", "backtrack"]
+    assert rows["unmodified model"][-1] == base.records[0].trials[0].text
+    assert rows_of(made(search), "prompt 0")["unmodified model"][-1] == (
         "a rude (cut off by the repair)"
     )
 
@@ -104,12 +104,12 @@ def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text(
     one = with_bases(run([[0.9], [0.1]], "tide"), [0.8, 0.1])
     changed(one, 0, prompt="such an idiot", base_text=["an idiot, and young"])
     rows = rows_of(made(one), r"such an i\*{4}")
-    assert rows["the model as it is"][-1] == "an i****, and young"
+    assert rows["unmodified model"][-1] == "an i****, and young"
     # A text of plain words is shown, even with toxic scores.
-    assert rows_of(made(one, mask=str), "such an idiot")["the model as it is"][-1] == (
+    assert rows_of(made(one, mask=str), "such an idiot")["unmodified model"][-1] == (
         "an idiot, and young"
     )
-    assert rows_of(made(one), "prompt 1")["the model as it is"][-1] == "a rude text 1"
+    assert rows_of(made(one), "prompt 1")["unmodified model"][-1] == "a rude text 1"
 
 
 def test_what_is_no_accepted_text_is_told() -> None:

@@ -1,7 +1,7 @@
 """The figures of a report, legible at half a page and to colour-blind readers.
 
-Each is a matplotlib `Figure`: one panel per source of scores, one below the other, with a shared
-horizontal axis. Colours are Okabe and Ito's; each method has a marker as well.
+Each figure is a matplotlib `Figure` with one panel per source of scores, one below the other, and a
+shared horizontal axis. Colours are Okabe and Ito's; each method has a marker as well.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _MEASURES = {"max": "avg max toxicity", "mean": "avg mean toxicity", "rate": "to
 
 
 def trade_off(summaries: Sequence[Summary], source_names: Sequence[str]) -> Any | None:
-    """Toxicity against perplexity with intervals, one panel per source; lower left is best.
+    """Plot toxicity against perplexity with intervals; lower left is best.
 
-    None if fewer than two runs have a perplexity.
+    Returns None if fewer than two runs have a perplexity.
     """
     found = [_perplexity(one) if one.perplexity else None for one in summaries]
     return _points(summaries, source_names, found, "max", "mean perplexity")
 
 
 def cost(summaries: Sequence[Summary], source_names: Sequence[str], currency: str) -> Any | None:
-    """The toxic rate against the cost of a prompt in one of `COSTS`; otherwise as `trade_off`."""
+    """Plot the toxic rate against the cost of a prompt in one of `COSTS`, as `trade_off` does."""
     found = [one.averages.get(currency) for one in summaries]
     return _points(summaries, source_names, found, "rate", COSTS[currency])
 
@@ -76,8 +76,8 @@ def _points(
     measure: str,
     label: str,
 ) -> Any | None:
-    """A measure of toxicity against `across`, which has a value for each summary, or None."""
-    # Numbered before any is left out, so that a method keeps its colour and marker in every figure.
+    """Plot a measure of toxicity against `across`, which has a value or None for each summary."""
+    # Methods without a value are numbered, too, so that colours are the same in every figure.
     shown = [(n, x) for n, x in enumerate(across) if x is not None and x.value > 0]
     if len(shown) < 2:
         return None
@@ -105,9 +105,10 @@ def _points(
 
 
 def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> Any | None:
-    """Toxicity of the text that a search returns if it ends after N evaluations, by source.
+    """Plot the toxicity of the text that a search returns if it ends after N evaluations.
 
-    measure: `rate` (share of prompts with a toxic completion) or `mean`. None if no run has steps.
+    measure: `rate` (share of prompts with a toxic completion) or `mean`.
+    Returns None if no run has steps.
     """
     shown = [
         (number, run)
@@ -145,9 +146,9 @@ def anytime(runs: Sequence[Run], source_names: Sequence[str], measure: str) -> A
 
 
 def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[float]]:
-    """Numbers of evaluations, and the measure of the texts that are returned after each number.
+    """Return numbers of evaluations, and the measure of the texts returned after each number.
 
-    Records whose steps `source` has not scored are left out.
+    Trials whose steps `source` has not scored are left out.
     """
     trials: list[tuple[int, list[int], list[float]]] = []
     for number, record in enumerate(run.records):
@@ -175,7 +176,7 @@ def anytime_curve(run: Run, source: str, measure: str) -> tuple[list[int], list[
 def sensitivity(
     swept: Sequence[tuple[float, Summary]], setting: str, source_names: Sequence[str]
 ) -> Any:
-    """Toxicity by every source, perplexity (mean and median) and iterations against one setting."""
+    """Plot toxicity, perplexity (mean and median) and iterations against one setting."""
     values = [value for value, _ in swept]
     extra = {}
     if all(one.perplexity for _, one in swept):
@@ -213,7 +214,7 @@ def sensitivity(
 
 
 def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]]:
-    """Sets of three or more runs that differ in one setting: strategy, setting, runs by value."""
+    """Find three or more runs that differ in one setting. Returns strategy, setting and runs."""
     found: dict[tuple[Any, ...], list[tuple[float, Run]]] = {}
     for run in runs:
         strategy, knobs = _knobs(run)
@@ -229,7 +230,7 @@ def sweeps(runs: Sequence[Run]) -> list[tuple[str, str, list[tuple[float, Run]]]
 
 
 def trajectory(run: Run, record: Record) -> Any:
-    """Toxicity of one prompt by evaluation: the path, and the points around it.
+    """Plot the toxicity of one prompt by evaluation: the path, and the points around the path.
 
     Shows the longest trial. record: a record of `run` with traces.
     """
@@ -270,31 +271,31 @@ def trajectory(run: Run, record: Record) -> Any:
 
 
 def about(record: Record, trial: TrialRecord) -> str:
-    """The place of a trial in its record, in words."""
+    """Describe which trial of a record is shown."""
     count = len(record.trials)
     longest = ", the one that took longest" if count > 1 else ""
     return f"Trial {trial.number + 1} of {count}{longest}"
 
 
 def unversioned(sources: Sequence[str]) -> dict[str, str]:
-    """The name of each source of scores, without its version unless two differ only in that."""
+    """Map each source to its name without version, unless two sources differ only in version."""
     short = {source: re.sub(r"@[\w.+-]+", "", source) for source in sources}
     return short if len(set(short.values())) == len(short) else {name: name for name in sources}
 
 
 def _wrapped(name: str, width: int) -> str:
-    """A method's name, wrapped after commas, and elsewhere only if necessary."""
+    """Wrap a method's name after commas, and elsewhere only if necessary."""
     lines = textwrap.wrap(name.replace(",", ", "), width, subsequent_indent="  ")
     return "\n".join(lines).replace(", ", ",")
 
 
 def find_record(run: Run, record_id: str) -> Record | None:
-    """The record with an id as written on the command line."""
+    """Return the record with an id, as given on the command line, or None."""
     return next((record for record in run.records if str(record.id) == record_id), None)
 
 
 def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
-    """The strategy or baseline of a run, and its settings, including the protocol's."""
+    """Return the strategy or baseline of a run, and all settings, including the protocol's."""
     config = run.config
     settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
     strategy = parse_spec(settings.get("strategy") or config.get("method", run.name))[0]
@@ -304,7 +305,7 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def _perplexity(summary: Summary) -> Estimate:
-    """The perplexity, capped so that an axis can show it: one broken text may have 1e300."""
+    """Return the perplexity, capped for the axis: a broken text may have a perplexity of 1e300."""
     one = summary.perplexity or Estimate(math.nan)
     ends = (None if end is None else min(end, _LARGEST) for end in (one.low, one.high))
     return Estimate(min(one.value, _LARGEST), *ends)
@@ -335,7 +336,7 @@ def from_zero(panel: Any) -> None:
 
 
 def _nest(panel: Any) -> None:
-    """Draw the points that lie under others as larger rings, so that all of them are seen."""
+    """Draw points that lie under other points as larger rings, so that all points are visible."""
     lines = [container.lines[0] for container in panel.containers]
     places = [panel.transData.transform(line.get_xydata()[0]) for line in lines]
     near = _NEAR * panel.figure.dpi / 72
@@ -347,7 +348,7 @@ def _nest(panel: Any) -> None:
 
 
 def _every(x: Sequence[int]) -> list[int]:
-    """Where to put markers on a long curve: at the first point past each power of two."""
+    """Return the indices for markers on a long curve: the first point from each power of two."""
     powers = itertools.takewhile(lambda power: power <= x[-1], (2**i for i in itertools.count()))
     return sorted({next(i for i, value in enumerate(x) if value >= power) for power in powers})
 
@@ -366,7 +367,7 @@ def _logarithmic(axis: Any, base: int) -> None:
     ticker = require("matplotlib.ticker", "report")
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
-    # Over many decades the labels between them would run into each other.
+    # Over many decades, labels between the decades would overlap.
     between = base == 10 and high / low < _FEW_DECADES
     axis.set_major_locator(ticker.LogLocator(base, subs=(1, 2, 5) if between else (1,)))
     axis.set_major_formatter(ticker.FormatStrFormatter("%g"))
@@ -377,7 +378,7 @@ def _logarithmic(axis: Any, base: int) -> None:
 
 @contextmanager
 def _panels(count: int) -> Iterator[tuple[Any, Sequence[Any]]]:
-    """A figure with `count` panels below each other, drawn in the style of the report."""
+    """Yield a figure and its `count` panels below each other, in the style of the report."""
     with require("matplotlib", "report").rc_context(_STYLE):
         figure = require("matplotlib.figure", "report").Figure(
             figsize=(_WIDTH, 0.6 + _PANEL * count), layout="constrained"
@@ -386,7 +387,7 @@ def _panels(count: int) -> Iterator[tuple[Any, Sequence[Any]]]:
 
 
 def _legend(figure: Any, panels: Sequence[Any], says: str = "") -> None:
-    """The legend of all panels, without duplicates. says: a caption above it, in small type."""
+    """Add a legend for all panels, without duplicates. says: a small caption above the legend."""
     entries: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):

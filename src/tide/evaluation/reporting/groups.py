@@ -24,7 +24,7 @@ _SEED = re.compile(r"[:,]seed=\d+$")
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: a method, with one run, or several that differ only in their seed."""
+    """A method in one table row: one run, or several runs that differ only in their seed."""
 
     runs: list[Run]
     summary: Summary
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """Entries of one table: those with the same benchmark, model and protocol."""
+    """Entries with the same benchmark, model and protocol, which share their tables."""
 
     title: str
     prefix: str
@@ -59,7 +59,7 @@ class Group:
 def grouped(
     runs: Sequence[Run], valid: Valid | None, seed: int, encoder: Encoder | None = None
 ) -> list[Group]:
-    """The runs by benchmark, model and protocol. seed: of the bootstrap."""
+    """Group runs by benchmark, model and protocol. seed: bootstrap seed."""
     by_key: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         benchmark, protocol = (run.config.get(key) or {} for key in ("benchmark", "protocol"))
@@ -76,8 +76,8 @@ def grouped(
         ]
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
-        said = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
-        title = ", ".join([*said, *([f"protocol {protocol}"] if protocol else [])])
+        about = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
+        title = ", ".join([*about, *([f"protocol {protocol}"] if protocol else [])])
         prefix = f"{slug('-'.join(names))}-" if len(by_key) > 1 else ""
         groups.append(Group(title, prefix, entries))
     return groups
@@ -90,7 +90,7 @@ def summary_of(
     seed: int,
     encoder: Encoder | None = None,
 ) -> Summary:
-    """The summary of a run, or of several that differ only in seed. seed: of the bootstrap.
+    """Summarize a run, or several runs that differ only in their seed. seed: bootstrap seed.
 
     own: the runs of the unmodified model.
     """
@@ -102,7 +102,7 @@ def summary_of(
 
 
 def _own_of(run: Run, own: Sequence[Run]) -> Run | None:
-    """The unmodified model's run with the same seed; of several, the one with the same sampling."""
+    """Return the unmodified model's run with the same seed (and sampling, if several match)."""
 
     def alike(*names: str) -> list[Run]:
         return [
@@ -116,7 +116,7 @@ def _own_of(run: Run, own: Sequence[Run]) -> Run | None:
 
 
 def _rows(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of each row, renamed to the name of the row.
+    """Return the runs of each row, renamed to the name of the row.
 
     Runs that differ only in their seed share a row. Other runs with the same name are distinguished
     by their folders.
@@ -125,7 +125,7 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
     for number, run in enumerate(runs):
         seed, key = _configuration(run)
         if seed is None or seed in alike.get(key, {}):
-            key = f"{key} {number}"  # no seed, or a repeated one
+            key = f"{key} {number}"  # no seed, or a repeated seed
         alike.setdefault(key, {})[seed] = run
     rows = []
     for seeds in alike.values():
@@ -143,7 +143,7 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _configuration(run: Run) -> tuple[Any, str]:
-    """The seed of a run, and the rest of the configuration that decides its records."""
+    """Return the seed of a run, and the other configuration that decides its records."""
     config = {key: run.config.get(key) for key in _DECIDING}
     rest = {key: value for key, value in run.settings.items() if key != "seed"}
     name = _SEED.sub("", run.name)
@@ -152,7 +152,7 @@ def _configuration(run: Run) -> tuple[Any, str]:
 
 
 def _apart(places: Sequence[str]) -> list[str]:
-    """Names for the paths: relative to their common folder, or numbered if two are equal."""
+    """Return distinct names of paths: relative to their common folder, or numbered."""
     if len(set(places)) < len(places):
         return [f"{place}, run {number}" for number, place in enumerate(places, start=1)]
     common = os.path.commonpath([os.path.abspath(place) for place in places]) if places else ""

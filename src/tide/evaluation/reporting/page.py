@@ -1,7 +1,7 @@
 """A report as one self-contained HTML file: sortable tables, figures, texts and settings.
 
-Records and configurations may come from strangers. The template escapes their texts, and a policy
-in the page's head forbids loading anything and running any script but the page's own.
+Records and configurations are untrusted. The template escapes their texts, and a policy in the
+page's head forbids loading anything and running other scripts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tide.scorers import load_scorer
 
 _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
-_BEFORE = "the model as it is"
+_BEFORE = "unmodified model"
 _DPI = 150
 Mask = Callable[[str], str]
 Scores = dict[str, float | None]
@@ -48,7 +48,7 @@ def page(
     problem: str | None = None,
     mask: Mask | None = None,
 ) -> str:
-    """The whole report. mask: masks the toxic words of a text; by default a `Masker`."""
+    """Render the whole report. mask: masks the toxic words of a text; by default a `Masker`."""
     style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Environment(
         autoescape=True,
@@ -78,7 +78,7 @@ def page(
     )
 
 
-# Captions, by the beginning of a figure's name without the prefix of its group.
+# Captions by the start of a figure's name, which follows the prefix of its group.
 _CAPTIONS = {
     "trade-off": "Toxicity against perplexity: lower left is better",
     "anytime-rate": "Toxic rate by the number of completions written",
@@ -90,7 +90,7 @@ _CAPTIONS = {
 
 
 def _caption(name: str, groups: Sequence[Group]) -> str:
-    """The caption of a figure, with its group if there are several."""
+    """Return the caption of a figure, with its group if there are several groups."""
     found = [group for group in groups if group.prefix and name.startswith(group.prefix)]
     group = max(found, key=lambda one: len(one.prefix), default=None)
     own = name.removeprefix(group.prefix) if group else name
@@ -102,7 +102,7 @@ def _caption(name: str, groups: Sequence[Group]) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """Escapes control characters, so that no text is shown in another order than it is stored."""
+    """Escape control characters, which could display a text in another order than stored."""
     is_untrusted = isinstance(value, str) and not isinstance(value, Markup)
     return visible(value, kept="\n") if is_untrusted else value
 
@@ -141,13 +141,13 @@ def _group(group: Group, mask: Mask) -> dict[str, Any]:
 
 
 def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
-    """The ids whose unmodified completions score highest, each with a record per method.
+    """Return the ids whose unmodified completions score highest, each with a record per method.
 
-    Without records of the unmodified model, the ids whose completions score highest.
+    Without records of the unmodified model, return the ids whose completions score highest.
     """
     found: dict[RecordId, list[tuple[Run, Record]]] = {}
     for entry in group.entries:
-        run = entry.runs[0]  # of several seeds, the first
+        run = entry.runs[0]  # the run of the first seed
         for record in run.records:
             found.setdefault(record.id, []).append((run, record))
 
@@ -166,7 +166,7 @@ def _prompt(
     asked = record.messages[-1].content if record.messages else record.prompt
     shown = []
     searched = [row for row in rows if row[1].searched]
-    # A search that repairs a text while writing it records only a part of the model's own.
+    # A search that repairs a text while writing it records only a part of the base text.
     if searched and not any(_is_own(run) for run, _ in rows):
         run, one = searched[0]
         worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
@@ -181,7 +181,7 @@ def _prompt(
         text, note = worst.text, ""
         if worst.refused:
             text, note = "", "(withheld)"
-        elif worst.empty:  # no scorer saw it: its scores come from the policy
+        elif worst.empty:  # the scores of an empty text come from `empty_policy`
             scores, note = {}, "(too short to score)" if text.strip() else ""
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
@@ -191,7 +191,7 @@ def _prompt(
 
 
 def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
-    """A text on one line, plain and masked, with its note."""
+    """Put a text on one line; returns it plain and masked, with a note."""
     text = " ".join(text.split())
     return {"text": text, "masked": mask(text), "note": note if text or note else "(empty)"}
 
@@ -214,7 +214,7 @@ Pairs = list[tuple[str, str]]
 
 
 def _settings(runs: Sequence[Run]) -> tuple[Pairs, list[tuple[str, Pairs]]]:
-    """The settings that all runs share, and those of each run, with its folder."""
+    """Return the settings that all runs share, and the folder and other settings of each run."""
     flat = [
         {
             ".".join(name): value

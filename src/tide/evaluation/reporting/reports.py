@@ -33,9 +33,9 @@ _MOST_PARTS = 12
 
 @dataclass(frozen=True)
 class Report:
-    """tables, summaries: of all groups. figures: matplotlib's, by name; empty without matplotlib.
+    """Tables and figures of all groups. figures: matplotlib figures by name; {} without matplotlib.
 
-    problem: why there are no figures, if drawing failed.
+    problem: the reason why there are no figures, if drawing failed.
     """
 
     groups: list[Group]
@@ -50,7 +50,7 @@ class Report:
     def write(self, out: Path, image_format: str = "png", mask: Mask | None = None) -> None:
         """Write everything to the folder `out`, replacing an earlier report there.
 
-        Every table as Markdown, LaTeX and CSV, the figures, all metrics of runs as `summary.json`,
+        Writes every table as Markdown, LaTeX and CSV, the figures, all metrics as `summary.json`,
         and `report.html`, which needs no other file. mask: as in `report`.
 
         Raises InputError if a file to be written exists and is not from an earlier report.
@@ -90,23 +90,23 @@ def report(
     encoder: Encoder | None = None,
     mask: Mask | None = None,
 ) -> Report:
-    """Tables, metrics and figures of runs.
+    """Make tables, metrics and figures of runs.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
-    in their seed share a row: their mean and its standard deviation. A single search is shown
-    beside the model's own completions, if these were recorded.
+    in their seed share a row: their mean and its standard deviation. A single search is compared
+    with the model's own completions, if the search recorded them.
 
     Args:
-        runs: Runs, their paths, or folders with runs somewhere below.
+        runs: Runs, their paths, or folders that contain runs at any depth.
         out: A folder to write everything to, with a page `report.html`. Files of an earlier report
             there are removed.
-        against: The method that the others are tested against; by default `base`.
+        against: The method that other methods are tested against; by default `base`.
         valid: Which completions count; see `metrics.summarize`.
         tests: Compute tests of significance.
         draw: Draw the figures.
         trajectory: Id of a prompt whose search is drawn.
         image_format: "png", "svg" or "pdf".
-        seed: Of the bootstrap.
+        seed: Bootstrap seed.
         encoder: A sentence encoder: adds the similarity of completions to prompts and to the
             model's own completions, and MAUVE.
         mask: Masks the toxic words of a text in `report.html`, which has a button to show them; by
@@ -128,14 +128,14 @@ def report(
     read = [replace(run, name=marked.get(run.name, run.name)) for run in read]
     against = marked.get(against or "", against)
     if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
-        read.insert(0, own)  # nothing else shows what the search changed
+        read.insert(0, own)  # otherwise the report has no comparison
     groups = grouped(read, valid, seed, encoder)
     _check_names(groups, against, trajectory)
     made_tables = []
     for group in groups:
         doubts = {run.name: run.doubts for run in group.runs if run.doubts}
         weak = [
-            f"{name}: too weak for a fair comparison: {'; '.join(some)}"
+            f"{name} is too weak for a fair comparison: {'; '.join(some)}"
             for name, some in doubts.items()
         ]
         for table in _tables(group, against, valid, tests, seed):
@@ -157,8 +157,8 @@ def report(
 def _replace_report(out: Path, files: Mapping[str, bytes]) -> None:
     """Write `files` into a folder, and remove the other files of an earlier report there.
 
-    The manifest has the digest of each file of a report. Files that it does not name are neither
-    removed nor replaced, and files that were edited are not removed.
+    The manifest has the digest of each file of a report. Files that the manifest does not name are
+    neither removed nor replaced, and files that were edited are not removed.
     """
     manifest = out / MANIFEST
     with writing(manifest):
@@ -169,7 +169,7 @@ def _replace_report(out: Path, files: Mapping[str, bytes]) -> None:
         for name in files:
             if name not in earlier and (out / name).exists():
                 raise InputError(
-                    f"{out / name}: exists, and no report wrote it; write to another folder"
+                    f"{out / name}: was not created by `tide report`; write to another folder"
                 )
         for name, digest in earlier.items():
             path = out / name
@@ -199,11 +199,11 @@ def _check_names(groups: Sequence[Group], against: str | None, trajectory: str |
         if not found:
             raise InputError(f"--trajectory: no prompt with id {trajectory!r} in these runs")
         if not any(record.trials[0].trace for record in found):
-            raise InputError("--trajectory: these runs hold no traces; only searches record them")
+            raise InputError("--trajectory: these runs have no traces; only searches record traces")
 
 
 def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
-    """By label of the prompts (AttaQ's, BOLD's): a summary per entry, or None without prompts."""
+    """Return, by label of the prompts, a summary per entry, or None if it has no such prompts."""
     labels = sorted({one.group for run in group.runs for one in run.records if one.group})
     parts: dict[str, list[Summary | None]] = {}
     for label in labels if 1 < len(labels) <= _MOST_PARTS else ():
@@ -254,7 +254,7 @@ def _tables(
 
 
 def _untaken(name: str, taken: Collection[str]) -> str:
-    """`name`, with a number if it is taken already."""
+    """Return `name`, with a number if another table or figure has this name."""
     more = (f"{name}-{number}" for number in count(2))
     return next(one for one in chain([name], more) if one not in taken)
 

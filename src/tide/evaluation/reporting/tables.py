@@ -1,4 +1,4 @@
-"""The tables of a report, and how they are written: Markdown, LaTeX (booktabs), CSV, terminal."""
+"""The tables of a report, written as Markdown, LaTeX (booktabs) and CSV, or for a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tide.evaluation.significance import ITERATIONS, MEASURES, Comparison
 Value = str | int | float | Estimate | None
 
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_OF_A_NAME = 0.4  # maximum share of a terminal's width for a method's name; longer ones wrap
+_OF_A_NAME = 0.4  # maximum share of a terminal's width for a method's name; longer names wrap
 # Name in the summary, heading, digits, explanation.
 _TEXT = (
     ("dist_1", "dist-1", 3, "distinct words of a prompt's completions, per word"),
@@ -36,7 +36,7 @@ _TEXT = (
     ("degenerate", "degenerate", 3, "share of completions that loop or are mostly not words"),
     ("to_prompt", "to prompt", 3, "mean cosine of completion and prompt, by the sentence encoder"),
     ("to_own", "to own", 3, "mean cosine of changed completions and the model's own"),
-    ("mauve", "MAUVE", 3, "of all, against the model's own harmless ones without loops"),
+    ("mauve", "MAUVE", 3, "all completions against the model's own harmless completions"),
 )
 _COST = (
     ("evaluations", "evals", 2, "completions written"),
@@ -52,11 +52,11 @@ _COST = (
 
 @dataclass(frozen=True)
 class Column:
-    """digits: decimals. interval: show it after the value: both ends for a share, half the width
-    for another average.
+    """A column. digits: number of decimals. interval: show the interval after the value, by both
+    ends for a share, and by half the width for another average.
 
-    form: `signed` shows a plus sign, `p` is for small probabilities. key: its CSV name, if several
-    columns share the heading. says: explanation below the table.
+    form: `signed` shows a plus sign, `p` is for small probabilities. key: CSV heading, if several
+    columns share the `heading`. says: explanation below the table.
     """
 
     heading: str
@@ -69,7 +69,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """name: of the file. rows: one value per column; None is shown as a hyphen."""
+    """name: file name without suffix. rows: one value per column; None is shown as a hyphen."""
 
     name: str
     title: str
@@ -98,7 +98,7 @@ _METHOD: _Cells = (Column("method"), lambda one: one.method)
 def _table(
     name: str, title: str, summaries: Sequence[Summary], cells: Sequence[_Cells], notes: list[str]
 ) -> Table:
-    """One row per summary. Columns without any value are left out."""
+    """Make a table with one row per summary. Columns without any value are left out."""
     rows = [[value(one) for _, value in cells] for one in summaries]
     columns = [column for column, _ in cells]
     return Table(name, title, columns, rows, notes).without_empty_columns()
@@ -117,7 +117,7 @@ def _fluency(reference: str, name: str) -> Callable[[Summary], Value]:
 
 
 def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
-    """The paper's table by one source: toxicity, perplexity, iterations; a row per method."""
+    """Make the paper's table by one source: toxicity, perplexity and iterations per method."""
     references = _references(summaries)
     cells = [_METHOD]
     if len({one.prompts for one in summaries}) > 1:
@@ -153,7 +153,7 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
         if (missing := one.unscored.get(source, 0))
     ]
     notes += [
-        f"{one.method}: perplexity by {reference} is still to be measured for {missing} prompts"
+        f"{one.method}: perplexity by {reference} is not measured yet for {missing} prompts"
         for one in summaries
         for reference, fluency in one.fluency.items()
         if (missing := fluency.unmeasured)
@@ -172,14 +172,14 @@ _RATE = Column("toxic rate", interval=True, says="share of prompts with a toxic 
 _CHANGED = Column(
     "changed",
     key="harmless changed",
-    says="of the model's own completions that this scorer calls harmless (below the search's "
-    "threshold, if it guides the search), the share that was changed or withheld",
+    says="share of the model's own harmless completions (by this scorer; below the threshold if "
+    "it guides the search) that were changed or withheld",
 )
 _K_BAR = Column("K-bar", 2, says="mean iterations of a search; the prompt itself is the first")
 
 
 def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
-    """The reference models of all runs, each with the heading and the key of its column."""
+    """Return the reference models of all runs, each with the heading and the key of its column."""
     names = list(dict.fromkeys(name for one in summaries for name in one.fluency))
     if len(names) == 1:
         return {names[0]: ("perplexity", "perplexity")}
@@ -191,8 +191,8 @@ def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
 
 _OF_SHARES = "Wilson's 95 % interval of a share of prompts"
 _OF_ALL = "mean perplexity of all completions (lower: more likely text)"
-_OF_20 = "mean over those of exactly 20 reference tokens, as in the paper"
-_SILENT = 0.05  # share of empty completions from which tables and figures have a note
+_OF_20 = "mean over completions of exactly 20 reference tokens, as in the paper"
+_SILENT = 0.05  # minimum share of empty completions for a note in tables and figures
 
 
 def _perplexity(reference: str, heading: str, key: str, *, interval: bool) -> list[_Cells]:
@@ -205,7 +205,7 @@ def _perplexity(reference: str, heading: str, key: str, *, interval: bool) -> li
 
 
 def empty_notes(summaries: Sequence[Summary]) -> list[str]:
-    """A note on the methods that leave many completions empty."""
+    """Return a note on the methods that leave many completions empty."""
     shares = {
         one.method: one.averages["empty"].value for one in summaries if "empty" in one.averages
     }
@@ -219,7 +219,7 @@ def empty_notes(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Notes that name the reference model of each column, unless the heading does."""
+    """Return notes that name the reference model of each column, unless the heading names it."""
     each = [
         f"{heading} by {name}"
         for name, (heading, _) in references.items()
@@ -235,7 +235,7 @@ def parts_table(
     title: str,
     name: str,
 ) -> Table:
-    """The toxic rate by one source in each part of a benchmark. parts: a summary per method."""
+    """Make a table of the toxic rate in each part of a benchmark. parts: a summary per method."""
     columns = [Column("method"), *(Column(part, 3, interval=True) for part in parts)]
     rows: list[list[Value]] = [
         [method, *(one.toxicity.get(source, {}).get("rate") if one else None for one in each)]
@@ -248,7 +248,7 @@ def parts_table(
 
 
 def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Perplexity, distinct n-grams, length and empty completions; a row per method."""
+    """Make a table of perplexity, distinct n-grams, length and empty completions per method."""
     references = _references(summaries)
     cells = [_METHOD]
     for reference, (heading, key) in references.items():
@@ -261,7 +261,7 @@ def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Cost of a prompt, all trials together; a row per method."""
+    """Make a table of the cost of a prompt, over all trials together, per method."""
     cells = [_METHOD]
     cells += [(Column(head, n, key=k, says=says), _average(k)) for k, head, n, says in _COST]
     keys = {key for key, *_ in _COST}
@@ -270,7 +270,7 @@ def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Only completions of searches that did not accept the first evaluation; a row per method."""
+    """Make a table of the completions whose search did not accept the first evaluation."""
     rows = [one for one in summaries if "moved" in one.averages]
     sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
 
@@ -278,7 +278,7 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
         return lambda one: getattr(next(iter(one.fluency.values()), None), name, None)
 
     median = Column("ppl", 2, key="median perplexity", says="median perplexity")
-    p95 = Column("p95", 1, key="95th percentile of perplexity", says="its 95th percentile")
+    p95 = Column("p95", 1, key="95th percentile of perplexity", says="95th percentile of ppl")
     alike = Column("alike", key="ROUGE-L", says="ROUGE-L with the unmodified completion")
     far = Column("displaced", 2, key="displacement", says="mean displacement of the prompt")
     cells: list[_Cells] = [
@@ -301,11 +301,15 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 
 
 def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Whether the nearest tokens of accepted points are the prompt, by displacement."""
+    """Make a table of how often the nearest tokens of accepted points are the prompt's."""
     columns = {
-        "decoded": Column("decoded", says="share from an accepted point that is not the prompt"),
+        "decoded": Column(
+            "decoded", says="share of completions accepted at a point other than the prompt"
+        ),
         "recovered": Column(
-            "recovered", interval=True, says="share of these whose nearest tokens are the prompt's"
+            "recovered",
+            interval=True,
+            says="share of decoded completions whose nearest tokens are the prompt's",
         ),
     }
     for key, (low, high) in RECOVERED.items():
@@ -313,8 +317,8 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
     cells = [_METHOD, *((column, _average(key)) for key, column in columns.items())]
     rows = [one for one in summaries if "decoded" in one.averages]
     notes = [
-        "[ ] 95 % bootstrap interval over prompts; Wilson's where none or all are recovered",
-        "to 1, to 1.5...: recovered, by displacement of the point, |X - X0| / |X0|",
+        "[ ] 95 % bootstrap interval over prompts; Wilson's interval if none or all are recovered",
+        "to 1, to 1.5...: recovered share by displacement of the point, |X - X0| / |X0|",
     ]
     return _table(name, title, rows, cells, notes)
 
@@ -322,9 +326,9 @@ def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table
 def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
-    """One-sided Wilcoxon tests by one source; a row per method.
+    """Make a table of one-sided Wilcoxon tests by one source; a row per method.
 
-    They test prompts' maximum and mean toxicity, or their mean iterations.
+    The tests compare the maximum and mean toxicity of prompts, or their mean iterations.
     """
     columns = [Column("method"), Column("pairs", says="prompts in both runs")]
     says = f"difference of toxic rates from {comparisons[0].against}, with its 95 % interval"
@@ -350,7 +354,8 @@ def significance_table(
     notes = []
     if any(one.rate is not None for one in by_source):
         notes.append(
-            "[ ] of 95 %, over pairs: non-inferior by any prespecified margin above the upper end"
+            "[ ] 95 % interval over pairs; a method is non-inferior if the upper end is below a "
+            "prespecified margin"
         )
     notes += [
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
@@ -369,7 +374,7 @@ def to_markdown(table: Table) -> str:
 
 
 def to_latex(table: Table) -> str:
-    """A `table` environment; needs the package booktabs."""
+    """Return a `table` environment, which needs the LaTeX package booktabs."""
     layout = "".join("l" if is_text(table, i) else "r" for i in range(len(table.columns)))
     headings = [column.heading for column in table.columns]
     head, *body = (
@@ -395,9 +400,9 @@ def to_latex(table: Table) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Unrounded numbers; an average has its interval in two further columns, `low` and `high`.
+    """Return CSV with unrounded numbers; columns `low` and `high` have the interval of an average.
 
-    Where a row is an average over seeds, a third column, `std`, has the standard deviation.
+    If a row is an average over seeds, a third column, `std`, has the standard deviation.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -422,7 +427,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_html(table: Table) -> str:
-    """For a notebook."""
+    """Return HTML for a notebook."""
     head = "".join(f"<th>{escape(column.heading)}</th>" for column in table.columns)
     rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in cells_of(table))
     body = "".join(f"<tr>{row}</tr>" for row in rows)
@@ -434,7 +439,7 @@ def to_html(table: Table) -> str:
 
 
 def to_rich(table: Table, width: int = 80) -> Group:
-    """For a terminal: columns that do not fit `width` follow below, with the first one repeated."""
+    """Render a table for a terminal. Columns that do not fit `width` follow in further tables."""
     console = Console(width=10 * width)
     parts = [_rich(table, [0], width)]
     columns: list[int] = []
@@ -459,7 +464,7 @@ def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
         shown.add_column(table.columns[number].heading, justify=justify, no_wrap=True)
     room = int(width * _OF_A_NAME)
     for name, *cells in cells_of(table):
-        # Options are kept whole: a name is broken after a comma, and elsewhere only if it must be.
+        # Names break after commas, so that options stay whole, and elsewhere only if necessary.
         lines = "\n".join(wrap(name.replace(",", ", "), room)).replace(", ", ",")
         shown.add_row(lines or name, *(cells[number - 1] for number in columns if number))
     return shown
@@ -473,7 +478,7 @@ WRITERS: Mapping[str, Callable[[Table], str]] = {
 
 
 def slug(text: str) -> str:
-    """`text` as part of a file name."""
+    """Turn `text` into a part of a file name."""
     return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "unnamed"
 
 
@@ -514,7 +519,7 @@ def is_text(table: Table, number: int) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """Removes line breaks, control and format characters, since names may come from strangers."""
+    """Remove line breaks, control and format characters, since names are untrusted."""
     return visible(" ".join(text.splitlines()))
 
 
@@ -534,6 +539,6 @@ def _latex(text: str) -> str:
 
 
 def _csv(text: str) -> str:
-    """`text` for a spreadsheet: an apostrophe keeps it from being read as a formula."""
+    """Put an apostrophe before text that a spreadsheet would read as a formula."""
     text = _one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text

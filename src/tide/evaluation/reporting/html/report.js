@@ -1,5 +1,5 @@
 "use strict";
-// A button shows masked words, and masks them again.
+// The button shows masked words, or masks them again.
 const unmask = document.getElementById("unmask");
 unmask?.addEventListener("click", () => {
   const shown = unmask.getAttribute("aria-pressed") !== "true";
@@ -7,7 +7,7 @@ unmask?.addEventListener("click", () => {
   for (const text of document.querySelectorAll(".masked")) text.hidden = shown;
   for (const text of document.querySelectorAll(".clear")) text.hidden = !shown;
 });
-// A hint above a table that is wider than the screen tells to scroll it.
+// Show a hint to scroll above each table that is wider than the screen.
 const cut = new ResizeObserver((changed) => {
   for (const { target } of changed) {
     target.previousElementSibling.hidden = target.scrollWidth <= target.clientWidth;
