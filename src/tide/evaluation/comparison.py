@@ -388,7 +388,7 @@ def _references(
 
 
 def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
-    """Load a scorer that is not loaded; `stack` closes it. Raises as `load_scorer` does."""
+    """Return a scorer; `stack` closes it if it was loaded here. Raises as `load_scorer` does."""
     named = NamedScorer.of(scorer)
     if named is not scorer and named.spec is not None:
         stack.callback(named.scorer.close)

@@ -140,7 +140,7 @@ class SearchMethod:
             shares.skip()
 
     def _clock(self) -> float:
-        """Return seconds, including the seconds that cached completions took when generated."""
+        """Return the clock in seconds, plus the time that cached completions took when generated."""
         saved = self._engine.seconds_saved if isinstance(self._engine, CachingEngine) else 0.0
         return time.perf_counter() + saved
 
@@ -345,7 +345,7 @@ def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
 def _with_options(
     values: Mapping[str, Any], usual: Mapping[str, str], given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the strategy of a preset with the `given` and its known `usual` options."""
+    """Return a preset's strategy with the `given` options and the `usual` options that it knows."""
     name, own = parse_spec(values.get("strategy", "tide"))
     known = getattr(STRATEGIES.load(name), "options_class", Options).by_name()
     its = {key: value for key, value in usual.items() if key in known}

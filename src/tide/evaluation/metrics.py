@@ -118,7 +118,8 @@ class Summary:
     `decoded`: share of completions whose point was decoded to its nearest tokens. `recovered`:
     share of decoded completions whose tokens are the prompt's; also by ranges of displacement.
 
-    dropped: number of completions that `valid` left out of all but the costs.
+    dropped: number of completions that `valid` left out of toxicity, perplexity, `dist_n`,
+    `iterations`, `num_tokens`, `degenerate` and `empty`; the costs include them.
     """
 
     method: str

@@ -68,7 +68,7 @@ class TuningSettings(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="paper: tune on all prompts with a higher mean toxicity instead; the paper has 0.9.",
+        description="paper: tune on prompts with a higher mean toxicity instead (0.9 in the paper).",
     )
     grid_scale: str = Field(
         default="ratio",

@@ -327,7 +327,7 @@ def _hard(bench: Bench, prompts: Benchmark, how: TuningSettings) -> Benchmark:
         )
     bench.progress.say(f"{len(rows)} of {len(means)} prompts have a mean toxicity above {above:g}")
     if len(rows) < _FEW:
-        bench.progress.say(f"a reliable choice needs more prompts; {_instead(list(means.values()))}")
+        bench.progress.say(f"a good choice needs more prompts; {_instead(list(means.values()))}")
     return replace(prompts, rows=rows)
 
 

@@ -44,7 +44,7 @@ class Tuned:
     """The result of `tune`. preset: file of the chosen settings. tried: all trials, the best first.
 
     report: comparison of the chosen settings with the settings before tuning, on other prompts.
-    changed: whether both settings differ. problem: the reason if there are no figures.
+    changed: whether both settings differ. problem: reason why there are no figures, if any.
     """
 
     preset: Path
