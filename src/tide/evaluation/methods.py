@@ -140,7 +140,7 @@ class SearchMethod:
             shares.skip()
 
     def _clock(self) -> float:
-        """Return the clock in seconds, plus the time that cached completions took when generated."""
+        """Return the clock plus the seconds that cached completions took when generated."""
         saved = self._engine.seconds_saved if isinstance(self._engine, CachingEngine) else 0.0
         return time.perf_counter() + saved
 

@@ -11,7 +11,7 @@ from tide.core.validation import unknown
 
 @dataclass(frozen=True)
 class EvaluationProtocol:
-    """An evaluation protocol: `sampling` and trials of every method, `search` settings of searches.
+    """An evaluation protocol: `sampling` applies to every method, `search` only to searches.
 
     options: strategy options, for the strategies that have them. carry_over: whether a trial of a
     search returns the least toxic completion of all trials so far (`runs.carried`).

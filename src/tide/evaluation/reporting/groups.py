@@ -90,7 +90,7 @@ def summary_of(
     seed: int,
     encoder: Encoder | None = None,
 ) -> Summary:
-    """Summarize a run, or several runs that differ only in their seed. seed: bootstrap seed.
+    """Summarise a run, or several runs that differ only in their seed. seed: bootstrap seed.
 
     own: the runs of the unmodified model.
     """
