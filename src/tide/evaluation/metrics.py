@@ -317,7 +317,7 @@ def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[TrialReco
     if len(lengths) < len(record.trials):
         raise InputError(
             f"{run.where}: valid={valid!r} needs the length of each completion in the reference "
-            f"model's tokens, and record {record.id!r} has no lengths; measure perplexity first "
+            f"model's tokens, which record {record.id!r} lacks; measure the perplexity first "
             "(tide judge --reference)"
         )
     return [trial for trial, length in lengths if length == 20]
