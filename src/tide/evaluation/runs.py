@@ -224,7 +224,7 @@ def read_config(run: Path) -> dict[str, Any]:
     try:
         _Config.model_validate(config)
     except ValidationError as error:
-        raise InputError(f"{path}: not the configuration of a run: {problem(error)}") from None
+        raise InputError(f"{path}: is not the configuration of a run ({problem(error)})") from None
     return config
 
 
