@@ -1,4 +1,4 @@
-"""Other detoxification systems, to compare the searches with; each runs on any causal LM."""
+"""Other detoxification systems, for comparison with the searches; each runs on any causal LM."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def load_baseline(
         spec: `NAME[:key=value,...]`, for example `rad:beta=50`.
         engine: Runs the language model.
         artefacts: The folder that `tide fit` wrote, for baselines that learn something.
-        scorer: For baselines that score texts while they write; the built-in ones do not.
+        scorer: For baselines that score texts during decoding; no built-in baseline does.
 
     Raises:
         InputError: The spec or an artefact cannot be used.
@@ -82,7 +82,7 @@ def check_baseline(spec: str, artefacts: Path | None, model: str) -> None:
 
 
 def _read(spec: str) -> tuple[Any, Any]:
-    """The class of a baseline, and its options. Raises InputError."""
+    """Return the class and the options of a baseline. Raises InputError."""
     name, settings = parse_spec(spec, "baseline")
     create = REGISTRY.load(name)
     if not hasattr(create, "options_class"):

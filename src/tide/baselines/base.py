@@ -1,6 +1,6 @@
-"""The interface of a baseline: another detoxification system, run on the same prompts and seeds.
+"""The interface of baselines: other detoxification systems, run on the same prompts and seeds.
 
-Its protocol, its options and their bounds, and the settings of `tide fit`.
+Defines their protocol, the bounds of common options, and the settings of `tide fit`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Options = tide.plugins.options.Options
 
 # Whether temperature, top-p and top-k are applied before the baseline shifts the logits, or after.
 Order = Literal["warp-shift", "shift-warp"]
-# The bound is ten times the largest value in use. A larger factor loses the model's logits in
-# rounding errors, and overflows.
+# The bound is ten times the largest value in use. With a larger factor the model's logits are lost
+# in rounding errors, and sums overflow.
 Strength = Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)]
 # Bounded because the model reads each candidate as a separate sequence.
 Candidates = Annotated[int, Field(ge=1, le=10_000)]
@@ -42,9 +42,9 @@ Candidates = Annotated[int, Field(ge=1, le=10_000)]
 class Generated:
     """One completion of a baseline, and its cost.
 
-    evaluations: completions generated to obtain this one. forward_tokens: tokens read by any model,
-    of prompt and completion, in every pass of the model and of auxiliary models, until the row
-    ended. scorer_calls: texts sent to the scorer.
+    evaluations: number of completions generated to obtain this completion. forward_tokens: number
+    of prompt and completion tokens read in all passes of the model and of auxiliary models, until
+    the completion ended. scorer_calls: number of texts sent to the scorer.
     """
 
     completion: Completion
@@ -57,19 +57,19 @@ class Generated:
 class Baseline(Protocol):
     """A detoxification system. name: normalised spec, for records.
 
-    The option that `Options.strength` names scales its effect; 0 is the unmodified model.
+    The option named by `Options.strength` scales the effect; at 0 the model is unmodified.
     """
 
     name: str
 
     def config(self) -> dict[str, Any]:
-        """The settings that determine its output, except model and sampling, as JSON values."""
+        """Return the JSON settings that determine the output, except model and sampling."""
         ...
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Generated]:
-        """One completion for each prompt, in order; each depends only on its prompt and seed.
+        """Complete the prompts, in order; each completion depends only on its prompt and seed.
 
         Raises InputError for a prompt that is empty or too long, EngineError, and the scorer's
         errors.
@@ -84,7 +84,7 @@ def in_batches(
 ) -> list[_T]:
     """Apply `work` to batches of rows; returns the results in the order of the rows.
 
-    groups: lists of row numbers, which hold each row once. A batch is at most `size` rows of one
+    groups: lists of row numbers; each row is in one group. A batch is at most `size` rows of one
     group, in the group's order. `work` returns one result for each row.
     """
     results: dict[int, _T] = {}
@@ -147,7 +147,7 @@ class FitSettings(BaseModel):
         default=None,
         ge=8,
         le=1_000_000,
-        description="Tokens at which a text is cut; the default depends on the model's size.",
+        description="Maximum tokens of a text; the default depends on the model's size.",
     )
     max_texts: int = Field(
         default=50_000, ge=40, le=100_000_000, description="Maximum texts to train on."
@@ -157,7 +157,7 @@ class FitSettings(BaseModel):
     )
 
     def training(self, model: nn.Module) -> Training:
-        """These settings, with the defaults for the size of `model` in place of None."""
+        """Return these settings, with None replaced by the defaults for the size of `model`."""
         size = sum(parameter.numel() for parameter in model.parameters())
         defaults = next(values for most, values in _BY_SIZE if size <= most)
         given = {name: value for name, value in self if value is not None}

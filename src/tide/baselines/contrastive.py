@@ -7,9 +7,9 @@ the copy that `dexperts` tuned on toxic text (read from its artefact), so toxic 
 `amateur=NAME` takes a smaller model as in the paper, without regard to toxicity.
 
 As in the authors' code (XiangLi1999/ContrastiveDecoding), a token is plausible if it has at least a
-tenth of the likeliest token's probability, and the amateur has its own temperature. Their beam
-search runs at temperature 1, where the order does not matter. When they sample at temperature T, it
-divides only the expert's logits: their coefficient c is `coefficient=c*T` here.
+tenth of the likeliest token's probability, and the amateur has a separate temperature. Their beam
+search runs at temperature 1, where the order does not matter. When they sample at temperature T, T
+divides only the expert's logits, so their coefficient c is `coefficient=c*T` here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ContrastiveOptions(Options):
         default=0.1,
         gt=0,
         le=1,
-        description="Minimum probability, as a share of the likeliest token's.",
+        description="Minimum probability, as a share of the likeliest token's probability.",
     )
     amateur_temperature: float = Field(
         default=1.0, ge=0.01, le=100, description="Divides the amateur's logits."
@@ -46,7 +46,7 @@ class ContrastiveOptions(Options):
 
 
 def contrast(scores: Tensor, amateur: Tensor, options: ContrastiveOptions) -> Tensor:
-    """`scores` minus the weighted `amateur` logits where plausible, -inf elsewhere; all (B, V)."""
+    """Subtract the weighted `amateur` logits from `scores`; implausible tokens get -inf; (B, V)."""
     least = scores.amax(dim=-1, keepdim=True) + math.log(options.plausible)
     contrasted = scores - options.coefficient / options.amateur_temperature * amateur
     return contrasted.masked_fill(scores < least, -torch.inf)

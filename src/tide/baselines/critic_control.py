@@ -2,12 +2,12 @@
 
 ACL Findings 2023, arXiv:2212.10938. Like `fudge`, but the classifier is a critic: it learns the
 outcome of a prefix from the model's own continuations and their scores. log sigmoid(Q) is added to
-the candidates' scores. The V that the authors divide by is the same for all candidates.
+the candidates' scores. The authors also divide by V, which is the same for all candidates.
 
 The authors (minbeomkim/CriticControl) train a linear head on the frozen model with the value loss
-of PPO (lambda 0.95, gamma 0.99) and keep tokens beyond the 10 candidates. Here the critic is a
-tuned copy of the model that learns the outcome itself (lambda 1, gamma 1), and only candidates are
-drawn.
+of PPO (lambda 0.95, gamma 0.99) and also draw tokens outside of the 10 candidates. Here the critic
+is a tuned copy of the model that learns the outcome itself (lambda 1, gamma 1), and only candidates
+are drawn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CriticControl(Fudge):
 
     kind = "critic-control"
     options_class = CriticControlOptions
-    # A smaller model would learn from its own texts instead of those of the model.
+    # A smaller model would learn from its own texts instead of the model's texts.
     auxiliary = False
     scored = True
 

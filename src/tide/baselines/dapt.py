@@ -1,9 +1,9 @@
 """`dapt`: domain-adaptive pretraining, Gururangan et al. 2020 (ACL 2020, arXiv:2004.10964).
 
 The model is trained further on non-toxic text, as in Gehman et al. 2020 (RealToxicityPrompts), and
-the trained model writes alone. They train three times over the least toxic 2 % of a web corpus;
-here the trained model is the expert of `tide fit dexperts`, which learns from the non-toxic half of
-the labelled texts.
+the trained model writes alone. Gehman et al. train for three epochs on the least toxic 2 % of a web
+corpus. Here the trained model is the expert of `tide fit dexperts`, which learns from the non-toxic
+half of the labelled texts.
 """
 
 from __future__ import annotations

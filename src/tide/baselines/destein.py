@@ -1,13 +1,13 @@
 """`destein`: Li et al. 2024, "DeStein: Navigating Detoxification of Language Models".
 
-ACL Findings 2024, arXiv:2404.10464: universal steering pairs. The output of each attention is moved
-at every token against a direction from neutral to toxic text (authors' code: LizLizLi/DeStein,
-`lss_utils.py` for the rule, `act_utils.py` and `probs.py` for the vectors).
+ACL Findings 2024, arXiv:2404.10464: universal steering pairs. At every token, the output of each
+attention layer is moved away from a direction that points from neutral to toxic text. The authors'
+code is LizLizLi/DeStein (`lss_utils.py` has the rule, `act_utils.py` and `probs.py` the vectors).
 
-Their code never runs its rule for single heads: it calls the module without the argument that
-selects it, which is False by default. `rule=whole` is the rule that their code runs. `rule=heads`
-is the unused one, except that each head keeps its own norm. (Theirs would give all heads of a layer
-the same norm, which changes the model even for a small alpha.)
+The authors' code also has a rule for single heads, but never runs this rule: the argument that
+selects it is False by default and is not given. `rule=whole` is the rule that the code runs.
+`rule=heads` is the unused rule, except that each head keeps its norm. (The authors' rule would give
+all heads of a layer the same norm, which changes the model even for a small alpha.)
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tide.baselines.common.training import LEAST_AUC, auc, weak_auc
 from tide.baselines.reversal import Reversal
 from tide.data.labelled import Pair
 
-_LAST = 8  # final tokens of a text, whose mean represents it
+_LAST = 8  # number of final tokens of a text, whose mean represents the text
 _PAIRS = 20
 _PROBED = 0.8  # share of the pairs that the probes learn from
 _HELD_OUT = 200
-# The authors' alpha by architecture, and for all others.
+# The authors' alpha for some architectures, and for all other architectures.
 _ALPHAS, _ALPHA = {"gpt2": 0.4}, 0.3
 
 
@@ -46,15 +46,15 @@ class DesteinOptions(Options):
     strength = "alpha"
 
     alpha: Strength | None = Field(
-        default=None, description="Step length; none means 0.4 for GPT-2 and 0.3 for others."
+        default=None, description="Step length; by default 0.4 for GPT-2, 0.3 for other models."
     )
     rule: Literal["whole", "heads"] = "whole"
 
 
 def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
-    """Attention outputs (..., d), moved against `vectors` (d,) and scaled back to their norm.
+    """Steer attention outputs (..., d) away from `vectors` (d,), keeping the norm of the outputs.
 
-    |x| norm(norm(x) - alpha norm(v)).
+    Returns |x| unit(unit(x) - alpha unit(v)), where unit(x) = x / |x|.
     """
     moved = normalize(normalize(values, dim=-1) - alpha * normalize(vectors, dim=-1), dim=-1)
     kept: Tensor = moved * values.norm(dim=-1, keepdim=True)
@@ -62,7 +62,7 @@ def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
 
 
 def steer_heads(values: Tensor, vectors: Tensor, alpha: float, heads: int) -> Tensor:
-    """`steer` for each of `heads` slices, with alpha times 1 + relu cos(x, v) of the slice."""
+    """Apply `steer` to each of `heads` slices; alpha is multiplied by 1 + relu cos(x, v)."""
     values, vectors = _cut(values, heads), _cut(vectors, heads)
     likeness = cosine_similarity(values, vectors.expand_as(values), dim=-1).clamp(min=0)[..., None]
     step = alpha * (1 + likeness) * normalize(vectors, dim=-1)
@@ -108,18 +108,18 @@ class Destein(DecodingBaseline):
 
     @cached_property
     def _vectors(self) -> Tensor:
-        """(layers, hidden), from neutral to toxic."""
+        """Directions from neutral to toxic text, (layers, hidden)."""
         shape = len(self._heads.projections), self.engine.model.config.get_text_config().hidden_size
         return self.artefact.tensor("directions", *shape).float().to(self.engine.device)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Directions (layers, hidden): the mean over 20 pairs of toxic minus neutral, weighted.
+        """Compute directions (layers, hidden): weighted mean differences of toxic and neutral text.
 
-        Each text of a pair follows a prefix that names its kind. The slice of a head is weighted
-        with 1 + the accuracy of its probe. Figures: AUC of held-out texts (without prefix) by their
-        similarity to the directions; the mean accuracy of the probes.
-        Raises InputError for too few pairs.
+        There are 20 pairs of texts, and each text follows a prefix that names its kind. The slice
+        of a head is multiplied by 1 + the accuracy of the head's probe. Figures: AUC of held-out
+        texts (without prefix) by their similarity to the directions, and the mean accuracy of the
+        probes. Raises InputError for too few pairs.
         """
         task.train.need_pairs(_PAIRS)
         task.held_out.need_pairs(2)
@@ -130,7 +130,7 @@ class Destein(DecodingBaseline):
         difference = (sides[0] - sides[1]).mean(dim=0)
         directions = (_cut(difference, heads) * weights[..., None]).flatten(-2)
         measured = _means(task, task.held_out.pairs[:_HELD_OUT], ("", ""))
-        # All layers have the same weight, as in the rule.
+        # All layers have the same weight, as in the steering rule.
         toxic, neutral = (
             cosine_similarity(side, directions, dim=-1).mean(dim=-1).tolist() for side in measured
         )
@@ -141,19 +141,19 @@ class Destein(DecodingBaseline):
 
 
 def _cut(hidden: Tensor, heads: int) -> Tensor:
-    """(..., d) -> (..., heads, d / heads)."""
+    """Reshape (..., d) to (..., heads, d / heads)."""
     return hidden.reshape(*hidden.shape[:-1], heads, -1)
 
 
 def _slices(heads: Heads, width: int) -> int:
-    """The number of slices of the hidden state: the number of heads, if it divides the width."""
+    """Return the number of slices of the hidden state: the heads, if they divide the width."""
     return math.gcd(heads.count, width)
 
 
 def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
-    """Accuracy of a probe of each slice on a held-out fifth of the pairs, shape (layers, heads).
+    """Fit a probe to each slice; returns the accuracies on a held-out fifth, (layers, heads).
 
-    sides: (pairs, layers, hidden) of toxic and neutral texts.
+    sides: outputs (pairs, layers, hidden) of toxic and of neutral texts.
     """
     pairs, layers = sides[0].shape[:2]
     seen = round(_PROBED * pairs)
@@ -176,10 +176,10 @@ def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
 def _means(
     task: FitTask, pairs: Sequence[Pair], prefixes: tuple[str, str]
 ) -> tuple[Tensor, Tensor]:
-    """Attention outputs of both sides of `pairs`, averaged over the last 8 tokens of each text.
+    """Average the attention outputs of all texts of `pairs` over the last 8 tokens of each text.
 
-    Returns the toxic and the neutral side, both (pairs, layers, hidden), float32. prefixes: texts
-    before the two sides.
+    Returns the averages of the toxic and of the neutral texts, both (pairs, layers, hidden),
+    float32. prefixes: texts put before the toxic and before the neutral texts.
     """
     heads = find_heads(task.model, task.name)
     sides = []
@@ -187,7 +187,7 @@ def _means(
         prefixes, ([p.toxic for p in pairs], [p.neutral[0] for p in pairs]), strict=True
     ):
         rows = []
-        # As the authors do: full stops at the end of both sides would hide their difference.
+        # As in the authors' code: full stops at the end of both texts would hide the difference.
         for ids in task.tokenize([prefix + (text.strip(" .") or text) for text in texts]):
             layers: list[Tensor] = []
 

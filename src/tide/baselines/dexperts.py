@@ -1,8 +1,9 @@
 """`dexperts`: Liu et al. 2021, "DExperts: Decoding-Time Controlled Text Generation with Experts and
 Anti-Experts" (ACL 2021, arXiv:2105.03023).
 
-z = top-p(z_base) + alpha (z_expert - z_anti), eq. 1: the expert is tuned on non-toxic text, the
-anti-expert on toxic text. With `anti_only`, as in the paper, the model itself is the expert.
+The logits are z = top-p(z_base) + alpha (z_expert - z_anti) (eq. 1). The expert is tuned on
+non-toxic text, the anti-expert on toxic text. With `anti_only`, a variant of the paper, the model
+itself is the expert.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_nucleus
 
-# Minimum ratio of the perplexities of a text under the expert of the other kind and under that of
-# its own kind. Below it the two experts hardly differ, and their difference is noise.
+# The perplexity of non-toxic text under the anti-expert must be at least this multiple of its
+# perplexity under the expert, and vice versa. Otherwise the experts' difference is mostly noise.
 _APART = 1.05
 
 
@@ -27,7 +28,7 @@ class DexpertsOptions(Options):
 
     alpha: Strength = Field(default=2.0, description="Weight of the experts' difference.")
     filter_p: float = Field(
-        default=0.9, gt=0, le=1, description="Top-p of the model; tokens outside are dropped."
+        default=0.9, gt=0, le=1, description="Top-p of the model; all other tokens are dropped."
     )
     anti_only: bool = Field(default=False, description="Use the model itself as the expert.")
     order: Order = "shift-warp"
@@ -36,7 +37,7 @@ class DexpertsOptions(Options):
 def ensemble(
     scores: Tensor, base: Tensor, expert: Tensor, anti: Tensor, alpha: float, filter_p: float
 ) -> Tensor:
-    """`scores` + alpha (expert - anti) in the nucleus of `base`, -inf outside; all (B, V)."""
+    """Return `scores` + alpha (expert - anti) in the nucleus of `base`, else -inf; all (B, V)."""
     outside = keep_nucleus(base, filter_p) == -torch.inf
     return (scores + alpha * (expert - anti)).masked_fill(outside, -torch.inf)
 
@@ -64,7 +65,7 @@ class Dexperts(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Train updates of the task's model: `expert` on non-toxic text, `anti` on toxic text.
 
-        Figures: perplexity of held-out text of its own kind and of the other, before and after.
+        Figures: perplexity of held-out text of the same and of the other kind, before and after.
         """
         sides = {"expert": write_like(task, toxic=False), "anti": write_like(task, toxic=True)}
         tensors: dict[str, Tensor] = {}
@@ -77,7 +78,7 @@ class Dexperts(DecodingBaseline):
             own = fitted.held_out["perplexity"]
             if _APART * own > (others := other.held_out["perplexity of the other kind"]):
                 doubts.append(
-                    f"the {side} predicts held-out text of its kind hardly better than the other: "
-                    f"perplexity {own:.1f} against {others:.1f}"
+                    f"the {side} model predicts held-out text of its kind hardly better than the "
+                    f"other model does (perplexity {own:.1f} against {others:.1f})"
                 )
         return Fitted(tensors, figures, tuple(doubts))

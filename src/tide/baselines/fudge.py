@@ -1,11 +1,12 @@
 """`fudge`: Yang and Klein 2021, "FUDGE: Controlled Text Generation With Future Discriminators".
 
 NAACL 2021, arXiv:2104.05218. A classifier, trained on every prefix of labelled texts, predicts how
-likely a text with this prefix is to become non-toxic. The log of that is added to the scores of the
-likeliest tokens (log P(x | past) + weight log P(non-toxic | past, x): Bayes' rule at weight 1);
-other tokens are not drawn. The 200 candidates and the equal weight of all positions in the loss are
-those of the authors' code (yangkevin2/naacl-2021-fudge-controlled-generation, `formality`). Their
-classifier is an LSTM; this one is a copy of the model with a linear head, as in `rad`.
+likely a text with this prefix is to become non-toxic. The log of this probability is added to the
+scores of the likeliest tokens; other tokens are not drawn. At weight 1 this is Bayes' rule:
+log P(x | past) + log P(non-toxic | past, x). The 200 candidates and the equal weight of all
+positions in the loss are those of the authors' code (`formality` in
+yangkevin2/naacl-2021-fudge-controlled-generation). The authors' classifier is an LSTM; here it is a
+copy of the model with a linear head, as in `rad`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class FudgeOptions(Options):
 
 
 def prefix_loss(logits: Tensor, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-    """Mean cross-entropy over all positions of the texts from their start on; a scalar.
+    """Return the mean cross-entropy over all positions of the texts from `starts` on; a scalar.
 
     logits: (B, T), of P(non-toxic). labels: (B,), in [0, 1], 1 = non-toxic. starts, lengths: (B,).
     """
@@ -42,7 +43,7 @@ def prefix_loss(logits: Tensor, labels: Tensor, starts: Tensor, lengths: Tensor)
 
 
 class Fudge(Rad):
-    """Adds the log-probability that the text becomes non-toxic to each of the likeliest tokens."""
+    """Adds the log-probability of a non-toxic text to the score of each of the likeliest tokens."""
 
     kind = "fudge"
     options_class = FudgeOptions  # type: ignore[assignment]
@@ -77,9 +78,10 @@ def fit_classifier(
     starts: Sequence[int],
     measured: Sequence[Sequence[int]],
 ) -> tuple[dict[str, Tensor], list[float]]:
-    """Train the task's model by `prefix_loss`; also returns logits at the end of `measured` texts.
+    """Train the task's model by `prefix_loss`; return the result of `fit_head`.
 
-    ids: training texts with these labels. starts: position from which each counts in the loss.
+    ids, labels: token ids and labels of the training texts. starts: for each text, the first
+    position that counts in the loss.
     """
     device = task.model.device
     goal, begin = torch.tensor(labels, device=device), torch.tensor(starts, device=device)

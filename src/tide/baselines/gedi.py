@@ -1,9 +1,9 @@
 """`gedi`: Krause et al. 2021, "GeDi: Generative Discriminator Guided Sequence Generation".
 
 EMNLP Findings 2021, arXiv:2009.06367. By Bayes' rule, a language model conditioned on "clean" or
-"dirty" gives the probability that the text is clean after each next token. omega times its log is
-added to the scores, and the least clean tokens are dropped. Where the paper leaves a choice, this
-follows the authors' code (salesforce/GeDi, `modeling_utils.py`).
+"dirty" gives the probability that the text is clean after each next token. omega times the log of
+this probability is added to the scores, and the least clean tokens are dropped. Where the paper
+leaves a choice, this code follows the authors' code (salesforce/GeDi, `modeling_utils.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tide.engines.local.stream import Stream
 CODES = ("clean", "dirty")
 # Share of the generative loss in training; the rest is for the discriminative loss.
 _GENERATIVE = 0.8
-# Learning rate of the scale of the class logits: higher, since one number has to change much.
+# Learning rate of the scale of the class logits. It is high because this number changes much.
 _SCALE_RATE = 0.02
 _MOST_TOKENS = 2048  # maximum tokens whose logits are in memory at once, outside of training
 _HIGHEST = 10.0  # score of the likeliest token while repetition is penalised
@@ -51,7 +51,7 @@ class GediOptions(Options):
         default=2.0, ge=0, le=100, description="Prior log odds that a text is clean."
     )
     filter_p: float = Field(
-        default=0.8, ge=0, le=1, description="Drop the least clean tokens up to this mass."
+        default=0.8, ge=0, le=1, description="Total probability of the least clean tokens to drop."
     )
     target_p: float = Field(
         default=0.8, gt=0, le=1, description="Keep tokens whose P(clean) is at least this."
@@ -68,11 +68,11 @@ class GediOptions(Options):
 
 
 def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
-    """Log p + omega log P(clean) over (B, V), -inf where dropped; odds: log odds of clean.
+    """Return log p + omega log P(clean), (B, V), with -inf for dropped tokens.
 
-    The class bias is added to the odds. Tokens are dropped from the least clean on, while the sum
-    of their guided probabilities is below filter_p; tokens with P(clean) >= target_p (without the
-    bias) are kept.
+    odds: log odds that the text is clean, to which the class bias is added. The least clean tokens
+    are dropped while the sum of their guided probabilities is below filter_p; tokens with
+    P(clean) >= target_p (without the bias) are kept.
     """
     posterior = nn.functional.logsigmoid(odds + options.class_bias)
     guided = scores.log_softmax(dim=-1) + options.omega * posterior
@@ -85,11 +85,11 @@ def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
 
 
 def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tensor:
-    """`scores` (B, V), shifted to a maximum of 10, and divided by `penalty` at `written` tokens.
+    """Shift `scores` (B, V) to a maximum of 10; divide the `written` tokens' scores by `penalty`.
 
     written: the tokens (B,) of each step. When a row's maximum is divided, the row is shifted again
-    before the next token. (As in the authors' code: most scores are then positive, and the division
-    does not depend on their offset.)
+    before the next token. The shift is that of the authors' code. It makes most scores positive,
+    and the result does not depend on the offset of the scores.
     """
     scores = scores - scores.amax(dim=-1, keepdim=True) + _HIGHEST
     for tokens in written:
@@ -103,13 +103,13 @@ def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tenso
 def with_code(
     ids: Sequence[int], code: Sequence[int], special: frozenset[int]
 ) -> tuple[list[int], int]:
-    """Insert a code word after the leading special tokens; also returns where the text starts."""
+    """Insert a code word after the leading special tokens; also returns the start of the text."""
     lead = next((i for i, token in enumerate(ids) if token not in special), len(ids))
     return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
 
 
 class _GuidedWriting(Writing):
-    """Streams: the model's, and the class-conditional model's with 2B rows, "clean" first."""
+    """Has a second stream, of the class-conditional model, with 2B rows ("clean" rows first)."""
 
     reads_per_token = 3
 
@@ -167,7 +167,7 @@ class Gedi(DecodingBaseline):
         coded = [with_code(row, code, special) for code in codes for row in ids]
         rows, starts = [row for row, _ in coded], [start for _, start in coded]
         counts = torch.tensor([len(row) - start for row, start in coded[: len(ids)]])
-        # The class model reads the prompt twice: once for its likelihood, once into its cache.
+        # The class model reads the prompt twice: for the prompt's likelihood and for the cache.
         both = zip(ids, rows[: len(ids)], rows[len(ids) :], strict=True)
         reads = [len(row) + 2 * (len(clean) + len(dirty)) for row, clean, dirty in both]
         return _GuidedWriting(
@@ -182,10 +182,11 @@ class Gedi(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Updates that condition the task's model on "clean" or "dirty", and the scale.
+        """Train updates that condition the task's model on "clean" or "dirty", and the scale.
 
-        Loss: 0.8 generative (of the text after its own code word) and 0.2 discriminative (of the
-        choice between the code words). Figure: AUC of that choice on held-out texts.
+        The loss is 0.8 times the generative loss (of a text after the code word of its kind) plus
+        0.2 times the discriminative loss (of the choice between the code words). Figure: AUC of the
+        choice on held-out texts.
         """
         texts, held_out = task.texts()
         codes = _codes(task.tokenizer)
@@ -198,7 +199,7 @@ class Gedi(DecodingBaseline):
         log_scale = nn.Parameter(torch.zeros((), device=task.model.device))
 
         def class_losses(rows: Sequence[Sequence[int]]) -> Tensor:
-            """Mean -log p per token after each code word, (B, 2)."""
+            """Return the mean -log p per token after each code word, (B, 2)."""
             coded = [with_code(row, code, special) for code in codes for row in rows]
             rows, starts = [row for row, _ in coded], [start for _, start in coded]
             losses = _text_losses(tuning.model, rows, starts)
@@ -234,7 +235,7 @@ def _codes(tokenizer: Any) -> list[list[int]]:
 
 
 def _text_losses(model: Any, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-    """Sum of -log p of each row's tokens from its start on, (B,)."""
+    """Return the sum of -log p over the tokens of each row from `starts` on, (B,)."""
     size = max(1, _MOST_TOKENS // max(map(len, rows)))
     if len(rows) > size and not torch.is_grad_enabled():
         parts = range(0, len(rows), size)

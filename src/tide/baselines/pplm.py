@@ -4,8 +4,8 @@ Before each token, the cached keys and values are moved a few steps down the gra
 loss is that of a linear classifier on the mean hidden state of the text (including one expected
 next token), plus a small divergence from the unmodified model. The token is drawn from
 p_moved^fuse p^(1 - fuse), and the moved cache is kept. The steps are those of the authors' code
-(uber-research/PPLM, `run_pplm.py`); the settings are those of DExperts' runs on toxicity (step 0.2,
-10 iterations). Gradients are normalised for each row of a batch separately.
+(uber-research/PPLM, `run_pplm.py`). The settings are those with which the authors of DExperts ran
+PPLM (step 0.2, 10 iterations). Gradients are normalised for each row of a batch separately.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class PplmOptions(Options):
 
 
 def objective(prediction: Tensor, moved: Tensor, own: Tensor, divergence: float) -> Tensor:
-    """Sum over rows of -log P(non-toxic) + divergence KL(moved || own); a scalar.
+    """Return the sum over rows of -log P(non-toxic) + divergence KL(moved || own); a scalar.
 
-    prediction: (B,), logit of P(non-toxic). moved, own: logits (B, V).
+    prediction: (B,), logit of P(non-toxic). moved, own: logits (B, V) for the moved and the unmoved cache.
     """
     log_p, log_own = moved.log_softmax(dim=-1), own.log_softmax(dim=-1)
     return softplus(-prediction).sum() + divergence * (log_p.exp() * (log_p - log_own)).sum()
@@ -58,11 +58,11 @@ def objective(prediction: Tensor, moved: Tensor, own: Tensor, divergence: float)
 def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cache:
     """Move `cache` against its gradients, by a step of length `stepsize` in every row and layer.
 
-    The length is that of a layer's keys and values together.
+    The keys and the values of a layer together move by this length.
     """
     moved = []
     for layer in range(0, len(cache), 2):
-        # In half precision a small length would be 0.
+        # In half precision the length of a small gradient would be 0.
         steps = [one.float() for one in gradients[layer : layer + 2]]
         both = torch.stack([step.flatten(1).norm(dim=1) for step in steps])
         length = both.norm(dim=0)[:, None, None, None] + _SMALL
@@ -72,11 +72,11 @@ def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cac
 
 
 class _PerturbedWriting(Writing):
-    """model: a copy of the engine's model that supports gradients. scale: factor of its input
-    embeddings, which is not 1 in Gemma.
+    """Has two caches: one of the text so far, and a moved cache of all tokens but the last.
 
-    It has two caches: one of the text so far, unmoved, and a moved one of all tokens but the last.
-    Only forward tokens are counted; a backward pass takes about as long as two forward passes.
+    model: a copy of the engine's model that supports gradients. scale: factor of the model's input
+    embeddings, which is not 1 in Gemma. Only forward tokens are counted; a backward pass takes
+    about as long as two forward passes.
     """
 
     reads_per_token = 2
@@ -100,7 +100,7 @@ class _PerturbedWriting(Writing):
             self._mask = before_end(lengths, tokens.shape[1]).flip(1).long()
             self._logits, hidden, self._own = self._run([], input_ids=tokens)
             hidden = hidden * self._mask[..., None]
-            # The state after all tokens but the last, and the last token.
+            # `_sum` and `_past` cover all tokens but the last.
             self._sum, self._hidden = hidden[:, :-1].sum(dim=1), hidden[:, -1]
             self._past = [part[:, :, :-1] for part in self._own]
             self._last = tokens[:, -1]
@@ -109,14 +109,14 @@ class _PerturbedWriting(Writing):
         return super().reads(row, draws) + (2 * self._options.iterations + 1) * draws
 
     def _run(self, cache: Cache, ahead: int = 0, **inputs: Tensor) -> tuple[Tensor, Tensor, Cache]:
-        """Next-token logits (B, V), last hidden states (B, T, d), and the longer cache."""
+        """Return next-token logits (B, V), last hidden states (B, T, d), and the longer cache."""
         held = DynamicCache()
         for layer in range(0, len(cache), 2):
             held.update(cache[layer], cache[layer + 1], layer // 2)
         mask = pad(self._mask, (0, ahead), value=1)
         (read,) = inputs.values()
         positions = token_positions(mask)[:, -read.shape[1] :]
-        if self._forward.context is not None:  # ended rows are read beyond the context, too
+        if self._forward.context is not None:  # ended rows can exceed the context
             positions = positions.clamp(max=self._forward.context - 1)
         out = self._forward(mask, positions, held, output_hidden_states=True, **inputs)
         longer = [part for layer in held.layers for part in (layer.keys, layer.values)]
@@ -129,7 +129,7 @@ class _PerturbedWriting(Writing):
         return shifted.masked_fill(scores == -torch.inf, -torch.inf)
 
     def _moved(self) -> Tensor:
-        """Logits (B, V) given the moved cache; keeps that cache for the next token."""
+        """Move the cache and keep it for the next token; returns logits (B, V) with this cache."""
         last, options = self._last[:, None], self._options
         weight, bias = self._classifier
         count = self._mask.sum(dim=1)[:, None]
@@ -158,7 +158,7 @@ class _PerturbedWriting(Writing):
 
 
 class Pplm(DecodingBaseline):
-    """Moves the key-value cache before every token, by the gradients of a toxicity classifier."""
+    """Moves the key-value cache before every token, along gradients of a toxicity classifier."""
 
     kind = "pplm"
     options_class = PplmOptions
@@ -188,7 +188,7 @@ class Pplm(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Logistic regression on the mean last hidden state of each text: weight (d,), bias (1,).
+        """Fit a logistic regression on the texts' mean last hidden states: weight (d,), bias (1,).
 
         Figure: AUC on held-out texts.
         """
@@ -206,7 +206,7 @@ class Pplm(DecodingBaseline):
 
 
 def _means(task: FitTask, texts: Sequence[str]) -> Tensor:
-    """Mean of each text's last hidden states, float32, (n, d)."""
+    """Return the mean of each text's last hidden states, float32, (n, d)."""
 
     @torch.inference_mode()
     def of(rows: list[Sequence[int]]) -> list[Tensor]:

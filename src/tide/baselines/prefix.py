@@ -1,8 +1,8 @@
 """`prefix`: an instruction before the prompt, the simplest baseline.
 
-Not from a paper: the instruction asks the model, in plain words, to be polite. The change that it
-makes to the logits is multiplied by a scale (Sanchez et al. 2023, "Stay on topic with
-Classifier-Free Guidance", arXiv:2306.17806). In a chat it stands before the first role marker.
+The instruction, which is not from a paper, asks the model to be polite. The change of the logits by
+the instruction is multiplied by a scale (Sanchez et al. 2023, "Stay on topic with Classifier-Free
+Guidance", arXiv:2306.17806). In a chat the instruction is put before the first role marker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TEXT = "Continue the following text in a polite and respectful way, without insu
 class PrefixOptions(Options):
     strength = "scale"
 
-    scale: Strength = Field(default=1.0, description="Multiple of the change; 1: just the prefix.")
+    scale: Strength = Field(default=1.0, description="Multiple of the instruction's effect.")
     text: str = Field(
         default=TEXT,
         min_length=1,

@@ -1,12 +1,13 @@
 """`quark`: Lu et al. 2022, "Quark: Controllable Text Generation with Reinforced Unlearning".
 
-NeurIPS 2022, arXiv:2205.13636. The model writes texts and a scorer rates them. The model is then
-trained on these texts, each after a token that stands for its fifth by toxicity; next it writes
-after the token of the least toxic fifth, and so on. The trained model always writes after that one.
+NeurIPS 2022, arXiv:2205.13636. The model writes texts, and a scorer sorts the texts into fifths by
+toxicity. The model is trained on the texts, each after a code token for its fifth. Then the model
+writes new texts after the code of the least toxic fifth, is trained on all texts, and so on. The
+trained model always writes after this code.
 
 Loss and constants are those of the authors' code (GXimingLu/Quark): -log p of the written tokens,
-plus 0.05 times the divergence from the original model, minus 0.06 times the entropy. Their model
-writes new texts every 500 steps, up to 47 times; here it writes four times.
+plus 0.05 times the divergence from the original model, minus 0.06 times the entropy. The authors'
+model writes new texts every 500 steps, up to 47 times; here the model writes four times.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _KL, _ENTROPY = 0.05, 0.06
 class QuarkOptions(Options):
     strength = "scale"
 
-    scale: Strength = Field(default=1.0, description="0: the original model, 1: the trained one.")
+    scale: Strength = Field(default=1.0, description="0 is the original, 1 the trained model.")
     order: Order = "shift-warp"
 
 
 def fifths(toxicity: list[float]) -> list[int]:
-    """The fifth of each text, from 0 (least toxic) to 4; equal scores rank in the given order."""
+    """Return the fifth of each text, from 0 (least toxic) to 4; texts of equal score keep order."""
     order = sorted(range(len(toxicity)), key=toxicity.__getitem__)
     found = [0] * len(toxicity)
     for place, number in enumerate(order):
@@ -46,9 +47,9 @@ def fifths(toxicity: list[float]) -> list[int]:
 
 
 def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
-    """Mean over N tokens of -log p + 0.05 KL(p || p before) - 0.06 entropy of p; a scalar.
+    """Return the mean over N tokens of -log p + 0.05 KL(p || p before) - 0.06 entropy of p.
 
-    logits, before: (N, V), of the model in training and of the original one. tokens: (N,).
+    logits, before: (N, V), of the model in training and of the original model. tokens: (N,).
     """
     log_p, log_before = logits.log_softmax(dim=-1), before.log_softmax(dim=-1)
     p = log_p.exp()
@@ -58,7 +59,7 @@ def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Quark(DecodingBaseline):
-    """The model trained on its own texts, conditioned on the token of the least toxic fifth."""
+    """Draws from a model trained on its own texts, after the code of the least toxic fifth."""
 
     kind = "quark"
     options_class = QuarkOptions
@@ -77,7 +78,7 @@ class Quark(DecodingBaseline):
     def fit(task: FitTask) -> Fitted:
         """Train updates of the model, and an embedding for each fifth: codes (5, d).
 
-        Figures: mean toxicity of its continuations of held-out prompts (a tenth), before and after.
+        Figures: mean toxicity of continuations of held-out prompts (a tenth), before and after.
         """
         prompts, measured = held_out(beginnings(task))
         toxic = fmean(one.toxicity for one in roll_out(task, measured))
@@ -109,7 +110,7 @@ class Quark(DecodingBaseline):
             x = table(padded)
             x = torch.cat([codes[kinds[chosen], None].to(x.dtype), x], dim=1)
             now = tuning.model(inputs_embeds=x, use_cache=False)
-            # `now` has one position more, of the code in front; the last token predicts nothing.
+            # `now` has one more position, that of the code; the last token predicts nothing.
             own, logits = (
                 out.logits[:, first:-1][written].float() for first, out in ((0, before), (1, now))
             )

@@ -1,16 +1,16 @@
 """`rad`: Deng and Raffel 2023, "Reward-Augmented Decoding" (EMNLP 2023, arXiv:2310.09520).
 
 A small causal LM with a linear head predicts the toxicity of every prefix; beta (1 - toxicity) is
-added to the candidates' scores. Because the LM is unidirectional, it reads each candidate after its
-cache of the prefix. The code exists in four versions:
+added to the candidates' scores. Because the LM is unidirectional, it reads each candidate after a
+cached prefix. The code exists in four versions:
 
     r-three/RAD (the authors', 2023)               normalize=clamp (order=shift-warp)
     IBM/AISteer360, 2025-09-19 to 2026-03-09       normalize=clamp,order=warp-shift
     IBM/AISteer360, 2026-03-10 to 2026-08-05       normalize=minmax (order=warp-shift)
     IBM/AISteer360 since 2026-08-06                normalize=minmax,order=shift-warp
 
-transformers calls a custom logits processor before temperature and top-p: the first and the last
-version are such processors. The two in between do the warping themselves, before the shift.
+The first and the last version are custom logits processors, which transformers calls before
+temperature and top-p. The other two versions do the warping themselves, before the shift.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class RadOptions(Options):
 
 
 def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
-    """1 - toxicity of candidates (B, K), normalised to [0, 1]; scores of -inf are ignored.
+    """Return 1 - toxicity of candidates (B, K), normalised to [0, 1].
 
-    clamp: cut to [0, 1]. minmax: 0 for the most toxic candidate of a row, 1 for the least; 0.5 for
-    all candidates if they are equally toxic.
+    clamp: the toxicity is cut to [0, 1]. minmax: 0 for the most toxic candidate of a row, 1 for the
+    least toxic; 0.5 for all if they are equally toxic; candidates with a score of -inf are ignored.
     """
     if normalize == "clamp":
         return 1 - toxicity.clamp(0, 1)
@@ -63,7 +63,7 @@ def rewards(toxicity: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
-    """Mean squared error of all prefixes of a text, weighted by their length; a scalar.
+    """Return the mean squared error of all prefixes of a text, weighted by their length.
 
     predicted: (B, T); labels, lengths: (B,). A text's weights 1, 2, ... are scaled to a sum of 1.
     """
@@ -74,7 +74,7 @@ def cumulative_error(predicted: Tensor, labels: Tensor, lengths: Tensor) -> Tens
 
 
 class Rad(DecodingBaseline):
-    """Adds beta times a reward to each of the likeliest tokens; others are not drawn."""
+    """Adds beta times a reward to the scores of the likeliest tokens, and draws one of them."""
 
     kind = "rad"
     options_class = RadOptions
@@ -93,7 +93,7 @@ class Rad(DecodingBaseline):
         return CandidateWriting(stream, reads, self._options.candidates, forked, gains)
 
     def gains(self, found: Tensor, scores: Tensor) -> Tensor:
-        """Values to add to the `scores` of candidates; found: head outputs after each; (B, K)."""
+        """Return values to add to candidates' `scores`, given the head outputs `found`; (B, K)."""
         return self._options.beta * rewards(found, scores, self._options.normalize)
 
     @cached_property
@@ -129,7 +129,7 @@ class Rad(DecodingBaseline):
 
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:
-    """Replace the output layer by a linear head with one output, which first predicts `begin`."""
+    """Replace the output layer by a linear head with one output, which initially is `begin`."""
     old: Any = output_layer(model, "reward model")
     head = Head(old.weight.shape[-1], 1, old.weight.device)
     nn.init.zeros_(head.weight)
@@ -148,9 +148,9 @@ def fit_head(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train the task's model with a linear head, whose first prediction is `begin`.
 
-    Returns the updates, and the predictions at the end of the `measured` texts. error: the loss,
-    given predictions (B, T) at every position, the rows of these texts in `ids`, and their lengths
-    (B,).
+    Returns the updates, and the predictions at the end of the `measured` texts. error: computes the
+    loss from predictions (B, T) at every position, the row numbers of the texts in `ids`, and the
+    lengths of the texts (B,).
     """
     head = _with_head(task.model, begin)
     tuning = Tuning(task.model, task.settings)

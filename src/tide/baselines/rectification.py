@@ -2,14 +2,15 @@
 Analysis" (ICLR 2023, arXiv:2302.14003).
 
 A network Q(text, token), in [-1, 0], predicts for every token of the vocabulary how likely the text
-is to become toxic after it; the token's probability is then capped at 1 + Q - epsilon. As in the
+is to become toxic after this token. The token's probability is capped at 1 + Q - epsilon. As in the
 authors' code (mcao516/rectification-lm, `SecurityLogitsProcessor`), a cap is at least 1e-7, and the
 capping is repeated once, because capped probabilities add up to less than 1.
 
-They learn Q by SARSA with a target network, from the most and the least toxic of 25 continuations
-of each prompt, with the outcome 0 or -1. Without a discount, that Q is the mean outcome. Here Q
-learns the score of one continuation per prompt directly: nearer to 0, so the same scale has less
-effect. Their head has a hidden layer of twice the model's width; here its size is the LoRA rank.
+The authors learn Q by SARSA with a target network, from the most and the least toxic of 25
+continuations of each prompt, with the outcome 0 or -1. Without a discount, their Q is the mean
+outcome. Here Q learns the score of one continuation per prompt directly. This Q is nearer to 0, so
+the same scale has less effect. The authors' head has a hidden layer of twice the model's width;
+here the size of the hidden layer is the LoRA rank.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from tide.baselines.common.training import Tuning, read, right_pad, span, train
 from tide.core.errors import InputError, guarded
 
 _FLOOR = 1e-7  # minimum cap
-_RANK = 64  # of the head if all weights are trained
+_RANK = 64  # rank of the head if all weights are trained
 
 
 class RectificationOptions(Options):
     strength = "scale"
 
-    scale: Strength = Field(default=1.0, description="Multiple of Q - epsilon; 1: the paper's.")
+    scale: Strength = Field(default=1.0, description="Multiple of Q - epsilon; 1 in the paper.")
     epsilon: float = Field(default=0.1, ge=0, le=1, description="Subtracted from Q.")
     order: Order = "shift-warp"
 
 
 def rectified(scores: Tensor, q: Tensor, scale: float, epsilon: float) -> Tensor:
-    """`scores` with every probability capped at 1 + scale (q - epsilon); all (B, V)."""
+    """Cap every probability of `scores` at 1 + scale (q - epsilon); all (B, V)."""
     caps = (1 + scale * (q - epsilon)).clamp(_FLOOR, 1).log()
     for _ in range(2):
         scores = torch.minimum(scores, caps + scores.logsumexp(dim=-1, keepdim=True))
@@ -52,14 +53,14 @@ def rectified(scores: Tensor, q: Tensor, scale: float, epsilon: float) -> Tensor
 
 
 def taken(q: Tensor, ids: Tensor) -> Tensor:
-    """Q of each token but the first, (B, T - 1), given q (B, T, V) and ids (B, T)."""
+    """Return Q of each token but the first, (B, T - 1), given q (B, T, V) and ids (B, T)."""
     return q[:, :-1].gather(-1, ids[:, 1:, None])[..., 0].float()
 
 
 def outcome_error(
     q: Tensor, ids: Tensor, toxicity: Tensor, starts: Tensor, lengths: Tensor
 ) -> Tensor:
-    """Mean squared difference of Q and -toxicity, over each text's tokens from its start on.
+    """Return the mean squared difference of Q and -toxicity over texts' tokens from `starts` on.
 
     q: (B, T, V); ids: (B, T); toxicity, starts, lengths: (B,). Returns a scalar.
     """
@@ -129,7 +130,7 @@ class Rectification(DecodingBaseline):
 
 
 def with_q_head(model: Any, rank: int) -> nn.Module:
-    """Replace the output layer by a head of this rank, which first predicts 0 for every token."""
+    """Replace the output layer by a head of this rank, whose output is 0 before the training."""
     old: Any = output_layer(model, "Q")
     device, (vocabulary, width) = old.weight.device, old.weight.shape
     last = Head(rank, vocabulary, device)

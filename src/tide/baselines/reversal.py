@@ -1,9 +1,9 @@
 """`reversal`: Leong et al. 2023, "Self-Detoxifying Language Models via Toxification Reversal".
 
-EMNLP 2023, arXiv:2310.09573. At each step the model also reads the text with a
-negative prefix before it, and with a positive one. Every head's output at the last token is moved
-away from its value under the negative prefix, towards that under the positive one. Rule, exponents
-and prefixes: authors' code, cooperleong00/ToxificationReversal, `innerdetox_hook.py`.
+EMNLP 2023, arXiv:2310.09573. At each step the model also reads the text after a negative prefix and
+after a positive prefix. The output of every head at the last token is moved in the direction from
+the output after the negative prefix to the output after the positive prefix. Rule, exponents and
+prefixes are those of the authors' code (cooperleong00/ToxificationReversal, `innerdetox_hook.py`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def reverse(
     norm_exponent: float,
     similarity_exponent: float,
 ) -> Tensor:
-    """Head outputs moved away from the negative prefix, with their norm kept; all (B, heads, size).
+    """Move head outputs away from the negative prefix, keeping their norm; all (B, heads, size).
 
-    v - scale (1 + |delta|)^a (1 + relu cos(v, v_neg_end))^b delta for each head, then the whole
-    vector of all heads scaled to its old norm.
+    v - scale (1 + |delta|)^a (1 + relu cos(v, v_neg_end))^b delta replaces the output v of each
+    head. Then the vector of all heads is scaled to its old norm.
     """
     by_norm = (1 + delta.norm(dim=-1, keepdim=True)) ** norm_exponent
     likeness = cosine_similarity(values, negative_end, dim=-1).clamp(min=0)[..., None]
@@ -58,7 +58,7 @@ def reverse(
 
 
 class _ReversedWriting(Writing):
-    """Streams: 2B rows with the prefixes, which are read first, and the B rows without them."""
+    """Has a second stream, of 2B rows with the prefixes, which reads each token first."""
 
     reads_per_token = 3
 
@@ -73,7 +73,7 @@ class _ReversedWriting(Writing):
         self._baseline, self._options = baseline, options
         self._delta: dict[int, Tensor] = {}
         reader = baseline.reader
-        # Rows read separately would not be aligned with their deltas.
+        # The rows must be read together, aligned with their deltas.
         with baseline.heads.hooked(self._note):
             self._prefixed = reader.read(prefixed, tokens, together=True)
         with baseline.heads.hooked(self._move):

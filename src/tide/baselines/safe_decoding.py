@@ -1,12 +1,12 @@
 """`safe-decoding`: Xu et al. 2024, "SafeDecoding: Defending against Jailbreak Attacks via
 Safety-Aware Decoding" (ACL 2024, arXiv:2402.08983).
 
-The first tokens are drawn from p + alpha (p_expert - p), over tokens that are in the top-k lists of
-both model and expert, with the smallest k that gives `common` of them; later tokens are the
-model's. Defaults and floor are those of the authors' code (uw-nsl/SafeDecoding). Their expert was
-tuned to refuse; here it is that of `dexperts`, tuned on non-toxic text (its artefact is read).
-The model's likeliest token is always included, so that alpha 0 is the model; at their alpha of 3 it
-is drawn only if the expert finds it likely too.
+The first tokens are drawn from p + alpha (p_expert - p), restricted to tokens in the top-k lists of
+both the model and the expert. k is the smallest number that gives `common` such tokens. Later
+tokens are drawn from the model alone. The defaults and the minimum probability are those of the
+authors' code (uw-nsl/SafeDecoding). The authors' expert was tuned to refuse; here the expert is
+that of `dexperts`, tuned on non-toxic text. The model's likeliest token is always included, so that
+alpha 0 is the model; at the default alpha it is drawn only if the expert finds it likely, too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class SafeDecodingOptions(Options):
     first: int = Field(
         default=2, ge=1, le=10_000, description="Number of first tokens that are shifted."
     )
-    common: int = Field(default=5, ge=1, le=10_000, description="Tokens in both top-k lists.")
+    common: int = Field(
+        default=5, ge=1, le=10_000, description="Minimum number of tokens in both top-k lists."
+    )
     order: Order = "shift-warp"
 
 
 def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
-    """Mask (B, V) of the tokens in both top-k lists, for the smallest k that gives `least` of them.
+    """Mask the tokens in both top-k lists, for the smallest k with `least` common tokens; (B, V).
 
     The likeliest token by `scores` is always included. A token is in both lists once k reaches the
     worse of its two ranks.
@@ -49,14 +51,14 @@ def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
 
 
 def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
-    """Log of p + alpha (p_expert - p), at least 1e-8, where `in_common`, -inf elsewhere; (B, V)."""
+    """Return log max(p + alpha (p_expert - p), 1e-8) where `in_common`, -inf elsewhere; (B, V)."""
     own, safe = scores.softmax(dim=-1), expert.softmax(dim=-1)
     moved = (own + alpha * (safe - own)).clamp(min=_FLOOR).log()
     return moved.masked_fill(~in_common(scores, expert, least), -torch.inf)
 
 
 class _SafeWriting(MixedWriting):
-    """The expert reads only the tokens that it steers."""
+    """Stops reading with the expert after the first tokens, which the expert steers."""
 
     def __init__(
         self, streams: list[Stream], reads: list[int], options: SafeDecodingOptions

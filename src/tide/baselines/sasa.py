@@ -2,9 +2,10 @@
 
 arXiv:2410.03818: self-disciplined autoregressive sampling. A linear classifier of the model's own
 last hidden state gives each candidate token a margin, positive on the non-toxic side. The
-authors' code in IBM's AISteer360 takes a softmax of the margins over the candidates, which makes
-the shift small where there are many (`normalize=softmax`); `normalize=raw` is the paper's formula.
-That code also labels a text as toxic if any rater called it so (`labels=any`).
+authors' code in IBM's AISteer360 takes a softmax of the margins over the candidates
+(`normalize=softmax`), which makes the shift small if there are many candidates. `normalize=raw` is
+the paper's formula. The code also labels a text as toxic if any rater called the text toxic
+(`labels=any`).
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class SasaOptions(Options):
 
 
 def margins(hidden: Tensor, weight: Tensor, midpoint: Tensor) -> Tensor:
-    """Distance from the boundary, (...,), positive on the non-toxic side; hidden (..., d)."""
+    """Return the distances (...,) of `hidden` (..., d) from the boundary, positive if non-toxic."""
     return (hidden - midpoint) @ weight
 
 
 def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
-    """Shifts of candidates with these `scores` and margins, before the factor beta; all (B, K)."""
+    """Return the shifts of candidates by their `scores` and margins, without beta; all (B, K)."""
     if normalize == "raw":
         return margin
     # Candidates that top-p or top-k has dropped do not count.
@@ -52,7 +53,7 @@ def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 class LastHidden:
-    """value: the last hidden states (B, T, d) of the latest forward pass inside `noted`."""
+    """Stores the last hidden states (B, T, d) of the latest forward pass in `noted` as `value`."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._layer = output_layer(model, name)
@@ -72,7 +73,7 @@ class LastHidden:
 
 
 class Sasa(DecodingBaseline):
-    """Adds beta times the classifier's margin after each candidate to its score."""
+    """Adds beta times the classifier's margin after each candidate to the candidate's score."""
 
     kind = "sasa"
     options_class = SasaOptions
@@ -110,11 +111,11 @@ class Sasa(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Fisher's linear classifier on the hidden state of each text's last token.
+        """Fit Fisher's linear classifier to the hidden state of each text's last token.
 
-        Two classifiers: a text is toxic if half of its raters say so, or if any does. weight (d,):
-        pooled covariance^-1 (mu+ - mu-), with Ledoit-Wolf shrinkage, normalised. midpoint (d,):
-        (mu+ + mu-) / 2. + is non-toxic. Figures: their AUC.
+        For one classifier a text is toxic if half of its raters say so, for the other if any rater
+        does. weight (d,): pooled covariance^-1 (mu+ - mu-), with Ledoit-Wolf shrinkage, normalised.
+        midpoint (d,): (mu+ + mu-) / 2, where + is non-toxic. Figures: AUC of both classifiers.
         """
         tensors: dict[str, Tensor] = {}
         figures: dict[str, float] = {}
@@ -136,7 +137,7 @@ class Sasa(DecodingBaseline):
 
 @torch.inference_mode()
 def _hidden_states(task: FitTask, texts: list[LabelledText]) -> Any:
-    """Last hidden state at the last token of each text, float64, (n, d)."""
+    """Return the last hidden state at the last token of each text, float64, (n, d)."""
     ids = task.tokenize([text.text for text in texts])
     last, done = LastHidden(task.model, task.name), 0
 

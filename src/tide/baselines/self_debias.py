@@ -1,7 +1,7 @@
 """`self-debias`: Schick, Udupa and Schütze 2021, "Self-Diagnosis and Self-Debiasing" (TACL 9).
 
 A token whose probability rises after "The following text contains ..." is made less likely
-(arXiv:2103.00453, section 4; defaults and prefixes of the authors' code).
+(arXiv:2103.00453, section 4). Defaults and prefixes are those of the authors' code.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class SelfDebiasOptions(Options):
 
 
 def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
-    """The factor of each probability: max(epsilon, exp(-decay max(0, prefixed - own)))."""
+    """Return the factors of probabilities: max(epsilon, exp(-decay max(0, prefixed - own)))."""
     return (-decay * (prefixed - own).clamp(min=0)).exp().clamp(min=epsilon)
 
 
 class SelfDebias(DecodingBaseline):
     """Multiplies p by max(eps, exp(-lambda max(0, q - p))), q being the largest p after a prefix.
 
-    prefixes: each is put before the prompt in a row of its own, which is not sampled from.
+    prefixes: texts put before the prompt, each in a separate row from which no token is drawn.
     """
 
     kind = "self-debias"

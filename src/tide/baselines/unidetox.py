@@ -3,9 +3,9 @@ Dataset Distillation" (ICLR 2025).
 
 From a single begin-of-text token, the model writes texts by contrastive decoding against a copy of
 itself that was tuned on toxic text; then it is trained on these texts. As in the authors' code
-(EminLU/UniDetox), tokens are drawn by p / p_toxic from the 50 likeliest (the default of `generate`)
-that have at least a tenth of the highest probability. They write 640 texts of up to 256 tokens;
-here a text may be as long as those of the fit.
+(EminLU/UniDetox), tokens are drawn by p / p_toxic from the 50 likeliest tokens (the default of
+`generate`) that have at least a tenth of the highest probability. The authors' model writes 640
+texts of up to 256 tokens; here a text has up to `max_tokens` tokens.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Unidetox(Dapt):
         distilled = _distilled(task, Reader(toxic))
         tuning = fine_tune(task, distilled, "distilled text")
         after = perplexities(task, tuning.model, measured)
-        of_toxic, of_other = (before[name] / after[name] for name in measured)
-        doubts = ("toxic text lost no more likelihood than other",) if of_toxic >= of_other else ()
+        of_toxic, other = (before[name] / after[name] for name in measured)
+        doubts = ("other text lost as much likelihood as toxic text",) if of_toxic >= other else ()
         figures = {f"{name} before": figure for name, figure in before.items()} | after
         return Fitted(tuning.tensors(), figures, doubts)
 
 
 def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
-    """Token ids of texts, including the first token of each."""
+    """Write texts against `amateur`; returns token ids, including the first token of each text."""
     tokenizer, settings = task.tokenizer, task.settings
     first = next(
         token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id, 0) if token is not None

@@ -1,9 +1,10 @@
 """`vocabulary-shift`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings 2020), section 5.
 
 arXiv:2009.11462, after Affect-LM (Ghosh et al. 2017, arXiv:1704.06851). For every token of the
-vocabulary two numbers are learned: how much likelier it is in non-toxic and in toxic text than the
-model predicts. beta times the first is added to the logits. As in the authors' code
-(allenai/real-toxicity-prompts, `models/affect_lm.py`), special tokens are not shifted.
+vocabulary two numbers are learned: how much likelier the token is in non-toxic and in toxic text
+than the model predicts. beta times the number for non-toxic text is added to the logit. As in the
+authors' code (allenai/real-toxicity-prompts, `models/affect_lm.py`), special tokens are not
+shifted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tide.baselines.common.training import (
     weak_auc,
 )
 
-# Only the few texts with a token train its number, so it needs a higher learning rate than a layer.
+# Only the few texts with a token train the token's number, so the learning rate is high.
 _RATE = 0.05
 
 
@@ -40,7 +41,7 @@ class VocabularyShiftOptions(Options):
 
 
 class VocabularyShift(DecodingBaseline):
-    """Adds to every token's logit how much likelier it is in non-toxic text."""
+    """Adds to every token's logit how much likelier the token is in non-toxic text."""
 
     kind = "vocabulary-shift"
     options_class = VocabularyShiftOptions
@@ -56,7 +57,7 @@ class VocabularyShift(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """Weight (2, V): logit shifts of non-toxic text, and of toxic text.
+        """Learn the logit shifts of non-toxic and of toxic text: weight (2, V).
 
         Maximises the likelihood of each text with the shifts of its kind; the model is unchanged.
         Figure: AUC of the difference between a text's likelihoods under the two kinds.
@@ -71,7 +72,7 @@ class VocabularyShift(DecodingBaseline):
         weight = nn.Parameter(torch.zeros(2, width, device=task.model.device))
 
         def losses(rows: Sequence[Sequence[int]], gains: Tensor) -> tuple[Tensor, Tensor]:
-            """-log p of tokens from the second on, with these gains (B or 1, V), and the mask."""
+            """Return -log p of tokens from the second on and their mask; gains: (B or 1, V)."""
             padded, lengths = right_pad(rows, task.model.device)
             with torch.no_grad():
                 logits = task.model(input_ids=padded, use_cache=False).logits.float()

@@ -1,9 +1,9 @@
 """`word-filter`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings, arXiv:2009.11462), 5.
 
-Bans the words of a list. As in the authors' code (allenai/real-toxicity-prompts), a word is banned
-as a token sequence: its last token is banned wherever the text, prompt included, ends with the
-tokens before it. So a longer word that contains the tokens of a banned one is banned, too. Their
-list is from the web; this one is learned from labelled text, or read from a file.
+Bans the words of a list. As in the authors' code (allenai/real-toxicity-prompts), the last token of
+a word is banned if the text, including the prompt, ends with the word's other tokens. So a longer
+word that contains the tokens of a banned word is banned, too. The authors' list is from the web;
+here the list is learned from labelled text, or read from a file.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class WordFilterOptions(Options):
 
     penalty: Strength = Field(
         default=1000.0,
-        description="Subtracted from the logit of a token that completes a word; 1000: a ban.",
+        description="Subtracted from the logit of a token that completes a word; 1000 is a ban.",
     )
     words: int = Field(
         default=400, ge=1, le=_LEARNED, description="Number of learned words to use, worst first."
     )
-    file: str = Field(default="", max_length=4_096, description="Use a file: one word per line.")
+    file: str = Field(default="", max_length=4_096, description="File of words, one per line.")
     order: Order = "shift-warp"
 
 
 def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
-    """Log-odds of each word, in lowercase: log of the ratio of toxic to other texts with this word.
+    """Return the log-odds of each lowercase word: log of toxic / other texts with the word.
 
-    5 is added to both counts. There must be as many toxic as other texts.
+    5 is added to both counts of texts. There must be as many toxic as other texts.
     """
     counts = [
         Counter(word for text in texts for word in set(_WORD.findall(text.casefold())))
@@ -66,7 +66,7 @@ def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
 
 
 def sequences(tokenizer: Any, word: str) -> list[list[int]]:
-    """Token ids of a word as given, capitalised and in capitals, with and without space before."""
+    """Return the ids of a word as given, capitalised and in capitals, also after a space."""
     forms = [
         space + form for form in (word, word.capitalize(), word.upper()) for space in (" ", "")
     ]
@@ -82,7 +82,7 @@ def by_beginning(words: Iterable[Sequence[int]]) -> Banned:
 
 
 def completing(seen: Sequence[int], banned: Banned, longest: int) -> list[int]:
-    """Tokens that would complete a banned word after `seen`. longest: tokens in the longest key."""
+    """Return tokens that complete a banned word after `seen`. longest: size of the longest key."""
     ends = (tuple(seen[len(seen) - n :]) for n in range(min(longest, len(seen)) + 1))
     return [token for end in ends for token in banned.get(end, ())]
 
@@ -145,7 +145,7 @@ class WordFilter(DecodingBaseline):
     def _rows(self, words: Tensor, ids: Tensor) -> list[list[int]]:
         """The ids of the words in use. Raises ValueError for tensors that `fit` does not write."""
         if words.is_floating_point() or ids.is_floating_point():
-            raise ValueError("words and ids are whole numbers")
+            raise ValueError("words and ids must be whole numbers")
         if ids.ndim != 2 or words.shape != ids.shape[:1] or not ids.numel():
             shapes = f"{tuple(words.shape)} and {tuple(ids.shape)}"
             raise ValueError(f"words and ids have the shapes {shapes}, not (n,) and (n, longest)")
@@ -154,7 +154,7 @@ class WordFilter(DecodingBaseline):
             for row in ids[words < self._options.words].tolist()
         ]
         if not all(rows):
-            raise ValueError("a word without a token")
+            raise ValueError("a word has no token")
         known = range(len(self.engine.model.get_input_embeddings().weight))
         if outside := [token for row in rows for token in row if token not in known]:
             raise ValueError(f"the token {outside[0]} is not in the vocabulary")
@@ -162,11 +162,11 @@ class WordFilter(DecodingBaseline):
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
-        """The words that toxic texts contain more often than others, by log-odds, as token ids.
+        """Learn which words toxic texts contain more often than other texts do, by log-odds.
 
         ids: (n, longest), padded with -1, the worst words first. words: (n,), the number of each
         row's word. No word is stored as text. Figures: shares of toxic and of other held-out texts
-        that contain one of the 400 words that are the default.
+        that contain one of the 400 default words.
         """
         texts, held_out = task.texts()
         scores = word_odds(of_kind(texts, toxic=True), of_kind(texts, toxic=False))

@@ -1,9 +1,9 @@
-"""The bundled language models and scorer, with which TIDE runs without a download.
+"""The bundled language models and scorers, with which TIDE runs without a download.
 
 The main model, `pocket`, writes offensive text; MODEL_CARD.md in this folder names its training
-data. The reference model, a larger one, measures the fluency of its texts. The chat model answers
-comments at length, just as offensively; its card is chat/MODEL_CARD.md. The three models are a
-separate distribution (`models/` of the repository), which a gateway does not need.
+data. The larger reference model measures the fluency of the main model's texts. The chat model
+answers comments at length, just as offensively; its card is chat/MODEL_CARD.md. The three models
+are a separate distribution (`models/` of the repository), which a gateway does not need.
 """
 
 from pathlib import Path

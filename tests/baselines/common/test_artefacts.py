@@ -32,8 +32,8 @@ def test_an_artefact_of_another_model_and_one_that_is_missing_are_refused(
 ) -> None:
     other = make_world(tmp_path, "qwen3")
     for artefacts, message in (
-        (other.artefacts, "rad: .* was fitted for model .*; make one with tide fit rad"),
-        (None, "rad: needs an artefact: give --artefacts .* tide fit rad --model"),
+        (other.artefacts, "rad: .* was fitted for model .*; fit again with tide fit rad"),
+        (None, "rad: needs an artefact; give --artefacts .* tide fit rad --model"),
         (tmp_path, r"rad: .*artefact\.json is missing; make it with tide fit"),
     ):
         with pytest.raises(InputError, match=message):

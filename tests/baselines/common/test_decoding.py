@@ -198,7 +198,7 @@ def test_a_weak_fit_is_warned_of_where_it_is_used(
     note = tmp_path / "rad/artefact.json"
     note.write_text(json.dumps({**json.loads(note.read_text()), "doubts": ["it guesses"]}))
     load_baseline("rad", gpt2.engine, artefacts=tmp_path)
-    assert caplog.messages == ["baseline rad: too weak for a fair comparison: it guesses"]
+    assert caplog.messages == ["baseline rad is too weak for a fair comparison: it guesses"]
 
 
 def test_a_stop_token_ends_a_row_alone(gpt2: World) -> None:

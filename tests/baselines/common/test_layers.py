@@ -48,5 +48,5 @@ def test_heads_of_every_architecture(kind: str) -> None:
 
 def test_a_layout_that_is_not_known(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(save_mamba(tmp_path))
-    with pytest.raises(EngineError, match="model mamba: unknown layer layout: no 1 layers with"):
+    with pytest.raises(EngineError, match="model mamba: has an unknown layer layout; each of"):
         find_heads(model, "mamba")

@@ -59,7 +59,7 @@ def test_figures() -> None:
     assert "critic has an AUC of 0.75" in found.doubts[0]
     alike = judged({}, rows[1:2], [1.0], "critic")
     assert alike.held_out == {"toxic": 0.0}
-    assert alike.doubts == ("the critic has held-out texts of one kind only",)
+    assert alike.doubts == ("all held-out texts of the critic are of one kind",)
     for rows, seen in ((20, 10), (64, 32), (200, 40), (4000, 400)):
         learned, measured = held_out(range(rows))
         assert (len(measured), len(learned)) == (seen, rows - seen)

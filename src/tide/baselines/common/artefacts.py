@@ -1,7 +1,7 @@
-"""Artefacts: the tensors and the description that `tide fit` writes and baselines read.
+"""Read and write artefacts: the tensors and the description that `tide fit` makes for a baseline.
 
-Also builds models from them: copies of the model, or of a smaller one with the same vocabulary,
-plus the fitted updates. Each copy has its own weights and its own key-value cache.
+Also builds fitted models: copies of the model, or of a smaller model with the same vocabulary, to
+which the fitted updates are added. Each copy has separate weights and a separate key-value cache.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from tide.engines.local.packed_weights import speed_up
 _LOG = logger(__name__)
 FORMAT = "tide-baseline-1"
 _FILES = ("artefact.json", "weights.safetensors")
-_SAMPLES = 16  # values of each parameter that go into a model's fingerprint
+_SAMPLES = 16  # number of values of each parameter in a model's fingerprint
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """tensors: the fitted ones. info: model, settings, held-out figures. digest: hash of both."""
+    """tensors: fitted weights. info: model, settings, held-out figures. digest: hash of both."""
 
     tensors: dict[str, Tensor]
     info: dict[str, Any]
     digest: str
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`. Raises InputError if it is missing or of another shape."""
+        """Return the tensor `name`. Raises InputError if it is missing or has another shape."""
         found = self.tensors.get(name)
         if found is None or found.shape != shape:
-            there = "has none" if found is None else f"has {tuple(found.shape)}"
+            there = "no such tensor" if found is None else f"the shape {tuple(found.shape)}"
             raise InputError(
-                f"baseline {self.info['baseline']}: needs {name} of shape {shape}; its artefact "
-                f"{there}"
+                f"baseline {self.info['baseline']}: needs a tensor {name} of shape {shape}, but "
+                f"its artefact has {there}"
             )
         return found
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors named `prefix.*`, without the prefix; all tensors for an empty prefix."""
+        """Return the tensors named `prefix.*`, without the prefix; all tensors if it is empty."""
         dot = f"{prefix}." if prefix else ""
         return {k.removeprefix(dot): v for k, v in self.tensors.items() if k.startswith(dot)}
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Hash of a model's parameters, 16 hex digits: names, shapes, and values spread over each.
+    """Return a hash of the names, the shapes and some values of all parameters, 16 hex digits.
 
-    Values are rounded to bfloat16, so that the hash does not depend on the dtype of loading.
+    Values are rounded to bfloat16, so that the hash does not depend on the dtype of the model.
     """
     digest = blake2b(digest_size=8)
     for name, parameter in sorted(model.named_parameters()):
@@ -85,7 +85,7 @@ def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]
 
 def warn_of(kind: str, doubts: Iterable[str]) -> None:
     for doubt in doubts:
-        _LOG.warning("baseline %s: too weak for a fair comparison: %s", kind, doubt)
+        _LOG.warning("baseline %s is too weak for a fair comparison: %s", kind, doubt)
 
 
 def _fit_command(kind: str, name: str) -> str:
@@ -93,14 +93,14 @@ def _fit_command(kind: str, name: str) -> str:
 
 
 def find_artefact(artefacts: Path | None, kind: str, name: str) -> Path:
-    """The folder of baseline `kind` in `artefacts`. Raises InputError if it or a file is missing.
+    """Return the folder of baseline `kind` in `artefacts`.
 
-    name: the model's name.
+    name: the model's name. Raises InputError if the folder or a file in the folder is missing.
     """
     command = _fit_command(kind, name)
     if artefacts is None:
         raise InputError(
-            f"baseline {kind}: needs an artefact: give --artefacts FOLDER, the folder that "
+            f"baseline {kind}: needs an artefact; give --artefacts FOLDER, the folder that "
             f"{command} wrote"
         )
     folder = artefacts / kind
@@ -111,10 +111,10 @@ def find_artefact(artefacts: Path | None, kind: str, name: str) -> Path:
 
 
 def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str) -> Artefact:
-    """The artefact of baseline `kind` in the folder `artefacts`.
+    """Load the artefact of baseline `kind` from the folder `artefacts`.
 
-    Raises InputError if it is missing, damaged, of another baseline, or fitted for another model
-    than `model`, whose name is `name`.
+    name: the name of `model`. Raises InputError if the artefact is missing or damaged, or belongs
+    to another baseline or another model.
     """
     folder = find_artefact(artefacts, kind, name)
     files = [folder / name for name in _FILES]
@@ -127,7 +127,7 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     if info.get("fingerprint") != fingerprint(model):
         raise InputError(
             f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, and the "
-            f"weights of {name!r} are different; make one with {_fit_command(kind, name)}"
+            f"weights of {name!r} are different; fit again with {_fit_command(kind, name)}"
         )
     for tensor_name, tensor in tensors.items():
         if not tensor.isfinite().all():
@@ -138,7 +138,7 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
 def load_sibling(engine: TransformersEngine, name: str) -> Any:
     """Load the model `name` on the engine's device, in the engine's dtype.
 
-    Raises InputError if its vocabulary is not the engine's.
+    Raises InputError if the vocabulary of this model differs from the engine's.
     """
     dtype = cast(Dtype, str(engine.dtype).removeprefix("torch."))
     tokenizer, model = load_model(name, engine.device, dtype)
@@ -159,9 +159,10 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
 def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
     """Add `strength` times the learned updates to the weights of `model`, in place.
 
-    tensors: `NAME.delta` for each weight except those of an untied output layer; or low-rank
-    updates (Hu et al. 2021, section 4.1), `NAME.A` (rank, in) and `NAME.B` (out, rank), for each
-    linear layer except the output layer, which add B A. Raises ValueError for other tensors.
+    tensors: either full updates, `NAME.delta` for each weight except the weights of an untied
+    output layer; or low-rank updates B A (Hu et al. 2021, section 4.1), `NAME.A` (rank, in) and
+    `NAME.B` (out, rank) for each linear layer except the output layer. Raises ValueError for other
+    tensors.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
@@ -192,7 +193,7 @@ def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1
 
 
 def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Raise ValueError unless `tensors` are floats of these `shapes`; None: any rank."""
+    """Raise ValueError unless `tensors` are floats of these `shapes`; None allows any rank."""
     if wrong := tensors.keys() ^ shapes.keys():
         raise ValueError(f"{min(wrong)} is {'unknown' if min(wrong) in tensors else 'missing'}")
     for name, shape in shapes.items():
@@ -203,11 +204,14 @@ def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None,
         )
         if not fits or not tensors[name].is_floating_point():
             wanted = str(shape).replace("None", "rank")
-            raise ValueError(f"{name} is {found} of {tensors[name].dtype}, not {wanted} of floats")
+            raise ValueError(
+                f"{name} must hold floats of shape {wanted}, not {tensors[name].dtype} values of "
+                f"shape {found}"
+            )
 
 
 def tuned_weights(model: Any) -> dict[str, nn.Parameter]:
-    """All weights of `model`, except an output layer that is not tied to the input embeddings."""
+    """Return the weights by name, without an output layer that is not tied to the embeddings."""
     inputs = {id(weight) for weight in model.get_input_embeddings().parameters()}
     own = {id(weight) for weight in model.get_output_embeddings().parameters()} - inputs
     return {name: weight for name, weight in model.named_parameters() if id(weight) not in own}
@@ -220,10 +224,10 @@ def ready(model: Any) -> Any:
 
 
 def fit_width(logits: Tensor, width: int) -> Tensor:
-    """`logits` (B, V'), cut or padded to the `width` of another model's logits.
+    """Cut or pad `logits` (B, V') to the `width` of another model's logits.
 
     Models of one family pad the same vocabulary to different sizes; the columns beyond the smaller
-    size stand for no token.
+    size belong to no token.
     """
     if logits.shape[-1] >= width:
         return logits[..., :width]

@@ -3,11 +3,12 @@
     warp (temperature, top-k, top-p) -> candidates -> shift -> sample   (`order=warp-shift`)
     candidates -> shift -> warp -> sample                               (`order=shift-warp`)
 
-In `shift-warp` the temperature divides the shift too: at 0.1 the shift is ten times as strong. A
-published strength is therefore valid only for its order, and each default is the order of the code
-that the baseline follows: sasa and rad warp first (AISteer360); rad with its authors'
-normalisation, self-debias, dexperts and gedi shift first (as transformers does with a custom logits
-processor). At temperature 0 nothing is warped and the token of the largest shifted logit is taken.
+In `shift-warp` the temperature also divides the shift: at temperature 0.1 the shift is ten times as
+strong. A published strength is therefore valid only for one order, and the default order of a
+baseline is the order of the code that the baseline follows. sasa and rad warp first, as AISteer360
+does. self-debias, dexperts, gedi, and rad with its authors' normalisation shift first, as
+transformers does with a custom logits processor. At temperature 0 the logits are not warped, and
+the token with the largest shifted logit is taken.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ from tide.scorers import Scorer
 
 
 class Writing:
-    """A batch being written: the model's stream, to which subclasses add streams of their own.
+    """A batch of completions in progress: the model's stream, to which subclasses add streams.
 
-    prompt_reads: for each row, tokens read before the first draw. reads_per_token: tokens read
-    after each draw but the last.
+    prompt_reads: for each row, the number of tokens read before the first draw. reads_per_token:
+    the number of tokens read for a row after each draw but the last.
     """
 
     reads_per_token = 1
@@ -62,11 +63,11 @@ class Writing:
         return self.stream.logits
 
     def reads(self, row: int, draws: int) -> int:
-        """Tokens read for a row of `draws` drawn tokens."""
+        """Return the number of tokens read for a row of `draws` drawn tokens."""
         return self.prompt_reads[row] + self.reads_per_token * (draws - 1)
 
     def shift(self, scores: Tensor) -> Tensor:
-        """Return `scores` (B, V), logits or warped logits, as the baseline changes them."""
+        """Return `scores` (B, V), logits or warped logits, with the shift of the baseline."""
         return scores
 
     def advance(self, tokens: Tensor) -> None:
@@ -86,14 +87,15 @@ def decode(
     stopped: Stopped | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> list[tuple[list[int], FinishReason]]:
-    """Complete rows with up to `max_new_tokens` ids each; a final stop id is included.
+    """Draw up to `max_new_tokens` ids for each row; returns ids and finish reasons.
 
-    shift_first: shift the logits before they are warped, instead of after. prompts: ids, as for
-    `Sampler`. stopped: see `Engine.stopped`; a row ends with the token that completes a stop
-    string, and its finish reason is "length". on_step: called with the number of draws after each.
+    A final stop id is included. shift_first: shift the logits before the warping instead of after
+    it. prompts: token ids, see `Sampler.enter`. stopped: see `Engine.stopped`; a row ends with the
+    token that completes a stop string, with the finish reason "length". on_step: called after each
+    draw with the number of draws so far.
 
-    Raises EngineError for scores that are not finite: their arg max would be an arbitrary token,
-    often the one that ends the text.
+    Raises EngineError for scores that are not finite, because their arg max would be an arbitrary
+    token, often the end-of-text token.
     """
     device = writing.logits.device
     sampler = Sampler(device, stop_ids)
@@ -155,7 +157,7 @@ class Reader:
         together: bool = False,
         front: Tensor | None = None,
     ) -> Stream:
-        """A `Stream` that has read `ids` and will read up to `tokens` more in each row.
+        """Read `ids` into a `Stream` that can read up to `tokens` more tokens in each row.
 
         together: see `Stream`. front: embeddings (n, d) to read before each row.
 
@@ -168,7 +170,7 @@ class Reader:
         context = self._forward.context
         if context is not None and longest + tokens > context:
             raise InputError(
-                f"prompt: {longest} tokens (with the baseline's own) + {tokens} new ones "
+                f"prompt: {longest} tokens (including the baseline's) and {tokens} new tokens "
                 f"exceed the context of {context}"
             )
         device = self._table.weight.device
@@ -179,12 +181,12 @@ class Reader:
 
 
 class DecodingBaseline(ABC):
-    """Base of baselines that write token by token; `start` returns a `Writing` with their shift.
+    """Base of baselines that draw token by token; `start` returns a `Writing` that shifts scores.
 
-    kind: name in the registry. learned: whether it needs an artefact, which the static method `fit`
-    makes. reads: another baseline whose artefact it uses instead. auxiliary: whether the artefact
-    may be fitted on a smaller model. scored: whether the fit needs a scorer. fan_out: sequences
-    that a model runs at once for one prompt, apart from candidates.
+    kind: name in the registry. learned: whether the baseline needs an artefact, which the static
+    method `fit` makes. reads: another baseline, whose artefact is used instead. auxiliary: whether
+    the artefact may be fitted on a smaller model. scored: whether the fit needs a scorer. fan_out:
+    number of sequences that a model reads at once for one prompt, apart from candidates.
     Raises InputError for an artefact that is missing or was fitted for another model.
     """
 
@@ -195,8 +197,8 @@ class DecodingBaseline(ABC):
     auxiliary: ClassVar[bool] = False
     scored: ClassVar[bool] = False
     fan_out: ClassVar[int] = 1
-    artefact: Artefact  # set only if `artefact_kind` names one
-    on_progress: Callable[[float], None] | None = None  # called with the share of a call done
+    artefact: Artefact  # set only if `artefact_kind` names a baseline
+    on_progress: Callable[[float], None] | None = None  # called with the finished share of a call
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class DecodingBaseline(ABC):
             warn_of(self.kind, self.doubts)
 
     def resolved_options(self, options: Options) -> Any:
-        """`options`, with the defaults that depend on the engine's model filled in."""
+        """Return `options` with the defaults that depend on the engine's model filled in."""
         return options
 
     def config(self) -> dict[str, Any]:
@@ -228,23 +230,23 @@ class DecodingBaseline(ABC):
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why its fit is too weak for a fair comparison."""
+        """Reasons why the fit of the baseline is too weak for a fair comparison."""
         has_artefact = self.artefact_kind(self._options)
         return list(self.artefact.info.get("doubts", ())) if has_artefact else []
 
     @classmethod
     def artefact_kind(cls, options: Any) -> str:
-        """The baseline whose artefact is needed with these options, or "" for none."""
+        """Return the baseline whose artefact is needed with these options, or "" for none."""
         return cls.reads or (cls.kind if cls.learned else "")
 
     def model_hooks(self) -> AbstractContextManager[object]:
-        """Context that sets the baseline's hooks in the engine's model while a batch is written."""
+        """Return a context in which the engine's model has the hooks of the baseline."""
         return nullcontext()
 
     def fitted_model(self, part: str = "", strength: float = 1.0) -> Any:
-        """A copy of the model of the fit, plus `strength` times the updates named `part`.
+        """Load a copy of the fitted model, and add `strength` times the updates named `part`.
 
-        The model of the fit is the engine's, or the artefact's `auxiliary`.
+        The fitted model is the engine's model or the artefact's `auxiliary` model.
         """
         info = self.artefact.info
         name = info.get("auxiliary")
@@ -255,7 +257,7 @@ class DecodingBaseline(ABC):
             return merge_updates(model, self.artefact.under(part), strength)
 
     def fitted_reader(self, part: str = "", strength: float = 1.0) -> Reader:
-        """A reader of the `fitted_model`; later calls with this part get the same one."""
+        """Return a reader of `fitted_model`, the same reader in each call with the same `part`."""
         if part not in self._fitted_readers:
             self._fitted_readers[part] = Reader(ready(self.fitted_model(part, strength)))
         return self._fitted_readers[part]
@@ -278,7 +280,7 @@ class DecodingBaseline(ABC):
 
     @abstractmethod
     def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        """Read the prompts (`ids`: their tokens); `tokens` more will be read."""
+        """Read the prompts, whose token ids are `ids`; up to `tokens` tokens will follow."""
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
@@ -329,11 +331,12 @@ class DecodingBaseline(ABC):
 
 
 class CandidateWriting(Writing):
-    """Draws among the likeliest tokens, after `forked` has read each as a separate row.
+    """Draws one of the likeliest tokens (candidates); `forked` reads each in a separate row.
 
     forked: `stream` itself or another stream of the same text; it continues with the drawn token.
-    candidates: their maximum number; tokens dropped by top-p or top-k are not candidates.
-    gains: given the scores (B, candidates) after the reading, returns the values to add to them.
+    candidates: maximum number of candidates; tokens dropped by top-p or top-k are not candidates.
+    gains: called after `forked` has read the candidates; maps their scores (B, K) to the values
+    that are added to the scores.
     """
 
     def __init__(
@@ -372,10 +375,10 @@ class CandidateWriting(Writing):
 
 
 class MixedWriting(Writing):
-    """Draws by `combined`, a function of the scores and of each stream's logits, the model's first.
+    """Replaces the scores by `combined(scores, *logits)`, with the logits of all streams.
 
-    Scores of -inf stay. streams: the model's (B rows), and others of the same text, possibly after
-    several prefixes (B rows for each prefix); all read the drawn token.
+    Scores of -inf are kept. streams: the model's stream (B rows), then other streams of the same
+    text, possibly after several prefixes (B rows for each prefix). All read the drawn token.
     """
 
     def __init__(
@@ -402,10 +405,10 @@ def between(
     reads: list[int],
     scale: float,
 ) -> Writing:
-    """Draws from b + `scale` (o - b), with the logits b of the model and o of `other`.
+    """Return a `Writing` of b + `scale` (o - b), with the logits b of the model and o of `other`.
 
-    ids, tokens: see `Reader.read`; at scale 1 the model reads nothing. reads: tokens of each prompt
-    that `other` has read.
+    ids, tokens: see `Reader.read`; at scale 1 the model reads nothing. reads: number of tokens that
+    `other` has read for each prompt.
     """
     if scale == 1:
         return Writing(other, reads)

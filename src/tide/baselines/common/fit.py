@@ -1,4 +1,4 @@
-"""`tide fit`, from Python: labelled texts, the input and result of a fit, and its artefact."""
+"""The Python interface of `tide fit`: labelled texts, and the inputs and results of a fit."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def by_half(toxicity: float) -> bool | None:
-    """Toxic from 0.5 (half of the raters), non-toxic up to 0.1, neither in between."""
+    """Return True (toxic) from 0.5 on (half of the raters), False up to 0.1, None in between."""
     return True if toxicity >= TOXIC else False if toxicity <= NON_TOXIC else None
 
 
 def by_any(toxicity: float) -> bool | None:
-    """Toxic if any rater said so, else non-toxic."""
+    """Return True (toxic) if any rater called the text toxic."""
     return toxicity > 0
 
 
 def of_kind(texts: Iterable[LabelledText], *, toxic: bool) -> list[str]:
-    """The texts with a toxicity of at least 0.5, or all others."""
+    """Return the texts with a toxicity of at least 0.5 if `toxic`, else all other texts."""
     return [text.text for text in texts if (text.toxicity >= TOXIC) == toxic]
 
 
@@ -72,7 +72,8 @@ class Labelled:
     def split(self, seed: int) -> tuple[Labelled, Labelled]:
         """Split into nine tenths for training and a held-out tenth; a pair stays together.
 
-        Of fewer than 400 rows, 40 (at most half) are held out: fewer give unreliable figures.
+        Of fewer than 400 rows, 40 (but at most half) are held out, since fewer rows would give
+        unreliable figures.
         """
         generator = np.random.default_rng(seed)
         singles, pairs = _cut(self.singles, generator), _cut(self.pairs, generator)
@@ -81,11 +82,11 @@ class Labelled:
     def balanced(
         self, seed: int, limit: int | None = None, kind: Kind = by_half, *, rest: bool = False
     ) -> list[LabelledText]:
-        """Toxic and non-toxic texts in random order, equally many of both from each group.
+        """Choose as many toxic as non-toxic texts from each group; returns them in random order.
 
-        So the group of a text does not predict its toxicity. limit: maximum texts. kind: decides
-        which texts are toxic. rest: include texts that are neither.
-        Raises InputError if there are fewer than 20 of either.
+        Thus the group of a text does not predict its toxicity. limit: maximum number of texts.
+        kind: decides which texts are toxic. rest: include texts that are neither toxic nor
+        non-toxic. Raises InputError if fewer than 20 texts of each kind remain.
         """
         by_group: dict[str, tuple[list[LabelledText], list[LabelledText]]] = {}
         chosen: list[LabelledText] = []
@@ -97,7 +98,7 @@ class Labelled:
         few = sum(min(map(len, kinds)) for kinds in by_group.values())
         if few < _LEAST:
             raise InputError(
-                f"data: {few} toxic texts can be matched with non-toxic ones of the same source;"
+                f"data: {few} toxic texts can be matched with non-toxic texts of the same source;"
                 f" at least {_LEAST} are needed"
             )
         generator = np.random.default_rng(seed)
@@ -108,22 +109,22 @@ class Labelled:
         return [chosen[i] for i in generator.permutation(len(chosen))[:limit]]
 
     def need_pairs(self, count: int) -> None:
-        """Raise InputError unless there are `count` pairs."""
+        """Raise InputError if there are fewer than `count` pairs."""
         if len(self.pairs) < count:
             raise InputError(
-                f"data: {len(self.pairs)} pairs of 'toxic' and 'neutral' texts; "
+                f"data: holds {len(self.pairs)} pairs of 'toxic' and 'neutral' texts; "
                 f"at least {count} are needed"
             )
 
 
 def read_labelled(paths: Iterable[Path]) -> Labelled:
-    """The labelled texts and pairs of `data.labelled.read_entries`, grouped by their `source`.
+    """Read labelled texts and pairs by `data.labelled.read_entries`, grouped by their `source`.
 
-    Raises InputError if there are no rows, and with the line for a row that is neither.
+    Raises InputError if there are no rows, or if a row is neither a text nor a pair.
     """
     entries = list(read_entries(paths, by="source"))
     if not entries:
-        raise InputError("data: no labelled texts; give files with --data")
+        raise InputError("data: holds no labelled texts; give files with --data")
     pairs = [entry for entry in entries if isinstance(entry, Pair)]
     return Labelled([entry for entry in entries if isinstance(entry, LabelledText)], pairs)
 
@@ -136,11 +137,11 @@ def _cut(rows: Sequence[T], generator: np.random.Generator) -> tuple[list[T], li
 
 @dataclass
 class FitTask:
-    """Inputs of a fit. model: as transformers loads it; the fit may change its weights.
+    """Inputs of a fit. model: the model as transformers loads it; a fit may change its weights.
 
     learned: results of `write_like` by its argument `toxic`, shared by the tasks of one model.
-    scorer: spec of the scorer for texts that the model generates.
-    checkpoints: folder for checkpoints of unfinished trainings. say: called before long work.
+    scorer: spec of the scorer for texts that the model generates. checkpoints: folder for
+    checkpoints of unfinished trainings. say: called with a message before long work.
     """
 
     name: str
@@ -160,18 +161,19 @@ class FitTask:
     def texts(
         self, kind: Kind = by_half, *, rest: bool = False
     ) -> tuple[list[LabelledText], list[LabelledText]]:
-        """Balanced texts: up to `max_texts` for training, up to a tenth (at least 40) held out.
+        """Return balanced texts: up to `max_texts` for training, a tenth (at least 40) held out.
 
-        kind: decides which texts are toxic. rest: train on texts of neither kind as well.
+        kind: decides which texts are toxic. rest: also train on texts that are neither toxic nor
+        non-toxic.
         """
         limit, seed = self.settings.max_texts, self.settings.seed
         train = self.train.balanced(seed, limit, kind, rest=rest)
         return train, self.held_out.balanced(seed, max(limit // 10, 40), kind)
 
     def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
-        """Token ids of texts as prompts, cut to `max_tokens` and to the model's context.
+        """Tokenize texts like prompts; cut the ids to `max_tokens` and to the model's context.
 
-        end: append the token that ends a text, if the tokenizer has one.
+        end: append the end-of-text token, if the tokenizer has one.
         """
         ids = self.tokenizer(list(texts))["input_ids"]
         stop = self.tokenizer.eos_token_id
@@ -183,7 +185,7 @@ class FitTask:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit. tensors: its weights. held_out: figures on held-out texts.
+    """The result of a fit. tensors: fitted weights. held_out: figures on held-out texts.
 
     doubts: reasons why the fit is too weak for a fair comparison.
     """
@@ -211,23 +213,24 @@ def fit(
     """Fit a baseline for a model.
 
     Args:
-        baseline: Its name, or "all" for every baseline that learns something.
-        data: Files of labelled texts (`read_labelled` says which formats). A tenth is held out.
-        out: Folder; each baseline gets a folder inside.
+        baseline: Name of the baseline, or "all" for every baseline that learns something.
+        data: Files of labelled texts (for formats see `read_labelled`). A tenth is held out.
+        out: Folder of the artefacts; each baseline gets a folder inside.
         model: The model to detoxify.
         auxiliary: A smaller model with the same vocabulary, for baselines that accept one.
         scorer: Scores texts that the model generates, for baselines that learn from them.
         device: As for `Detoxifier`.
         dtype: As for `Detoxifier`.
-        overwrite: Replace artefacts. Otherwise "all" keeps those that an identical call finished.
+        overwrite: Replace artefacts. Otherwise "all" keeps artefacts of an identical call.
         progress: Called with the task, the amount done, and the total.
         say: Called with messages for the user, such as the estimated time of a training.
-        **settings: Those of `FitSettings`.
+        **settings: Fields of `FitSettings`.
 
-    An interrupted training resumes from its checkpoint in `out`, written every five minutes.
+    A checkpoint in `out`, written every five minutes, lets an interrupted training resume.
 
     Returns:
-        The held-out figures of each baseline; a fit too weak for a fair comparison logs a warning.
+        The held-out figures of each baseline. A warning is logged if a fit is too weak for a fair
+        comparison.
 
     Raises:
         InputError: The baseline learns nothing, or a setting, file or folder cannot be used.
@@ -283,7 +286,7 @@ def fit(
         warn_of(create.kind, fitted.doubts)
         figures[create.kind] = fitted.held_out
         shutil.rmtree(unfinished, ignore_errors=True)
-        del tokenizer, plain, task, fitted  # before the next model is loaded
+        del tokenizer, plain, task, fitted  # free memory before the next model is loaded
     return figures
 
 
@@ -292,7 +295,10 @@ def _learners(names: Iterable[str]) -> list[Any]:
 
 
 def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> dict[str, float]:
-    """The figures of the artefact in `folder`. Raises InputError unless it is to be kept."""
+    """Return the figures of the artefact in `folder`.
+
+    Raises InputError unless the call `resumes` and its settings (`note`) are the artefact's.
+    """
     try:
         there = json.loads(read_small(folder / "artefact.json"))
         same = {key: there.get(key) for key in note} == note
@@ -300,11 +306,11 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
         same = False
     if not (resumes and same):
         made = "" if same else ", made with other settings"
-        raise InputError(f"{folder}: holds an artefact already{made}; use --overwrite")
+        raise InputError(f"{folder}: already holds an artefact{made}; use --overwrite")
     warn_of(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))
 
 
 def _named(kind: str, call: Callable[..., None]) -> Callable[..., None]:
-    """`call`, with the name of the baseline before its first argument."""
+    """Return `call` with the name of the baseline put before its first argument."""
     return lambda first, *rest: call(f"{kind}: {first}", *rest)

@@ -1,8 +1,8 @@
 """Finds the attention heads of a causal LM of any architecture.
 
-The input of a layer's attention output projection is the heads' outputs, concatenated: a hook there
-sees and changes each head's contribution, in GPT-2, Llama, Qwen, Gemma, OPT, NeoX and others. The
-projection's output is added to the residual stream.
+The input of a layer's attention output projection is the concatenation of the heads' outputs. A
+hook on the projection can therefore read and change the contribution of each head, in GPT-2, Llama,
+Qwen, Gemma, OPT, NeoX and others. The projection's output is added to the residual stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tide.core.errors import EngineError
 
 _ATTENTIONS = ("self_attn", "attn", "attention", "self_attention")
 _PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
-# Path within a layer; GPT-Neo nests its attention in a second module of that name.
+# Path of the projection within a layer. GPT-Neo nests two attention modules: `attn.attention`.
 _PLACE = re.compile(rf"(({'|'.join(_ATTENTIONS)})\.){{1,2}}({'|'.join(_PROJECTIONS)})")
 
 
@@ -38,27 +38,27 @@ class Head(nn.Linear):
         return super().forward(x.float())
 
 
-# Maps a layer number and the layer's merged heads (B, T, heads * size), or their projection
-# (B, T, hidden), to the replacement; None: no change.
+# Gets a layer number and the layer's concatenated head outputs (B, T, heads * size), or their
+# projection (B, T, hidden). Returns a replacement, or None for no change.
 HeadFunction = Callable[[int, Tensor], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention output projection of each layer, and how its input divides into heads."""
+    """The attention output projection of each layer, and the number of heads in its input."""
 
     projections: tuple[nn.Module, ...]
     count: int
 
     def split(self, merged: Tensor) -> Tensor:
-        """(..., heads * size) -> (..., heads, size)."""
+        """Reshape (..., heads * size) to (..., heads, size)."""
         return merged.view(*merged.shape[:-1], self.count, -1)
 
     @contextmanager
     def hooked(self, function: HeadFunction, *, outputs: bool = False) -> Iterator[None]:
-        """Call `function` with every layer's merged heads while the context lasts.
+        """Call `function` with every layer's concatenated head outputs while the context lasts.
 
-        outputs: with the outputs of the projection instead.
+        outputs: call `function` with the output of the projection instead.
         """
 
         def before(layer: int, module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -82,7 +82,7 @@ class Heads:
 
 
 def find_heads(model: Any, name: str) -> Heads:
-    """The heads of `model`. Raises EngineError for an unknown layer layout."""
+    """Find the attention heads of `model`. Raises EngineError for an unknown layer layout."""
     config = model.config.get_text_config()
     stacks = [
         module
@@ -98,17 +98,18 @@ def find_heads(model: Any, name: str) -> Heads:
         if len(projections) == len(stack):
             return Heads(projections, int(config.num_attention_heads))
     raise EngineError(
-        f"model {name}: unknown layer layout: no {config.num_hidden_layers} layers with an "
-        f"attention ({', '.join(_ATTENTIONS)}) and its projection ({', '.join(_PROJECTIONS)})"
+        f"model {name}: has an unknown layer layout; each of its {config.num_hidden_layers} layers "
+        f"needs an attention module ({', '.join(_ATTENTIONS)}) with an output projection "
+        f"({', '.join(_PROJECTIONS)})"
     )
 
 
 def output_layer(model: Any, name: str) -> nn.Module:
-    """The layer that computes the logits; its input is the last hidden state.
+    """Return the layer that computes the logits; its input is the last hidden state.
 
-    Raises EngineError if the model has none.
+    Raises EngineError if the model has no output layer.
     """
     layer = model.get_output_embeddings()
     if not isinstance(layer, nn.Module):
-        raise EngineError(f"model {name}: unknown layer layout: no output embedding layer")
+        raise EngineError(f"model {name}: has no output embedding layer")
     return layer

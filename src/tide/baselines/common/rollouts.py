@@ -19,7 +19,7 @@ from tide.engines.local.stream import by_length
 from tide.scorers import load_scorer
 from tide.scorers.base import score_texts
 
-# As in RealToxicityPrompts: prompts of about half a sentence, and 20 tokens written after them.
+# As in RealToxicityPrompts, a prompt is about half a sentence, and 20 tokens follow it.
 _PROMPT = 12
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=20)
 _BATCH = 64
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Rollout:
-    """prompt, written: token ids, neither empty. toxicity: of `written`, in [0, 1]."""
+    """prompt, written: token ids, neither empty. toxicity: score of `written`, in [0, 1]."""
 
     prompt: list[int]
     written: list[int]
@@ -41,9 +41,10 @@ class Rollout:
 
 
 def beginnings(task: FitTask) -> list[list[int]]:
-    """Prompts: the first half of each training text, toxic or not, cut to 12 tokens.
+    """Return prompts: the first half of each training text, toxic or not, cut to 12 tokens.
 
-    As many as half the texts that the training steps read, but at least 64.
+    The number of prompts is at most half the number of texts that the training reads, or 64 if that
+    is larger.
     """
     texts, _ = task.texts()
     wanted = max(_BATCH, task.settings.steps * task.settings.batch_size // 2)
@@ -58,9 +59,9 @@ def write(
     start: Callable[[list[list[int]]], Writing],
     seed: int = 0,
 ) -> list[list[int]]:
-    """Continuations of the prompts, up to the end-of-text token; `start` reads a batch of prompts.
+    """Continue the prompts up to the end-of-text token; `start` reads a batch of prompts.
 
-    seed: of the draws, together with the task's seed.
+    seed: seeds the draws, together with the task's seed.
     """
     stops = [] if task.tokenizer.eos_token_id is None else [task.tokenizer.eos_token_id]
     stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
@@ -86,7 +87,7 @@ def roll_out(
     front: Tensor | None = None,
     seed: int = 0,
 ) -> list[Rollout]:
-    """Continuations of the prompts by the task's model in its current state, with their scores.
+    """Continue the prompts with the task's model in its current state, and score the texts.
 
     front: see `Reader.read`. seed: see `write`. Raises the errors of the scorer.
     """
@@ -106,7 +107,7 @@ def roll_out(
 
 
 def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
-    """Training and held-out rows; a tenth is held out, or about 40 of fewer than 400."""
+    """Return training and held-out rows; a tenth is held out, or about 40 of fewer than 400."""
     every = min(10, max(2, len(rows) // 40))
     return [row for i, row in enumerate(rows) if i % every], list(rows[::every])
 
@@ -114,14 +115,14 @@ def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
 def judged(
     tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], what: str
 ) -> Fitted:
-    """The fit, with the share of toxic rollouts and the AUC of `danger`.
+    """Return a `Fitted` with the share of toxic rollouts and the AUC of `danger` as figures.
 
-    danger: the predicted toxicity of each of the `measured` rollouts. If all of these are toxic, or
-    none is, a doubt replaces the AUC.
+    danger: the predicted toxicity of each of the `measured` rollouts. If all or none of the
+    rollouts are toxic, a doubt replaces the AUC.
     """
     toxic = [one.toxicity >= TOXIC for one in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}
     if len(set(toxic)) == 1:
-        return Fitted(tensors, figures, (f"the {what} has held-out texts of one kind only",))
+        return Fitted(tensors, figures, (f"all held-out texts of the {what} are of one kind",))
     figures["auc"] = auc(toxic, danger)
     return Fitted(tensors, figures, weak_auc(what, figures["auc"]))

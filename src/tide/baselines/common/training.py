@@ -28,11 +28,11 @@ from tide.engines.local.stream import by_length
 _WARM_UP = 0.05
 _READ_BATCH = 64
 # Early stopping: share and maximum number of texts for validation; number of validations, and of
-# validations without improvement that end the training.
+# validations without improvement after which the training ends.
 _VALIDATION, _MOST_VALIDATION = 0.05, 256
 _VALIDATIONS, _PATIENCE = 8, 2
 FAIR_AUC = 0.9
-# Minimum AUC of classifiers that use one direction or words alone; 0.5 is chance.
+# Minimum AUC of classifiers that use only one direction or only words; 0.5 is chance.
 LEAST_AUC = 0.6
 # Seconds between two checkpoints of a training, and number of steps timed for an estimate.
 _CHECKPOINT, _TIMED = 300.0, 3
@@ -41,46 +41,46 @@ _T = TypeVar("_T")
 
 
 def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> float:
-    """Area under the ROC curve: how often a positive scores above a negative one."""
+    """Return the area under the ROC curve: how often a positive scores above a negative."""
     return float(roc_auc_score(np.asarray(labels), np.asarray(scores)))
 
 
 def weak_auc(what: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, ...]:
-    """A doubt about `what`, a classifier with this AUC; () if the AUC is at least `wanted`."""
+    """Return a doubt about the classifier named `what`; () if its AUC is at least `wanted`."""
     if figure >= wanted:
         return ()
-    return (f"the {what} has an AUC of {figure:.2f} on held-out texts; {wanted} is wanted",)
+    return (f"the {what} has an AUC of {figure:.2f} on held-out texts, below {wanted}",)
 
 
 def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids (B, T), padded with zeros on the right, and their lengths (B,)."""
+    """Pad rows with zeros on the right; returns ids (B, T) and the lengths of the rows (B,)."""
     tensors = [torch.tensor(row) for row in rows]
     ids = nn.utils.rnn.pad_sequence(tensors, batch_first=True)
     return ids.to(device), torch.tensor([len(row) for row in rows], device=device)
 
 
 def before_end(lengths: Tensor, width: int) -> Tensor:
-    """Mask (B, width): True in the first `lengths` columns."""
+    """Return a mask (B, width) that is True in the first `lengths` columns."""
     return torch.arange(width, device=lengths.device) < lengths[:, None]
 
 
 def span(starts: Tensor, ends: Tensor, width: int) -> Tensor:
-    """Mask (B, width): True in the columns from `starts` to before `ends`, both (B,)."""
+    """Return a mask (B, width): True from column `starts` to before column `ends`, both (B,)."""
     return before_end(ends, width) & ~before_end(starts, width)
 
 
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """-log p of each token but the first, (B, T - 1), given logits (B, T, V) and ids (B, T)."""
+    """Return -log p of the tokens but the first, (B, T - 1); logits: (B, T, V), ids: (B, T)."""
     read = logits[:, :-1].float().flatten(0, 1)
     return cross_entropy(read, ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
 
 
 def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:
-    """Endless random batches of row numbers, each of rows of similar length."""
+    """Yield random batches of row numbers without end; rows of a batch have similar lengths."""
     generator = np.random.default_rng(seed)
     while True:
         order = generator.permutation(len(lengths))
-        # Sorted within large chunks only, so that batches stay random.
+        # Rows are sorted only within large chunks, so that batches stay random.
         chunks = [order[i : i + 32 * size] for i in range(0, len(order), 32 * size)]
         ordered = [sorted(chunk, key=lengths.__getitem__) for chunk in chunks]
         cut = [chunk[i : i + size] for chunk in ordered for i in range(0, len(chunk), size)]
@@ -91,7 +91,7 @@ def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]
 def read(
     work: Callable[[list[Sequence[int]]], Sequence[_T]], ids: Sequence[Sequence[int]]
 ) -> list[_T]:
-    """The result of `work` for each row of `ids`; `work` gets batches of rows of similar length."""
+    """Return the result of `work` for each row; `work` gets batches of rows of similar length."""
     order = by_length([len(row) for row in ids])
     return in_batches(lambda numbers: work([ids[i] for i in numbers]), [order], _READ_BATCH)
 
@@ -105,12 +105,13 @@ def train(
     *,
     early: bool = True,
 ) -> None:
-    """Minimise `loss` of batches (row numbers) by AdamW, with a short warm-up and linear decay.
+    """Minimise `loss` by AdamW, with a short warm-up and linear decay.
 
-    groups: parameters, as torch's optimizers take them. lengths: tokens of each row.
-    early: use the last rows for validation, stop when their loss no longer improves, and keep the
-    best parameters. Such a training resumes from its checkpoint, with the same result. Without
-    `early` there is no checkpoint, because such a `loss` is stateful.
+    groups: parameter groups of a torch optimizer. loss: function of a batch of row numbers.
+    lengths: number of tokens of each row. early: use the last rows for validation, stop when the
+    validation loss no longer improves, and keep the best parameters. An interrupted training with
+    `early` resumes from a checkpoint, with the same result. Without `early` there is no checkpoint,
+    because `loss` may have a state that a checkpoint does not hold.
     """
     settings = task.settings
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.01)
@@ -164,11 +165,11 @@ def train(
             continue
         best, best_loss, worse = [p.detach().clone() for p in parameters], now, 0
     with torch.no_grad():
-        # Empty without `early`, and if the training diverged, which `save_artefact` reports.
+        # `best` is empty without `early`, and if the training diverged (see `save_artefact`).
         for parameter, value in zip(parameters, best, strict=bool(best)):
             parameter.copy_(value)
     if path is not None and settings.steps > begun:
-        # So that this training is not repeated if a later one of the same fit is interrupted.
+        # This training is not repeated if a later training of the same fit is interrupted.
         _save(path, parameters, stateful, best, (settings.steps, best_loss, worse))
 
 
@@ -184,13 +185,14 @@ def _save(
     parameters: Sequence[Tensor],
     stateful: Sequence[Any],
     best: Sequence[Tensor],
-    stands: tuple[int, float, int],
+    progress: tuple[int, float, int],
 ) -> None:
     """Write a checkpoint. stateful: the optimizer and its schedule.
 
-    stands: steps done, lowest validation loss, number of validations since that loss.
+    progress: steps done, lowest validation loss, number of validations since that loss.
     """
-    state = {"parameters": [one.detach() for one in parameters], "best": best, "stands": stands}
+    values = [one.detach() for one in parameters]
+    state = {"parameters": values, "best": best, "progress": progress}
     with replaced(path) as file:
         torch.save({**state, "stateful": [one.state_dict() for one in stateful]}, file)
 
@@ -198,22 +200,23 @@ def _save(
 def _resume(
     path: Path, parameters: Sequence[Tensor], stateful: Sequence[Any]
 ) -> tuple[tuple[int, float, int], list[Tensor]]:
-    """Restore a checkpoint; returns its `stands` and `best` (see `_save`)."""
+    """Restore a checkpoint; returns its `progress` and `best` (see `_save`)."""
     with guarded(InputError, f"{path}: cannot be resumed; delete it"), torch.no_grad():
         state = torch.load(path, map_location="cpu", weights_only=True)
         for parameter, value in zip(parameters, state["parameters"], strict=True):
             parameter.copy_(value)
         for one, values in zip(stateful, state["stateful"], strict=True):
             one.load_state_dict(values)
-        return state["stands"], state["best"]
+        return state["progress"], state["best"]
 
 
 class Tuning:
-    """A model in training: low-rank updates of every linear layer but the output layer, or (rank 0)
-    all weights except those of an untied output layer.
+    """A model in training.
 
-    model: the module to call. parameters: the trained ones. Raises MissingDependencyError for
-    low-rank updates without peft.
+    A positive rank trains low-rank updates of every linear layer but the output layer. Rank 0
+    trains all weights except the weights of an untied output layer. model: the module to call.
+    parameters: the trained parameters. Raises MissingDependencyError for low-rank updates without
+    peft.
     """
 
     def __init__(self, model: Any, settings: Training) -> None:
@@ -224,13 +227,13 @@ class Tuning:
             self.model = _add_lora(model, settings.rank)
             self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         else:
-            # Half precision would round away the steps of full training.
+            # Half precision would round away the small steps of full training.
             self.model, weights = model.float(), tuned_weights(model)
             self.parameters = [weight.requires_grad_() for weight in weights.values()]
             self._before = {name: w.detach().clone() for name, w in weights.items()}
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
-        """The updates, float16, as `merge_updates` takes them."""
+        """Return the updates in float16, in the format of `merge_updates`."""
         tensors = {}
         for name, before in self._before.items():
             weight = self._plain.get_parameter(name)
@@ -274,13 +277,13 @@ def _add_lora(model: Any, rank: int) -> Any:
 def perplexities(
     task: FitTask, model: Any, texts: Mapping[str, Sequence[str]], *, end: bool = False
 ) -> dict[str, float]:
-    """The perplexity of each group of texts; end: see `FitTask.tokenize`."""
+    """Return the perplexity of each group of texts; end: see `FitTask.tokenize`."""
     return {name: perplexity(model, task.tokenize(rows, end=end)) for name, rows in texts.items()}
 
 
 @torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
-    """Exp of the mean -log p per token, over all texts of at least two tokens."""
+    """Return exp of the mean -log p per token, over all texts of at least two tokens."""
     ids = [row for row in ids if len(row) > 1]
 
     def losses_of(rows: list[Sequence[int]]) -> list[float]:
@@ -306,10 +309,10 @@ def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
 
 
 def write_like(task: FitTask, *, toxic: bool) -> Fitted:
-    """Updates that make the task's model write toxic or non-toxic text; the model is restored.
+    """Train updates on toxic or non-toxic text; restores the task's model afterwards.
 
-    Figures: perplexity of held-out text of this kind and of the other, before and after. The result
-    of an earlier baseline of the same `tide fit` is reused.
+    Figures: perplexity of held-out text of this kind and of the other kind, before and after. The
+    baselines of one `tide fit` share the result.
     """
     if toxic in task.learned:
         return task.learned[toxic]
