@@ -151,7 +151,7 @@ def _slices(heads: Heads, width: int) -> int:
 
 
 def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
-    """Fit a probe to each slice; returns the accuracies on a held-out fifth, (layers, heads).
+    """Return the accuracy of a probe of each slice on held-out pairs (a fifth), (layers, heads).
 
     sides: outputs (pairs, layers, hidden) of toxic and of neutral texts.
     """

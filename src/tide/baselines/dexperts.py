@@ -18,8 +18,8 @@ from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_nucleus
 
-# The perplexity of non-toxic text under the anti-expert must be at least this multiple of its
-# perplexity under the expert, and vice versa. Otherwise the experts' difference is mostly noise.
+# The anti-expert's perplexity on non-toxic text must be at least this multiple of the expert's, and
+# vice versa on toxic text. Otherwise the difference of the two models is mostly noise.
 _APART = 1.05
 
 

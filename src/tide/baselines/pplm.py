@@ -49,7 +49,7 @@ class PplmOptions(Options):
 def objective(prediction: Tensor, moved: Tensor, own: Tensor, divergence: float) -> Tensor:
     """Return the sum over rows of -log P(non-toxic) + divergence KL(moved || own); a scalar.
 
-    prediction: (B,), logit of P(non-toxic). moved, own: logits (B, V) for the moved and the unmoved cache.
+    prediction: (B,), logit of P(non-toxic). moved, own: logits (B, V), moved and unmoved.
     """
     log_p, log_own = moved.log_softmax(dim=-1), own.log_softmax(dim=-1)
     return softplus(-prediction).sum() + divergence * (log_p.exp() * (log_p - log_own)).sum()

@@ -70,7 +70,7 @@ def span(starts: Tensor, ends: Tensor, width: int) -> Tensor:
 
 
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return -log p of the tokens but the first, (B, T - 1); logits: (B, T, V), ids: (B, T)."""
+    """Return -log p of all tokens but the first, (B, T - 1), for ids (B, T), logits (B, T, V)."""
     read = logits[:, :-1].float().flatten(0, 1)
     return cross_entropy(read, ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
 
@@ -169,7 +169,7 @@ def train(
         for parameter, value in zip(parameters, best, strict=bool(best)):
             parameter.copy_(value)
     if path is not None and settings.steps > begun:
-        # This training is not repeated if a later training of the same fit is interrupted.
+        # With this checkpoint, an interrupted fit does not repeat its finished trainings.
         _save(path, parameters, stateful, best, (settings.steps, best_loss, worse))
 
 
