@@ -115,9 +115,9 @@ def test_a_scorer_that_fails_in_its_own_way_is_found(
 @pytest.mark.parametrize(
     ("friendly", "insult", "code", "says"),
     [
-        (0.9, 0.1, 1, "it is inverted, or has the wrong label"),
+        (0.9, 0.1, 1, "the scorer is inverted or has the wrong label"),
         (0.3, 0.3, 1, "it does not separate the two"),
-        (0.6, 0.9, 0, "warning: .*hardly separates the two; is it the right label"),
+        (0.6, 0.9, 0, "warning: .*hardly separates the two, so check its label"),
         (0.01, 0.3, 0, r"insults score below its threshold \(0\.5\)"),
         (0.4, 0.9, 0, "ok: it tells insults from friendly sentences"),
     ],

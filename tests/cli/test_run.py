@@ -61,7 +61,7 @@ def test_what_was_not_accepted_is_told_and_only_what_is_returned_counts_as_toxic
         assert tide("run", "Hello there", *options, *further) == code
         out, err = capsys.readouterr()
         said = " ".join(err.split())
-        assert "1 prompt with a completion that the scorer did not accept: " in said
+        assert "1 prompt has a completion that the scorer did not accept; " in said
         assert told in said
         cells = re.findall(r"│ +(toxic rate|toxicity|withheld) +│ .*│ +(\S+) │", out)
         rows = dict(reversed(cells))  # the scorer's, not the judge's
@@ -128,7 +128,7 @@ def test_refused_prompts_are_counted_apart(
         assert tide(*command, *output) == 1
         said = " ".join(capsys.readouterr().err.split())
         assert "the prompt scores 0.95, above refuse_prompt_above=0.9" in said
-        assert "1 of 2 prompts failed (see above), 1 of them refused for their own score" in said
+        assert "1 of 2 prompts failed (see above), 1 of them because the prompt itself is" in said
     assert len(records(tmp_path / "out.jsonl")) == 1
 
 

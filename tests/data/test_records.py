@@ -152,12 +152,12 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
     [
         ("my notes", "line 2: not JSON"),
         ("[]", "line 2: not a JSON object"),
-        ('{"id": true, "prompt": "x"}', "line 2: not a record of a run: no id"),
+        ('{"id": true, "prompt": "x"}', "line 2: not a record of a run; id must"),
         (part(7, 0, judge_scores={"a": 1}), "line 2: .*prompt: Field required"),
         (record(0).to_json(), "line 2: .*there already"),
-        (part(0, 0, text="other", toxicity=0.5), "line 2: .* of trial 0 is there already"),
-        (part(0, 0, text="caf\u00e9\u2028text"), "line 2: text of trial 0 is there already"),
-        (part(0, 0, accepted=True), "line 2: accepted of trial 0 is there already"),
+        (part(0, 0, text="other", toxicity=0.5), "line 2: .* of trial 0 exists already"),
+        (part(0, 0, text="caf\u00e9\u2028text"), "line 2: text of trial 0 exists already"),
+        (part(0, 0, accepted=True), "line 2: accepted of trial 0 exists already"),
         ('{"id": 0, "trials": [{"number": 0}, {"number": 0}]}', "line 2: .*distinct numbers"),
         (part(0, 5, judge_scores={"a": 1}), r"trials\.1\.text: Field required"),
         (part(0, 0, judge_scores={"a": 7}), r"judge_scores\.a: "),
@@ -224,7 +224,7 @@ def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None
     del values["trials"][1][field]
     path.write_text(json.dumps(values) + "\n")
     for read in (read_records, RecordFile):
-        with pytest.raises(InputError, match=f"line 1: .*trials: not all have {field}"):
+        with pytest.raises(InputError, match=f"line 1: .*trials: only some trials have {field}"):
             read(path)
 
 
@@ -238,7 +238,7 @@ def test_trials_that_do_not_fit_the_others_are_refused_before_they_are_written(
     lacking = lacking.model_copy(
         update={"trials": [lacking.trials[0].model_copy(update={"num_tokens": 5})]}
     )
-    with RecordFile(path) as file, pytest.raises(InputError, match="not all have num_tokens"):
+    with RecordFile(path) as file, pytest.raises(InputError, match="only some trials have num"):
         file.add(lacking)
     assert read_records(path) == before
 

@@ -340,7 +340,7 @@ def test_finding_and_reading_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no finished records yet"):
         read_run(out / "base")
     (out / "base/records.jsonl").write_text(text.replace('"toxicity":', '"x":'))
-    with pytest.raises(InputError, match=r"line 1: not a record of a run: trials\.0\.toxicity"):
+    with pytest.raises(InputError, match=r"line 1: not a record of a run; trials\.0\.toxicity"):
         read_run(out / "base")
     config = json.loads((out / "tide/config.json").read_text())
     (out / "tide/config.json").write_text(json.dumps(config | {"judges": [{"spec": "x"}]}))

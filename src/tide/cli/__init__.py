@@ -37,9 +37,9 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run a command. Exit code: 1 after an error (one line on stderr), 130 or 143 after a signal.
+    """Run a command; exit with 1 after an error (one line on stderr), 130 or 143 after a signal.
 
-    Any other exception is a bug: exit code 70, or a traceback if TIDE_DEBUG is set.
+    Any other exception is a bug: exit with 70, or raise the exception if TIDE_DEBUG is set.
     """
     from tide.cli import stopping  # noqa: PLC0415
 
@@ -51,7 +51,7 @@ def main() -> None:
                 print(version("tide-detox"))
             else:
                 _run()
-            sys.stdout.flush()  # a full disk fails here, not in the interpreter's shutdown
+            sys.stdout.flush()  # a full disk raises here, not in the interpreter's shutdown
     except stopping.Stopped as stopped:
         _end(str(stopped), stopped.exit_code)
     except Exception as error:
@@ -70,7 +70,7 @@ def main() -> None:
 
 def _run() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # for characters that the terminal cannot encode
+        if isinstance(stream, io.TextIOWrapper):  # some terminals cannot encode all characters
             stream.reconfigure(errors="backslashreplace")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

@@ -33,12 +33,12 @@ ERRORS = CleanConsole(stderr=True, markup=False, emoji=False)
 
 
 def on_one_line(text: str) -> str:
-    """`text` without line breaks and control characters."""
+    """Remove line breaks and control characters from `text`."""
     return visible(" ".join(text.split()))
 
 
 def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
-    """The score, green if below `threshold`, then `text` as masked or marked by `words`."""
+    """Return the score (green if below `threshold`) and `text`, masked or marked by `words`."""
     is_below = toxicity < threshold
     body = words(text) if words else text
     if isinstance(body, str):
@@ -57,14 +57,14 @@ def _completion(
 
 
 def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None:
-    """Print which model and scorer are loading. chosen: the settings of the run, in words."""
+    """Print which model and scorer are loading. chosen: a description of the run's settings."""
     also = f" and scorer {scorer}" if scorer else ""
     line = f"loading model {model}{also}{chosen and f'; {chosen}'}"
     ERRORS.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
 def chosen_settings(preset: str, model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved preset, strategy and threshold, before anything loads. Raises InputError."""
+    """Return the preset, strategy and threshold of a run. Raises InputError for wrong settings."""
     from tide.detoxifier.base import resolved  # noqa: PLC0415  (slow import)
     from tide.detoxifier.presets import preset_name  # noqa: PLC0415
 
@@ -111,9 +111,9 @@ def say_unmasked(output: Path) -> None:
 
 
 def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
-    """Table of prompt, completion before and completion after; a row per trial of a search.
+    """Return a table of prompts and of their completions before and after; a row per trial.
 
-    words: a Marker marks toxic words in completions; a Masker masks them, in prompts too.
+    words: a Marker marks toxic words in completions; a Masker masks toxic words in all texts.
     """
     as_shown = words if isinstance(words, Masker) else str
     table = Table(show_lines=True)
@@ -125,7 +125,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
             after = _completion(trial, trial.text, trial.toxicity, threshold, words)
             if trial.refused:
                 after.append(" withheld", "yellow")
-            elif trial.not_accepted:  # an empty one is labelled already
+            elif trial.not_accepted:  # an empty completion is labelled already
                 after.append(" not accepted", "yellow")
             if trial.decoded_prompt is not None:
                 same = trial.changed_tokens == 0
@@ -136,7 +136,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
             )
             if trial.base_partial:
                 before.append(" (cut off by the repair)", "dim")
-            # A chat answer should end by itself, so a cut one is marked; a completion may be cut.
+            # Mark a chat answer that is cut off: an answer should end by itself.
             if record.messages and trial.finish_reason == "length" and not trial.refused:
                 after.append(" (cut off by max_new_tokens)", "yellow")
             table.add_row(asked, before, after)
@@ -151,15 +151,15 @@ def summary_table(
     judges: Sequence[tuple[str, float]],
     seconds: float,
 ) -> Table | None:
-    """The closing table of a run. scorer, judges: name and toxicity threshold.
+    """Return the closing table of a run, or None if there are no records.
 
+    scorer, judges: name and toxicity threshold of each.
     Toxic rate: share of prompts with any completion at or above the threshold. Max and mean
     toxicity: averages over prompts of the largest and the mean score of their completions.
-    Withheld completions are counted separately: they are not output, and so not toxic output.
-    `before` has no averages if an answer was repaired while written: its original is incomplete.
-    None if there are no records.
+    `after` leaves out withheld completions, which are counted separately. `before` has no averages
+    if an answer was repaired while it was written, since its original is incomplete.
     """
-    # Per scorer, before and after: the rate, max and mean of each prompt.
+    # For each scorer, the rates of each prompt before and after.
     found: dict[str, tuple[list[_Rates], list[_Rates]]] = {}
     counts: Counter[str] = Counter()
     for record in records:
@@ -188,12 +188,12 @@ def summary_table(
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
-    if counts["trials"] == counts["prompts"]:  # one completion each: max equals mean
+    if counts["trials"] == counts["prompts"]:  # one completion per prompt: max equals mean
         labels = {0: "toxic rate", 2: "toxicity"}
     for name, columns in found.items():
         table.add_row(Text(name, style="bold"))
         for place, label in labels.items():
-            # An average over some prompts is not comparable with one over all.
+            # An average over only some prompts would not be comparable.
             whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]
             known = [[v for row in rows if (v := row[place]) is not None] for rows in whole]
             cells = (f"{fmean(values):.3f}" if values else "-" for values in known)
@@ -215,14 +215,17 @@ def summary_table(
 
 _RARE = (
     *("withheld", "empty completions", "cut off by max_new_tokens"),
-    "repaired while written",  # only a part existed before the repair
+    "repaired while written",  # before the repair, only a part of the answer existed
 )
 
 _Rates = tuple[float, float | None, float | None]
 
 
 def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list[float] | None]:
-    """Scores before and after, withheld ones left out; the scorer's if `judge` is None."""
+    """Return the scores before and after, by the scorer if `judge` is None.
+
+    The scores after leave out withheld completions.
+    """
     trials = record.trials
     if judge is None:
         before = all_or_none(trial.own_score() for trial in trials)
@@ -236,8 +239,8 @@ def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list
 
 
 def _rates(scores: Sequence[float], threshold: float) -> _Rates:
-    """Whether any score is toxic, the largest score and the mean score."""
-    if not scores:  # all were withheld
+    """Return the toxic rate (1.0 if any score is toxic), the largest and the mean score."""
+    if not scores:  # all completions were withheld
         return 0.0, None, None
     return float(max(scores) >= threshold), max(scores), fmean(scores)
 
@@ -251,7 +254,7 @@ _COSTS = {
 
 
 def compact(record: Record) -> list[dict[str, Any]]:
-    """The main fields of a record, one object per trial."""
+    """Return the main fields of a record, one object per trial."""
     return [
         {
             "prompt": _asked(record),
@@ -265,5 +268,5 @@ def compact(record: Record) -> list[dict[str, Any]]:
 
 
 def _asked(record: Record) -> str:
-    """The prompt, or a chat's last message."""
+    """Return the prompt of a record, or the last message of its chat."""
     return record.messages[-1].content if record.messages else record.prompt

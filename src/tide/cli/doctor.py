@@ -1,4 +1,4 @@
-"""`tide doctor`: does this installation work, with this model and this scorer?"""
+"""`tide doctor`: check this installation, a model and a scorer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _HARMLESS = (
 )
 _ANSWER_TOKENS = 40
 _THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
-_MOST_REWRITTEN = 1  # at the threshold of the preset `backtrack`
+_MOST_REWRITTEN = 1  # harmless answers that the threshold of the preset `backtrack` may rewrite
 _SHOWN = 120  # characters of the model's text
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
@@ -166,7 +166,7 @@ def _version(package: str) -> str | None:
 
 
 def _optional() -> dict[str, list[str]]:
-    """The packages that each extra of this installation needs, without developers' extras."""
+    """Return the packages that each extra needs, except for the extras of developers."""
     found: dict[str, list[str]] = {}
     for line in requires("tide-detox") or ():
         requirement = Requirement(line)
@@ -187,7 +187,7 @@ def _installed(extra: str, packages: list[str]) -> Text:
 
 
 def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
-    """Add a row with the finding of `check`; True if it failed."""
+    """Add a row with the result of a check; return True if the check failed."""
     try:
         with guarded(TideError, "cannot be used"):
             found = check()
@@ -201,7 +201,7 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
 
 
 def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: list[str]) -> str:
-    """Check the model. answers: receives its answers to the harmless prompts."""
+    """Check the model. answers: a list to extend by the answers to the harmless prompts."""
     model = load_engine(engine, name, **engine_options)
     try:
         model.verify()
@@ -240,7 +240,7 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
 
 
 def _try_answers(scorer: str, answers: list[str]) -> str:
-    """Count the answers that each threshold would rewrite, while written or at the end."""
+    """Count the answers that each threshold would rewrite, during the answer or at its end."""
     from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
     from tide.scorers.assessment import beginnings  # noqa: PLC0415
 
@@ -260,8 +260,8 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
     if counts[usual] <= _MOST_REWRITTEN:
         return said
     return (
-        f"warning: {said}; ordinary text should be left alone: use a higher --toxicity-threshold "
-        "or another scorer"
+        f"warning: {said}; harmless text should not be rewritten, so use a higher "
+        "--toxicity-threshold or another scorer"
     )
 
 
@@ -273,11 +273,11 @@ def _try_scorer(name: str) -> str:
     kind, rude = fmean(scores[: len(_FRIENDLY)]), fmean(scores[len(_FRIENDLY) :])
     says = f"{scorer.name} scores friendly sentences {kind:.2f} and insults {rude:.2f} on average"
     if kind > rude:
-        raise TideError(f"{says}: it is inverted, or has the wrong label")
+        raise TideError(f"{says}; the scorer is inverted or has the wrong label")
     if kind == rude:
-        raise TideError(f"{says}: it does not separate the two; wrong label, or another language?")
+        raise TideError(f"{says}; it does not separate the two, so check its label and language")
     if kind > rude / 2:
-        return f"warning: {says}: it hardly separates the two; is it the right label and language?"
+        return f"warning: {says}; it hardly separates the two, so check its label and language"
     if rude < scorer.threshold:
-        return f"warning: {says}: insults score below its threshold ({scorer.threshold:g})"
+        return f"warning: {says}; insults score below its threshold ({scorer.threshold:g})"
     return f"it tells insults from friendly sentences: {says}"

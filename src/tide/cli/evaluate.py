@@ -23,7 +23,7 @@ BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protoco
 Benchmark = Annotated[
     str,
     typer.Argument(
-        help="rtp, attaq, bold or dialogues; a part of one, by prompt numbers (rtp:201-1199); or a"
+        help="rtp, attaq, bold or dialogues; prompts of a benchmark by number (rtp:201-1199); or a"
         " file of prompts (.jsonl, .csv, .txt)."
     ),
 ]
@@ -126,7 +126,7 @@ def judge(
     device: options.Device = "auto",
     max_batch: options.MaxBatch = None,
 ) -> None:
-    """Score the completions of finished RUNS by further judges; nothing is generated again.
+    """Score the completions of finished RUNS with further judges, without generating any text.
 
     Texts that a judge or a reference model has scored are not scored again.
     """
@@ -150,7 +150,7 @@ def judge(
 
 
 def _refuse_failures(runs: list[Run]) -> None:
-    """Raise TideError if prompts failed, once everything else is done."""
+    """Raise TideError if prompts failed. Called after the results are written and printed."""
     if failed := sum(len(run.failed) for run in runs):
         raise TideError(f"{failed} prompts failed (see above); the same command tries them again")
 
@@ -158,7 +158,7 @@ def _refuse_failures(runs: list[Run]) -> None:
 _STATED = {
     "start": " or ".join(f"{strategy} for {search}" for search, strategy in SEARCHES.items()),
     "tune_on": "the first half",
-    "report_on": "all others",
+    "report_on": "all other prompts",
 }
 
 
@@ -192,11 +192,11 @@ def tune(
     tuning_settings: dict[str, Any] | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> None:
-    """Choose settings for a model on some prompts of BENCHMARK, and report on the others.
+    """Choose settings for a model on some prompts of BENCHMARK, and test them on other prompts.
 
     Every setting has a run folder in --out, by default runs/tune-SEARCH-BENCHMARK-MODEL. The same
     command resumes a killed run, with the same result. The result is a preset file, for --preset
-    and --methods. A setting that is given below is not tuned.
+    and --methods. Settings that are given as options are not tuned.
     """
     from tide import evaluation, tuning  # noqa: PLC0415  (slow imports)
 

@@ -1,4 +1,4 @@
-"""`tide fit`: fit baselines to a model. `tide data`: the public datasets that it reads."""
+"""`tide fit`: fit baselines to a model. `tide data`: download public datasets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fit(
         list[Path],
         options.option(
             "Input",
-            "Labelled .jsonl: text and toxicity, or toxic and neutral; repeatable.",
+            "Labelled .jsonl with text and toxicity, or with toxic and neutral; repeatable.",
             "--data",
         ),
     ],
@@ -34,10 +34,10 @@ def fit(
     model: options.Model = "pocket",
     auxiliary: Annotated[
         str | None,
-        options.option("Model", "Smaller model, same vocabulary, for baselines that take one."),
+        options.option("Model", "Smaller model with the same vocabulary; some baselines use it."),
     ] = None,
     scorer: Annotated[
-        str, options.option("Scorer", "Scorer of generated text, for baselines that need one.")
+        str, options.option("Scorer", "Scorer of generated text, which some baselines need.")
     ] = "pocket",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",

@@ -1,4 +1,4 @@
-"""`tide methods`: list all names, or show one with its options."""
+"""`tide methods`: list all names, or show the options of a name."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WIDTH = 80
 # A name, its description, and its options with their defaults and descriptions.
 _Row = tuple[str, str, list[tuple[str, str]]]
 _OF_PRESETS = {
-    "backtrack": "Cheap repair, on any engine, with a threshold of 0.1; then a random walk.",
-    "relative": "The defaults, scaled to the prompt's embeddings: for any model.",
+    "backtrack": "A cheap repair on any engine with a threshold of 0.1, then a random walk.",
+    "relative": "The default settings, scaled to the prompt's embeddings, for any model.",
 }
-# Per kind: its name for `tide methods NAME`, and how to select one with an option.
+# For each kind of name: its description in `tide methods NAME`, and the usage with an option.
 _KINDS = {
     "strategies": (
         "strategy, which also has the settings of `tide run --help`",
@@ -77,7 +77,7 @@ def methods(
 def _described(
     registry: Registry, wanted: str | None, written: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[_Row]:
-    """A row per name, or only for `wanted`. written: the syntax of names with an argument."""
+    """Yield a row per name, or only that of `wanted`. written: syntax of names with arguments."""
     for name in registry.names():
         if wanted not in (None, name):
             continue
@@ -92,7 +92,7 @@ def _described(
 
 def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
     if options := getattr(found, "options_class", None):
-        defaults: dict[str, Any] = {}  # a later default may be computed from earlier ones
+        defaults: dict[str, Any] = {}  # a default may be computed from earlier defaults
         for name, field in options.by_name().items():
             default = field.get_default(call_default_factory=True, validated_data=defaults)
             defaults[name] = default

@@ -51,11 +51,11 @@ _PANELS = {
 
 
 def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
-    """An option with the help text `says`, under the heading `panel`."""
+    """Return an option with the help text `says`, under the heading `panel`."""
     return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
 
 
-# Panels shown first and last; all others come between them.
+# Panels shown first and last; all other panels come between them.
 _FIRST = ("Arguments", "Input", "Model", "Scorer")
 _LAST = ("Sampling", "Search", "Long answers", "Output", "Limits", "Options")
 
@@ -78,11 +78,11 @@ class Command(TyperCommand):
                 formatter.write_dl(groups[panel])
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """The whole first sentence; the list of commands wraps it instead of cutting it."""
+        """Return the whole first sentence, which the list of commands wraps."""
         return super().get_short_help_str(10_000)
 
 
-# How help states defaults that depend on the preset or on the prompt.
+# Help texts of the defaults that depend on the preset or on the prompt.
 BY_PRESET = {
     **dict.fromkeys(TUNABLE, "by --preset"),
     "max_new_tokens": f"{Settings().max_new_tokens}; for a chat {CHAT_TOKENS}",
@@ -103,15 +103,15 @@ Scorer = Annotated[
     option(
         "Scorer",
         f"Toxicity scorer: {_SCORERS}; or a spec such as cache:hf:ID_OR_FOLDER or "
-        "max:pocket,sentence. The bundled ones read English. The default is pocket, which leaves "
-        "sentence as a judge; for 'serve' confirm:pocket,sentence. (Syntax: 'tide scorers'.)",
+        "max:pocket,sentence. The bundled scorers read English. The default is pocket, so that "
+        "sentence can judge; for 'serve' it is confirm:pocket,sentence. (Syntax: 'tide scorers'.)",
         "--scorer",
         "-s",
     ),
 ]
 Scorers = Annotated[
     list[str] | None,
-    option("Scorer", "A scorer; repeat for several. [default: pocket]", "--scorer", "-s"),
+    option("Scorer", "A scorer; repeatable. [default: pocket]", "--scorer", "-s"),
 ]
 StrictLanguage = Annotated[
     bool,
@@ -144,8 +144,8 @@ Preset = Annotated[
     str,
     option(
         "Search",
-        f"Initial settings: auto ({DEFAULT}; for another strategy those published for the "
-        f"model's name, else relative), {_PRESETS}, or a file that 'tide tune' wrote.",
+        f"Initial settings: auto ({DEFAULT}; for another strategy the preset with the model's "
+        f"name, else relative), {_PRESETS}, or a preset file from 'tide tune'.",
     ),
 ]
 EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.", "--engine")]
@@ -153,7 +153,7 @@ BaseUrl = Annotated[
     list[str] | None,
     option(
         "Model",
-        "Server for --engine remote (vLLM) or openai (any); repeat to share load.",
+        "Server for --engine remote (vLLM) or openai (any server); repeat to share the load.",
         "--base-url",
     ),
 ]
@@ -183,7 +183,7 @@ Reference = Annotated[
 ]
 ReferenceEngine = Annotated[
     str,
-    option("Perplexity", "Engine of the reference models; vllm for one that needs several GPUs."),
+    option("Perplexity", "Engine of the reference models; a model on several GPUs needs vllm."),
 ]
 ReferenceOption = Annotated[
     list[str] | None,
@@ -209,7 +209,7 @@ IsChat = Annotated[
     bool,
     option(
         "Input",
-        "Answer chats with the model's chat template: 'messages' of each .jsonl object; any "
+        "Answer chats with the model's chat template. 'messages' of a .jsonl object is a chat; any "
         "other text is a user message.",
         "--chat",
     ),
@@ -239,11 +239,11 @@ _OF_ENGINES = {
 def engine_options(
     further: list[str] | None, flag: str = "--engine-option", **given: Any
 ) -> dict[str, Any]:
-    """The keyword arguments of an engine's constructor.
+    """Return the keyword arguments of an engine's constructor.
 
-    further: values of the option `flag`, each NAME=VALUE, the value in JSON or else a string.
-    given: other arguments; those at their default ("auto", None) are left to the engine. Raises
-    InputError for an item of `further` that is not NAME=VALUE.
+    further: values of the option `flag`, each NAME=VALUE; a VALUE that is not JSON is a string.
+    given: other arguments; default values ("auto", None) are left out. Raises InputError for an
+    item of `further` that is not NAME=VALUE.
     """
     options = {name: value for name, value in given.items() if value not in ("auto", None)}
     for text in further or ():
@@ -258,7 +258,7 @@ def engine_options(
 
 
 def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[str]:
-    """The specs in the values of --judges. Raises InputError for an invalid one."""
+    """Return the specs in the values of --judges. Raises InputError for an invalid spec."""
     names = SCORERS.names()
     return [
         strict(str(parse(spec, "--judges", WRAPPERS, names)), strict_language)
@@ -268,14 +268,14 @@ def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[
 
 
 def strict(spec: str, strict_language: bool) -> str:
-    """The scorer's spec, made strict about languages if `strict_language`."""
+    """Return the scorer's spec, changed to refuse other languages if `strict_language`."""
     from tide.scorers.wrappers.languages import strict as strictly  # noqa: PLC0415  (slow import)
 
     return strictly(spec) if strict_language else spec
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that all engines share; `command` gets the given ones in `engine_options`."""
+    """Add the options that all engines share; `command` gets their values in `engine_options`."""
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         own = {name: values.pop(name) for name in _OF_ENGINES}
@@ -292,10 +292,10 @@ def with_settings(
     stated: Mapping[str, str] = BY_PRESET,
     argument: str = "overrides",
 ) -> Callable[..., None]:
-    """Add an option for every field of `settings`; `command` gets the given ones in `argument`.
+    """Add an option for every field of `settings`; `command` gets given values in `argument`.
 
-    panel: heading of the options in the help, except those of sampling and blocks.
-    stated: defaults in the help that differ from those of `settings`.
+    panel: heading in the help of options that belong under no other heading.
+    stated: defaults in the help that differ from the defaults of `settings`.
     """
     defaults = settings().model_dump()
     added: dict[str, tuple[Any, Any]] = {}
@@ -348,7 +348,7 @@ def _with_options(
 
 
 def _plain(annotation: Any) -> Any:
-    """The bare type: not optional, without pydantic's constraints; a tuple becomes a list."""
+    """Remove None and pydantic's constraints from a type; a tuple becomes a list."""
     if get_origin(annotation) is tuple:
         return list[str]
     if get_origin(annotation) in (Union, UnionType):

@@ -27,15 +27,15 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        options.option("Output", "Folder to write to (default: 'report' beside the first run)."),
+        options.option("Output", "Folder to write to (default: 'report' next to the first run)."),
     ] = None,
     against: Annotated[
         str | None,
-        options.option("Tables", "Method that the others are tested against (default: base)."),
+        options.option("Tables", "Method to test the other methods against (default: base)."),
     ] = None,
     valid: Annotated[
         Literal["exact-20"] | None,
-        options.option("Tables", "Only completions of exactly 20 reference tokens, as published."),
+        options.option("Tables", "Use only completions of 20 reference tokens, as published."),
     ] = None,
     image_format: Annotated[
         Literal["png", "pdf"], options.option("Output", "Kind of image file.", "--format")
@@ -56,12 +56,12 @@ def report(
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
 
-    `report.html` in that folder has all of this on one page, and the texts before and after of the
-    twenty worst prompts, whose toxic words are masked until a button shows them. Only files of an
+    `report.html` in that folder shows all of them on one page. It also shows the completions of the
+    twenty worst prompts before and after; a button unmasks their toxic words. Only files of an
     earlier report are removed from the folder.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
-    in seed share one row: mean and standard deviation.
+    in seed share one row, with mean and standard deviation.
     """
     from tide.evaluation.quality import Encoder  # noqa: PLC0415
     from tide.evaluation.reporting import reports  # noqa: PLC0415
@@ -122,12 +122,12 @@ def export(
     ] = 0.0,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Write the repairs in RECORDS as training data for TRL, a JSON line each.
+    """Write the repairs in RECORDS as training data for TRL, with a JSON line for each repair.
 
     A pair is an accepted repair and the model's completion that it replaced; 'blamed_at' is the
-    first character at which the two differ. Left out and counted: trials without a repair, and
-    repairs that were not accepted, are empty, repeat themselves or duplicate an earlier pair.
-    The rejected texts are toxic, and nothing is masked.
+    first character at which the two differ. Trials without a repair are left out and counted, and
+    so are repairs that were not accepted, are empty, repeat themselves or duplicate an earlier
+    pair. The rejected texts are toxic, and nothing is masked.
     """
     from tide.evaluation.preferences import export_pairs  # noqa: PLC0415  (slow import)
     from tide.evaluation.runs import files_of, find_runs  # noqa: PLC0415

@@ -89,7 +89,7 @@ def run(
     ] = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
-    """Complete PROMPTS (or those of --input) with text that the scorer accepts; or answer chats.
+    """Complete PROMPTS (or the texts of --input) with text that the scorer accepts; answer chats.
 
     With --output, records are appended as prompts finish, and the same command resumes a killed
     run; with another judge, a larger --limit or more --trials, it adds the missing parts. `tide
@@ -153,7 +153,7 @@ def run(
                 job.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
     if job.errors:
         refused = sum(isinstance(error, PromptRefusedError) for error in job.errors)
-        apart = f", {refused} of them refused for their own score" if refused else ""
+        apart = f", {refused} of them because the prompt itself is toxic" if refused else ""
         raise TideError(f"{len(job.errors)} of {len(rows)} prompts failed (see above){apart}")
     if fail_on_unresolved and job.unresolved:
         raise typer.Exit(3)
@@ -167,7 +167,7 @@ def _rows(
             raise InputError("give prompts or --input, not both")
         return read_rows(input_file, field=field, limit=limit, chats=chats)
     if not prompts:
-        raise InputError("no prompts; give some, or a file with --input")
+        raise InputError("no prompts; give prompts, or a file with --input")
     rows = [Row(number, prompt) for number, prompt in enumerate(prompts[:limit])]
     return [row.as_chat() for row in rows] if chats else rows
 
@@ -176,7 +176,7 @@ def _rows(
 class _PromptRun:
     """Runs a method on rows.
 
-    errors: one per failed row. unresolved: number of rows with a completion that was not accepted.
+    errors: one error per failed row. unresolved: number of rows with an unaccepted completion.
     """
 
     detoxifier: Detoxifier
@@ -209,7 +209,7 @@ class _PromptRun:
             bars.end()
 
     def show(self, mask: bool) -> None:
-        """Print completions as a table; after an error, those finished before it."""
+        """Print completions as a table, even if an error ends the run early."""
         records: list[Record] = []
         try:
             records.extend(self.records())
@@ -243,7 +243,7 @@ class _PromptRun:
             OUTPUT.print(line, soft_wrap=True)
 
     def _next(self, records: list[Record]) -> str:
-        """The next command to try."""
+        """Return advice on the next command to try."""
         guide = self.detoxifier.scorer
         if self.unresolved and self.method.settings.strategy.partition(":")[0] != "backtrack":
             return "Next: --preset backtrack resolves most prompts that this search did not."
@@ -259,7 +259,7 @@ class _PromptRun:
         return "Next: -o out.jsonl keeps all that was tried; `tide report out.jsonl` shows it."
 
     def summarize(self, records: Iterable[Record]) -> None:
-        guide = self.detoxifier.scorer  # its own threshold, not the run's, says what is toxic
+        guide = self.detoxifier.scorer  # the scorer's threshold, not the run's, defines toxic text
         table = summary_table(
             self._counted(records),
             scorer=(guide.name, guide.threshold),
@@ -283,6 +283,6 @@ class _PromptRun:
             way = "it is returned nevertheless (--on-unresolved refuse withholds it)"
         else:
             way = "it is withheld"
-        prompts = "1 prompt" if self.unresolved == 1 else f"{self.unresolved} prompts"
-        said = f"{prompts} with a completion that the scorer did not accept: {way}"
+        prompts = "1 prompt has" if self.unresolved == 1 else f"{self.unresolved} prompts have"
+        said = f"{prompts} a completion that the scorer did not accept; {way}"
         ERRORS.print(said, style="bold yellow")

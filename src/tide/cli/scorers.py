@@ -69,9 +69,9 @@ def score(
     overwrite: options.Overwrite = False,
     mask: options.Mask = False,
 ) -> None:
-    """Score TEXTS (or those of --input): one column for each --scorer.
+    """Score TEXTS (or the texts of --input), with one column for each --scorer.
 
-    Texts are scored unchanged, short ones too.
+    Texts are scored unchanged, even if they are nearly empty.
     """
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input, not both")
@@ -119,7 +119,7 @@ def compare(
     scorers: options.Scorers = None,
     by: Annotated[
         str | None,
-        options.option("Output", "A table for each value of this field; 'file': for each file."),
+        options.option("Output", "Make a table for each value of this field, or for each 'file'."),
     ] = None,
     sample: Sample = None,
     ordinary: Annotated[
@@ -145,18 +145,18 @@ def compare(
     ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Agreement of scorers with the labels or recorded scores in FILES, and their speed.
+    """Measure the agreement of scorers with the labels or scores in FILES, and their speed.
 
     AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
-    counts once, with its mean label; nearly empty ones are left out.
+    counts once, with its mean label; nearly empty texts are left out.
 
     false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of up to
-    500 others with a beginning at or above it (text may be scored while it is written).
+    500 --ordinary texts below --threshold with a beginning at or above it.
 
     texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
-    still run and the exit code is 1. The second table has the correlation of the scorers' errors:
-    the lower it is, the better one scorer judges text that was optimised against the other.
+    still run and the exit code is 1. The second table has the correlation of the scorers' errors.
+    The lower it is, the better one scorer judges text that was optimised against the other.
     """
     from tide.scorers.assessment import (  # noqa: PLC0415  (slow import)
         agreement,
@@ -168,7 +168,7 @@ def compare(
     if plot is not None and by is not None:
         raise InputError("--plot draws a single group of texts; leave out --by")
     groups = _groups(files, by, sample)
-    loaded = _load_those_that_work(scorers)
+    loaded = _load_scorers(scorers)
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
     alarms = {name: _alarms(scorer, prose, threshold) for name, scorer in loaded.items()}
     figures: list[dict[str, Any]] = []
@@ -225,7 +225,7 @@ def _cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:
 
 
 def _alarms(scorer: Scorer | str, texts: Sequence[str], threshold: float | None) -> dict[str, Any]:
-    """The field `false_alarms` of a row, at `threshold` or else the scorer's own threshold."""
+    """Return the field `false_alarms` of a row. threshold: by default the scorer's threshold."""
     from tide.scorers.assessment import false_alarms  # noqa: PLC0415  (slow import)
 
     if isinstance(scorer, str) or not texts:
@@ -300,8 +300,8 @@ def calibrate(
     OUTPUT.print(f"calibration error on these {len(texts):,} texts: {before:.3f} -> {after:.3f}")
 
 
-def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
-    """The scorers by name, or the reason why a scorer cannot be loaded (server down, no key).
+def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
+    """Load each scorer, or return the reason why it cannot be loaded (server down, no key).
 
     Raises InputError for an invalid spec.
     """
@@ -318,7 +318,7 @@ def _load_those_that_work(scorers: Sequence[str] | None) -> dict[str, Scorer | s
 def _groups(
     files: Sequence[Path], by: str | None, sample: int | None
 ) -> dict[str, tuple[list[str], Floats]]:
-    """The distinct texts of each group, nearly empty ones left out, and their mean labels."""
+    """Return the distinct texts of each group, except nearly empty texts, and their mean labels."""
     import numpy as np  # noqa: PLC0415
 
     from tide.data.labelled import read_labelled  # noqa: PLC0415

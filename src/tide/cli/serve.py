@@ -34,7 +34,7 @@ PREFIX = "TIDE_SERVE"
 
 
 def _read_settings(path: Path | None) -> None:
-    """Set environment variables from the file, except those already set.
+    """Set environment variables from the file, except variables that are already set.
 
     Raises InputError for an invalid line, and for an unknown variable.
     """
@@ -69,7 +69,7 @@ def _print_schema(asked: bool) -> None:
 @options.with_engine
 def serve(
     host: Annotated[str, options.option("Server", "Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, options.option("Server", "0: a free port.", min=0, max=65_535)] = 8000,
+    port: Annotated[int, options.option("Server", "0: any free port.", min=0, max=65_535)] = 8000,
     served_model_name: Annotated[
         str | None,
         options.option(
@@ -89,7 +89,7 @@ def serve(
         bool,
         options.option(
             "Server",
-            "Stand in for the Perspective API: only score texts, and load no model.",
+            "Replace the Perspective API: only score texts, without loading a model.",
         ),
     ] = False,
     otel: Annotated[
@@ -100,23 +100,23 @@ def serve(
         Literal["enforce", "monitor"],
         options.option(
             "Policies",
-            "enforce: give out accepted text only. monitor: give out the model's own text, and "
-            "record afterwards the changes that enforcing would have made.",
+            "enforce: give out accepted text only. monitor: give out the model's unmodified text, "
+            "and record afterwards the changes that enforce would have made.",
         ),
     ] = "enforce",
     policies: Annotated[
         Path | None,
         options.option(
             "Policies",
-            "YAML file of named policies and of the API keys that may use them; SIGHUP reloads it. "
-            "Settings that a policy leaves out come from these options.",
+            "YAML file of named policies and of the API keys that may use them; SIGHUP reloads the "
+            "file. Settings that a policy leaves out come from these options.",
         ),
     ] = None,
     policies_schema: Annotated[
         bool,
         options.option(
             "Policies",
-            "Print the JSON schema of that file and exit.",
+            "Print the JSON schema of the policy file and exit.",
             callback=_print_schema,
             is_eager=True,
         ),
@@ -134,8 +134,8 @@ def serve(
         bool,
         options.option(
             "Policies",
-            "If a response fails litellm's guardrail, answer with its failing sentences rewritten "
-            "by the model, where possible, instead of with BLOCKED.",
+            "If a response fails litellm's guardrail, let the model rewrite its failing sentences, "
+            "where possible, instead of answering BLOCKED.",
         ),
     ] = False,
     model: options.Model = "pocket",
@@ -173,7 +173,7 @@ def serve(
     from tide.server.policies import CommandLine, Policies, PolicyFile  # noqa: PLC0415
 
     if monitor_texts and monitor_log is None:
-        raise InputError("--monitor-texts: needs --monitor-log, the file to write them to")
+        raise InputError("--monitor-texts: needs --monitor-log, the file for the texts")
     provider = tracing.exporting() if otel else None
     keys = read_keys()
     # Cheap checks first, before anything is loaded.
@@ -220,7 +220,7 @@ def _reload_soon(policies: Policies) -> None:
 
 
 def _config(app: Any, drain: float) -> Any:
-    """The configuration of uvicorn. drain: seconds that open requests get at shutdown."""
+    """Configure uvicorn. drain: seconds for open requests to finish at shutdown."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
     from tide.server.gate import HeaderTimeoutProtocol  # noqa: PLC0415

@@ -23,14 +23,14 @@ class Stopped(BaseException):
 
 
 def keeps(what: str) -> None:
-    """From now on, add `what`, which says how finished work is kept, to the message of a stop."""
+    """Set the part of the stop message that says how finished work is kept."""
     global _kept  # noqa: PLW0603  (a process runs one command)
     _kept = what
 
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Within the block, the first signal raises Stopped, a second one ends the process at once."""
+    """Within the block, the first signal raises Stopped; a second signal ends the process."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _leave)
     try:
@@ -57,9 +57,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
     global _asked  # noqa: PLW0603  (a process runs one command)
     _asked = Stopped(number)
     signal.signal(number, signal.SIG_DFL)
-    # Half-built objects may fail to close, which the user need not know.
+    # Hide errors of half-built objects that fail to close.
     sys.unraisablehook = lambda _: None
-    # Unwinding may wait for the scorer. Unbuffered: the signal may interrupt another write.
+    # Unwinding may wait for the scorer. The signal may interrupt a buffered write, so use os.write.
     os.write(2, b"stopping...\n")
     _leave(number, frame)
 

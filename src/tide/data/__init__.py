@@ -1,1 +1,1 @@
-"""Every reader and writer of files: prompts, labelled texts, records."""
+"""Readers and writers of files: prompts, labelled texts, records."""

@@ -1,4 +1,4 @@
-"""Files as bytes: reads have size limits, writes take a lock and replace the file as a whole."""
+"""Read files with size limits; write files under a lock, and replace them as a whole."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import IO, cast
 
 from tide.core.errors import InputError
 
-# Limits in bytes. A record of a thousand long trials has a few million; TIDE writes no longer line,
-# and a gzipped file that unpacks to more is made to fill the memory.
+# Limits in bytes. A record of a thousand long trials has a few million bytes, and TIDE writes no
+# longer line. A gzipped file that unpacks to more than its limit is an attack on the memory.
 _LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 
@@ -35,7 +35,7 @@ def reported(path: Path, what: str) -> Iterator[None]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file opened for reading, through gzip if its name ends in `.gz`.
+    """Open a file for reading, through gzip if its name ends in `.gz`.
 
     System errors inside the context become InputErrors.
     """
@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file, each with its location for messages: "FILE, line 3".
+    """Yield the lines of a file, each with its location for messages: "FILE, line 3".
 
     Raises InputError for a line of more than 64 MiB, or a gzipped file of more than 4 GiB unpacked.
     """
@@ -64,19 +64,19 @@ def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Like `numbered`, without a byte order mark. Raises InputError if it cannot be read."""
+    """Like `numbered`, without a byte order mark. Raises InputError for an unreadable file."""
     with opened(path) as file:
         for where, line in numbered(file, path):
             yield where, without_mark(line)
 
 
 def read_whole(path: Path) -> bytes:
-    """All of a file of at most 256 MiB, without a byte order mark."""
+    """Read a file of at most 256 MiB, without a byte order mark."""
     return _read(path, _WHOLE, "use .jsonl for large files")
 
 
 def read_small(path: Path) -> bytes:
-    """All of a file of at most 1 MiB, such as settings, without a byte order mark."""
+    """Read a file of at most 1 MiB, such as settings, without a byte order mark."""
     return _read(path, _SMALL, "a file of settings is smaller")
 
 
@@ -89,23 +89,23 @@ def _read(path: Path, most: int, advice: str) -> bytes:
 
 
 def without_mark(content: bytes) -> bytes:
-    """`content` without a byte order mark."""
+    """Remove a byte order mark from `content`."""
     return content.removeprefix(codecs.BOM_UTF8)
 
 
 def as_text(line: bytes, where: str) -> str:
-    """`line` as text. Raises InputError if it is not UTF-8, or contains a NUL."""
+    """Decode a line. Raises InputError if it is not UTF-8, or contains a NUL."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 text (byte {error.start + 1} of the line)") from None
     if "\0" in text:
-        raise InputError(f"{where}: holds a NUL character: not UTF-8 text, UTF-16 perhaps")
+        raise InputError(f"{where}: holds a NUL character; if it is UTF-16, convert it to UTF-8")
     return text
 
 
 def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise InputError if `output` is one of the input files, also by another path or a link."""
+    """Raise InputError if `output` is one of the input files, even by another path or a link."""
     with reported(output, "written"):
         for path in inputs:
             if path.exists() and output.exists() and path.samefile(output):
@@ -114,11 +114,12 @@ def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Lock `path` for writing, and yield the file that it resolves to; makes its folder if missing.
+    """Lock a file for writing, and yield its resolved path; creates a missing folder.
 
-    The lock is a file beside it with the suffix `.lock`, whose content names the holder. It is
-    released however the process ends, and the thread that holds it may take it again.
-    Raises InputError if another process or thread holds it, or if the file cannot be written.
+    The lock is a file with the suffix `.lock` in the same folder; it names the process that holds
+    the lock. The lock is released however the process ends, and the thread that holds the lock may
+    take it again. Raises InputError if another process or thread holds the lock, or if the file
+    cannot be written.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415  (slow import)
 
@@ -161,23 +162,23 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Opener for a file beside an output; refuses links."""
+    """Open an auxiliary file of an output; refuses links."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def new_part(real: Path) -> Path:
-    """A new, empty file beside `real`, to replace it later."""
+    """Create an empty file that will replace `real`."""
     part = real.with_name(f"{real.name}.part")
-    part.unlink(missing_ok=True)  # left by a killed process, or somebody else's link
+    part.unlink(missing_ok=True)  # left by a killed process, or a planted link
     part.open("xb").close()
     return part
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that replaces `path` if the context succeeds; otherwise `path` stays unchanged.
+    """Open a new file that replaces `path` if the context succeeds; else `path` stays unchanged.
 
-    Raises InputError if it cannot be written.
+    Raises InputError if the file cannot be written.
     """
     with writing(path) as real, reported(path, "written"):
         unfinished = new_part(real)
@@ -194,17 +195,17 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 
 def appended(path: Path) -> IO[str]:
-    """A text file to which whole lines are appended. Raises InputError if it cannot be written."""
+    """Open a text file to append whole lines. Raises InputError if the file cannot be written."""
     with reported(path, "written"):
         return path.open("a", encoding="utf-8", buffering=1)
 
 
 def user_cache() -> Path:
-    """The user's cache folder, for files that can be made again."""
+    """Return the user's cache folder, for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tide"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all. Raises InputError if it cannot be written."""
+    """Write `text` to `path` atomically. Raises InputError if the file cannot be written."""
     with replaced(path) as file:
         file.write(text.encode())

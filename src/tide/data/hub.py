@@ -22,8 +22,8 @@ Rows = Iterable[dict[str, Any]]
 class Source:
     """A dataset of the hub. file: name of the local file.
 
-    rows: converts the dataset's rows to those of the file. group: the field by which a benchmark
-    groups its prompts. split: the only split that is read; by default all.
+    rows: converts the dataset's rows to rows of the file. group: the field by which a benchmark
+    groups its prompts. split: the only split to read; by default all splits are read.
     """
 
     file: str
@@ -74,7 +74,7 @@ SOURCES = {
 
 
 def read(source: Source) -> Iterator[dict[str, Any]]:
-    """The rows of the source's file, numbered by `id`.
+    """Yield the rows of the source's file, numbered by `id`.
 
     Raises InputError if the hub cannot be reached or the dataset has another format, and
     MissingDependencyError if `datasets` is not installed.
@@ -97,7 +97,7 @@ def read(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def get(name: str, folder: Path, *, overwrite: bool = False) -> Path:
-    """Write a dataset to its file in `folder`, whole or not at all; keep an existing file.
+    """Write a dataset to its file in `folder` atomically; keep an existing file.
 
     Raises InputError for an unknown name, and the errors of `read`.
     """

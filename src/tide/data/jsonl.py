@@ -1,4 +1,4 @@
-"""Objects of JSON files: the one reader of .jsonl and .json, plain or gzipped."""
+"""Read the objects of .jsonl and .json files, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tide.data.files import read_lines, read_whole
 
 
 def kind_of(path: Path) -> str:
-    """The last suffix of `path` without `.gz`: `.jsonl` of `a.jsonl.gz`."""
+    """Return the last suffix of `path` apart from `.gz`: `.jsonl` for `a.jsonl.gz`."""
     return next((suffix for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
 
 
 def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of `path`, each with its location for messages: "FILE, line 3".
+    """Yield the objects of `path`, each with its location for messages: "FILE, line 3".
 
     .jsonl: one object per line, blank lines skipped. .json: a list of objects. Both may be gzipped.
     drop_cut: skip a truncated last line, as left by a killed process.
@@ -26,7 +26,7 @@ def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, d
     """
     kind = kind_of(path)
     if kind not in (".jsonl", ".json"):
-        raise InputError(f"{path}: unknown kind of file; use .jsonl or .json (or these .gz)")
+        raise InputError(f"{path}: unknown kind of file; use .jsonl or .json, plain or .gz")
     if kind == ".jsonl":
         for where, line in read_lines(path):
             if line.strip() and not (drop_cut and not line.endswith(b"\n")):
@@ -45,12 +45,12 @@ def parse_object(content: bytes, where: str) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The one object of a .json file. Raises InputError if it holds anything else."""
+    """Read the only object of a .json file. Raises InputError if the file holds anything else."""
     return parse_object(read_whole(path), str(path))
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """All non-object values in nested objects, with the keys that lead to them."""
+    """Yield all non-object values in nested objects, each with the keys that lead to the value."""
     if not isinstance(value, dict):
         yield path, value
         return
@@ -59,8 +59,8 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def _parse(content: bytes, where: str) -> Any:
-    # Unlike Python's parser it refuses lone surrogates, values nested deeper than 200, and numbers
-    # with more digits than Python converts.
+    # Unlike Python's parser, from_json refuses lone surrogates, values nested deeper than 200, and
+    # numbers with more digits than Python converts.
     try:
         return from_json(content)
     except ValueError as error:

@@ -15,9 +15,9 @@ PAIRS = "pairs"  # the group of texts that come from pairs
 
 @dataclass(frozen=True)
 class LabelledText:
-    """toxicity: in [0, 1]; the share of raters who called it toxic, or a recorded score.
+    """toxicity: in [0, 1]; the share of raters who called the text toxic, or a recorded score.
 
-    group: its source, or another field by which its file groups it.
+    group: the file's name, or the text's value of the field that groups texts (its source...).
     """
 
     text: str
@@ -39,7 +39,7 @@ class Pair:
 
 
 def read_labelled(paths: Iterable[Path], *, by: str | None = None) -> list[LabelledText]:
-    """All labelled texts of `read_entries`, including those of pairs."""
+    """Return all labelled texts of `read_entries`, including the texts of pairs."""
     return [
         text
         for entry in read_entries(paths, by=by)
@@ -48,11 +48,11 @@ def read_labelled(paths: Iterable[Path], *, by: str | None = None) -> list[Label
 
 
 def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[LabelledText | Pair]:
-    """The rows of .jsonl or .json files (a list of objects), plain or gzipped.
+    """Yield the rows of .jsonl or .json files (a list of objects), plain or gzipped.
 
     A row is a labelled text (`text`, `toxicity`), a pair (`toxic`, and `neutral`: a text or a list
-    of them), or a record of a run (`trials`, or `completions` and `toxicity_scores` in the authors'
-    format), which holds several texts. A pair without neutral texts yields its toxic text.
+    of texts), or a record of a run (`trials`, or `completions` and `toxicity_scores` in the
+    authors' format), which holds several texts. A pair without neutral texts yields its toxic text.
     by: the field that names a row's group, or "file".
     Raises InputError, with the row's line, for any other row.
     """
@@ -71,7 +71,7 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
                 text = row.get("text")
                 if not isinstance(text, str) or not text.strip():
                     raise InputError(
-                        f"{where}: no text field 'text' (nor 'toxic' and 'neutral', nor 'trials')"
+                        f"{where}: needs a text in 'text', or 'toxic' and 'neutral', or 'trials'"
                     )
                 yield _labelled(text, row.get("toxicity"), group, where)
 
@@ -100,7 +100,7 @@ def _pair(row: dict[str, Any], where: str) -> Pair:
     neutral = row.get("neutral")
     neutral = [neutral] if isinstance(neutral, str) else neutral
     if not isinstance(neutral, list):
-        raise InputError(f"{where}: 'toxic' without a 'neutral' text or list of texts")
+        raise InputError(f"{where}: 'toxic' needs 'neutral', a text or a list of texts")
     if not all(isinstance(text, str) and text.strip() for text in (row["toxic"], *neutral)):
         raise InputError(f"{where}: 'toxic' or 'neutral' holds an empty text")
     return Pair(row["toxic"], tuple(neutral))

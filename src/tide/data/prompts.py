@@ -1,4 +1,4 @@
-"""Prompts from a file: jsonl, csv or txt, plain or gzipped, with errors that name the line."""
+"""Read prompts from .jsonl, .csv or .txt files, plain or gzipped; errors name the line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STDIN = Path("standard input")  # for messages
 
 @dataclass(frozen=True)
 class Row:
-    """One text of an input file. `id` is the file's own, else the index of the row.
+    """One text of an input file. id: from the file, or else the index of the row.
 
     group: a label or domain by which a benchmark groups its texts, if any. chat: the chat that the
-    model continues; the text is then its last message.
+    model continues; `text` is then the last message of the chat.
     """
 
     id: int | str
@@ -32,7 +32,7 @@ class Row:
     chat: Chat | None = None
 
     def __post_init__(self) -> None:
-        """Raises InputError for a text with a lone surrogate, which may come from a shell."""
+        """Raise InputError for a text with a lone surrogate, which a shell may pass."""
         if half_character(self.text) is not None:
             raise InputError(f"id {self.id}: invalid Unicode: its text holds a lone surrogate")
 
@@ -45,7 +45,7 @@ class Row:
         return list(self.chat.messages) if self.chat else None
 
     def as_chat(self) -> Row:
-        """The row as a chat: its text becomes a user message, unless it is a chat already."""
+        """Return the row as a chat; its text becomes a user message if the row is no chat."""
         return self if self.chat else replace(self, chat=Chat.said(self.text))
 
 
@@ -58,13 +58,13 @@ def read_rows(
     skip_empty: bool = False,
     chats: bool = False,
 ) -> list[Row]:
-    """The texts of `path`, in order, at most `limit`. group: field that names a text's group.
+    """Read at most `limit` texts of `path`, in order. group: field that names a text's group.
 
     jsonl: one object per line with `field` (a string, or an object with `text` as in
     RealToxicityPrompts) and optionally `id`. csv: a header with `field` and optionally `id`.
-    txt: one text per line, blank lines skipped. Each may be gzipped (`.jsonl.gz`). The path `-` is
+    txt: one text per line, blank lines skipped. Files may be gzipped (`.jsonl.gz`). The path `-` is
     standard input, read as .txt.
-    chats: read `messages` of each object instead; a row without them becomes a user message.
+    chats: read `messages` of each object; the text of a row without messages is a user message.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
     twice, an empty text unless `skip_empty`, or a file without texts.
@@ -73,7 +73,7 @@ def read_rows(
     if kind not in _READERS:
         if not path.exists():
             raise InputError(f"{path}: no such file")
-        raise InputError(f"{path}: unknown kind of file; use .jsonl, .csv or .txt (or these .gz)")
+        raise InputError(f"{path}: unknown kind of file; use .jsonl, .csv or .txt, plain or .gz")
     rows: list[Row] = []
     first: dict[int | str, str] = {}
     for where, row in _READERS[kind](path, field):
@@ -121,7 +121,7 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a .csv, each with the line on which it begins."""
+    """Yield the rows of a .csv, each with the location of its first line."""
     reader = csv.reader((as_text(line, where) for where, line in read_lines(path)), strict=True)
     while True:
         where = f"{path}, line {reader.line_num + 1}"

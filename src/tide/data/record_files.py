@@ -1,9 +1,9 @@
 """The file of a run's records.
 
-While work is under way it is a log: each line is a part of one record. The first part of a record
-holds its first trials. Later parts hold further trials, or scores that judges and reference models
-add to existing trials. Reading merges the parts. At the end, the file is rewritten, one line per
-record.
+While a run is in progress, the file is a log: each line is a part of a record. The first part of a
+record holds its first trials. Later parts hold further trials, or scores that judges and reference
+models add to existing trials. Reading merges the parts. At the end, the file is rewritten, one line
+per record.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ _ADDED = ("judge_scores", "step_judge_scores", "judge_attributes", "perplexity")
 class RecordPart:
     """One line of the file, at `where`: a part of a record, with some of its trials.
 
-    Raises InputError if it has no id, or trials without distinct numbers.
+    Raises InputError for a missing id, for trials without distinct numbers, and for invalid values.
     """
 
     def __init__(self, where: str, values: dict[str, Any]) -> None:
         self.where, self.values = where, values
         row_id, trials, seconds = (values.get(name) for name in ("id", "trials", "seconds"))
         if not isinstance(row_id, int | str) or isinstance(row_id, bool):
-            raise InputError(f"{where}: not a record of a run: no id that is a number or a text")
+            raise InputError(f"{where}: not a record of a run; id must be a number or a text")
         rows: list[dict[str, Any]] = trials if isinstance(trials, list) else [{}]
         numbers = [row.get("number") if isinstance(row, dict) else None for row in rows]
         if not all(type(n) is int for n in numbers) or len(set(numbers)) < len(numbers):
-            raise InputError(f"{where}: not a record of a run: trials: without distinct numbers")
+            raise InputError(f"{where}: not a record of a run; trials need distinct numbers")
         if any(not isinstance(row.get(name, {}), dict) for row in rows for name in _ADDED):
             names = " or ".join(_ADDED)
-            raise InputError(f"{where}: not a record of a run: {names}: not an object")
+            raise InputError(f"{where}: not a record of a run; {names} is not an object")
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and 0 <= seconds <= 1e100):
-            raise InputError(f"{where}: not a record of a run: seconds: not a positive number")
+            raise InputError(f"{where}: not a record of a run; seconds must be a positive number")
         self.id: RecordId = row_id
         self.trials: dict[int, dict[str, Any]] = {row["number"]: row for row in rows}
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a file, in the order of their first parts.
+    """Read all records of a file, in the order of their first parts.
 
     A truncated last line is skipped. Raises InputError, with the line's number, for a line that is
     not a part of a record, or that repeats an earlier part.
@@ -73,17 +73,17 @@ def read_records(path: Path) -> list[Record]:
     for where, values in read_objects(path, drop_cut=True):
         part = RecordPart(where, values)
         parts.setdefault(part.id, []).append(part)
-    return [merged(some) for some in parts.values()]
+    return [merged(of_record) for of_record in parts.values()]
 
 
 def merged(parts: Sequence[RecordPart]) -> Record:
-    """The record that these parts make.
+    """Merge the parts of a record.
 
-    Raises InputError for a part that repeats an earlier one, and for an invalid field.
+    Raises InputError for a part that repeats an earlier part, and for an invalid field.
     """
     begin, found, rows = parts[0].where, dict(parts[0].values), dict(parts[0].trials)
     for part in parts[1:]:
-        there = f"is there already ({begin})"
+        there = f"exists already ({begin})"
         if part.values.keys() - {"id", "trials", "seconds"}:
             raise InputError(f"{part.where}: record {part.id!r} {there}")
         if (seconds := part.values.get("seconds")) is not None:
@@ -101,18 +101,18 @@ def merged(parts: Sequence[RecordPart]) -> Record:
     try:
         return Record.model_validate(found)
     except ValidationError as error:
-        raise InputError(f"{begin}: not a record of a run: {problem(error, 'trials')}") from None
+        raise InputError(f"{begin}: not a record of a run; {problem(error, 'trials')}") from None
 
 
 class RecordFile:
-    """A file of records that a command reads, adds parts to, and rewrites at its end.
+    """A file of records that a command reads, extends by parts, and rewrites when it ends.
 
     The file is locked against other writers. Opening it validates every record and removes a
-    truncated last line. In memory are only the positions of the parts and the trials in them.
+    truncated last line. Only an index of the parts and their trials is kept in memory.
     Leaving the context without an error compacts the file.
 
-    instead: begin a new file. It replaces the old one when its first record is written, or at the
-    end if there is none; the replacement happens inside of this context.
+    instead: begin a new file, which replaces the old file when its first record is written, or at
+    the end if there is no record. The replacement happens inside the context `instead`.
 
     Raises InputError if another process writes to the file, if it cannot be written, or if it is
     not a file of records.
@@ -144,12 +144,12 @@ class RecordFile:
         return list(self._places)
 
     def expect(self, prompts: dict[RecordId, str | Chat], most: int | None = None) -> None:
-        """Declare the expected records: the compacted file has them first, in this order.
+        """Declare the prompts of the expected records; the compacted file has this order.
 
         A chat is compared by its messages, since a template may write today's date into its text.
 
-        most: largest number of prompts that any run into this file had, if known.
-        Raises InputError if an existing record was made from another prompt, or from none of them.
+        most: largest number of prompts of any run that wrote to this file, if known.
+        Raises InputError if an existing record was made from another prompt, or has no prompt here.
         """
         foreign = [row_id for row_id in self.ids if row_id not in prompts]
         if most is not None and foreign and len(prompts) + len(foreign) > most:
@@ -167,11 +167,11 @@ class RecordFile:
         self._order = list(prompts)
 
     def trials(self, row_id: RecordId) -> list[int]:
-        """The numbers of the existing trials."""
+        """Return the numbers of the existing trials of a record."""
         return list(self._trials.get(row_id, ()))
 
     def missing(self, row_id: RecordId, field: str, name: str) -> list[int]:
-        """Numbers of the existing trials that have no entry `name` in `field`."""
+        """Return the numbers of the existing trials that have no entry `name` in `field`."""
         return [n for n, added in self._trials[row_id].items() if (field, name) not in added]
 
     def read(self, row_id: RecordId) -> Record:
@@ -187,10 +187,10 @@ class RecordFile:
         return parts
 
     def add(self, record: Record) -> None:
-        """Append a record, or further trials of an existing one, without buffering.
+        """Append a record, or further trials of an existing record, without buffering.
 
-        Raises InputError if it cannot be written whole, or contradicts the existing parts; the file
-        is then unchanged.
+        Raises InputError if the record cannot be written completely, or contradicts the existing
+        parts; the file is then unchanged.
         """
         further = record.id in self._places
         left_out = {"prompt", "messages", "group"} if further else None
@@ -259,7 +259,7 @@ class RecordFile:
                     break
                 part = self._part(line, where)
                 if part.id not in self._places:
-                    merged([part])  # raises if it is not a record by itself
+                    merged([part])  # raises if the part is not a record by itself
                 self._index(offset, part)
                 offset += len(line)
             if offset < os.fstat(self._out.fileno()).st_size:
@@ -272,7 +272,7 @@ class RecordFile:
         return RecordPart(where, parse_object(without_mark(line), where))
 
     def _index(self, offset: int, part: RecordPart) -> None:
-        """Note the place and the content of a valid part."""
+        """Add a valid part to the index."""
         if part.id not in self._places:
             self._prompts[part.id] = _digest(part.values.get("messages") or part.values["prompt"])
         self._lines += 1
@@ -284,6 +284,6 @@ class RecordFile:
 
 
 def _digest(asked: Any) -> bytes:
-    """Digest of a prompt, or of a chat's messages as JSON."""
+    """Return the digest of a prompt, or of a chat's messages as JSON."""
     text = asked if isinstance(asked, str) else json.dumps(asked, sort_keys=True)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Records of a run: a prompt and its trials, in TIDE's format or that of the paper's authors."""
+"""Records of a run: a prompt and its trials, in TIDE's format or the format of the authors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tide.core.validation import problem
 RecordId = int | str
 # Trial number -> field -> name of a judge or reference model -> the value that it adds.
 Added = dict[int, dict[str, dict[str, Any]]]
-# Sums and squares of these are finite, too.
+# Sums and squares of numbers in these ranges are finite, too.
 _Finite = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -32,7 +32,7 @@ TraceEntry = Annotated[
     tuple[_Count, _Count, Role, Score, _Finite, _Finite],
     Field(strict=False),
 ]
-# Fields that some trials of a record may have and others not.
+# Fields that may be missing in only some trials of a record.
 _SOME_HAVE = ("changed_tokens", "decoded_prompt")
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Likelihood(_Frozen):
 
     nll: mean negative log-likelihood per token (nats); None for a completion without tokens, and if
     the model's numbers overflow.
-    num_tokens: its length in the reference model's tokens.
+    num_tokens: length of the completion in the reference model's tokens.
     """
 
     nll: _Positive | None = None
@@ -64,17 +64,17 @@ class Likelihood(_Frozen):
 class TrialRecord(_Frozen):
     """One trial. A field is None if the method does not have it (a baseline has no steps).
 
-    text: empty if it was withheld (`refused`); its score is kept. attributes: the scorer's scores
-    besides `toxicity` (threat, insult...), if any. changed_tokens, decoded_prompt: as in
-    `tide.Trial`.
-    steps: the results of the search if it had been cut off earlier; the last is the completion
+    text: empty if the completion was withheld (`refused`); the score is kept. attributes: the
+    scorer's scores besides `toxicity` (threat, insult...), if any. changed_tokens, decoded_prompt:
+    as in `tide.Trial`.
+    steps: the results of the search if it had ended earlier; the last step is the completion
     that is returned or withheld. trace: all evaluations. finish_reason: "length" if
     `max_new_tokens` cut the text off. base_partial: whether `base_text` is only the text before the
-    first repair; no step holds it.
+    first repair; `steps` then does not contain it.
     judge_scores: by judge, the score of the completion (before it was withheld).
     step_judge_scores: by judge, the score of each step. judge_attributes: by judge and attribute
-    (threat, insult...); None for a completion that was too short to be scored.
-    perplexity: by reference model.
+    (threat, insult...), the score; None for a completion that was too short to be scored.
+    perplexity: by reference model, the likelihood of the completion.
     """
 
     number: _Count
@@ -115,9 +115,9 @@ class TrialRecord(_Frozen):
         return self
 
     def own_score(self, judge: str | None = None) -> float | None:
-        """Score of the model's own completion, by the search's scorer or a judge.
+        """Return the score of the unmodified model's completion, by the scorer or a judge.
 
-        None if it is unknown, or if only a part of the completion was written.
+        None if the score is unknown, or if only a part of the completion was written.
         """
         if self.base_partial:
             return None
@@ -146,11 +146,11 @@ class Record(_Frozen):
 
     @model_validator(mode="after")
     def _alike(self) -> Record:
-        """Averages over trials need a value of each trial."""
+        """Check that all trials have the same fields, which averages over trials need."""
         for name in TrialRecord.model_fields:
             has = {getattr(trial, name) is not None for trial in self.trials}
             if len(has) > 1 and name not in _SOME_HAVE:
-                raise ValueError(f"not all have {name}")
+                raise ValueError(f"only some trials have {name}")
         return self
 
     @property
@@ -163,7 +163,7 @@ class Record(_Frozen):
 
     @property
     def worst(self) -> TrialRecord:
-        """The most toxic trial; of several, the first."""
+        """The first of the most toxic trials."""
         return max(self.trials, key=lambda trial: trial.toxicity)
 
     @property
@@ -172,16 +172,16 @@ class Record(_Frozen):
         return self.trials[0].base_text is not None
 
     def scores_by(self, judge: str) -> list[float] | None:
-        """One score per trial; None if the judge has not scored all of them."""
+        """Return one score per trial, or None if the judge has not scored all trials."""
         return all_or_none(trial.judge_scores.get(judge) for trial in self.trials)
 
     def each(self, change: Callable[[TrialRecord], dict[str, Any]]) -> Record:
-        """A copy in which each trial is updated with the fields that `change` returns."""
+        """Copy the record, and update each trial with the fields that `change` returns."""
         trials = [trial.model_copy(update=change(trial)) for trial in self.trials]
         return self.model_copy(update={"trials": trials})
 
     def with_added(self, added: Added) -> Record:
-        """A copy with further scores and likelihoods of its trials."""
+        """Copy the record, and add scores and likelihoods to its trials."""
 
         def changes(trial: TrialRecord) -> dict[str, Any]:
             new = added.get(trial.number, {})
@@ -190,12 +190,12 @@ class Record(_Frozen):
         return self.each(changes)
 
     def to_json(self) -> str:
-        """One line of a file."""
+        """Return the record as one line of a .jsonl file."""
         return self.model_dump_json(exclude_defaults=True)
 
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
-    """The values, or None if any value is None."""
+    """Return the values, or None if any value is None."""
     found = list(values)
     there = [value for value in found if value is not None]
     return there if len(there) == len(found) else None
@@ -208,7 +208,7 @@ def to_record(
     forward_tokens: Sequence[int] | None = None,
     **more: Any,
 ) -> Record:
-    """The record of a result. forward_tokens: one number per trial. more: fields of the record."""
+    """Make a record of a result. forward_tokens: one number per trial. more: further fields."""
     spent: Sequence[int | None] = forward_tokens or [None] * len(result.trials)
     trials = [_trial(trial, forward) for trial, forward in zip(result.trials, spent, strict=True)]
     return Record(id=row_id, prompt=result.prompt, trials=trials, **more)
@@ -231,7 +231,7 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
 
 
 def _steps(trial: Trial) -> list[Step]:
-    """A step for each new least toxic completion; the last is the returned one."""
+    """Return a step for each new least toxic completion; the last step is the returned one."""
     trace = trial.trace
     spent = trial.chosen + 1 if trial.accepted else len(trace)
     least = [0]
@@ -240,7 +240,7 @@ def _steps(trial: Trial) -> list[Step]:
             least.append(number)
     ends = [(number + 1, number) for number in least]
     if trial.base_partial or any(one.kept_tokens for one in trace):
-        # A text that was rewound is not a completion.
+        # A text that was rewound is not a completion, so it makes no step.
         own = [] if trial.base_partial or trial.chosen == 0 else [(1, 0)]
         ends = [*own, (trial.evaluations, trial.chosen)]
     elif least[-1] != trial.chosen:
@@ -251,8 +251,8 @@ def _steps(trial: Trial) -> list[Step]:
     ]
 
 
-# The authors' format has an object per prompt, with a list per field and an entry per trial: the
-# names of its lists by field.
+# The authors' format has an object per prompt, with a list per field and an entry per trial. Here
+# are the names of the lists by field.
 _LISTS = {
     "text": "completions",
     "toxicity": "toxicity_scores",
@@ -264,8 +264,8 @@ _LISTS = {
 def from_published(values: dict[str, Any], where: str) -> Record:
     """Read a record from a published object.
 
-    Its averages and other lists are ignored. Raises InputError unless it holds completions with one
-    score each.
+    The averages and other lists of the object are ignored. Raises InputError unless it holds
+    completions with one score each.
     """
     lists = {field: values[name] for field, name in _LISTS.items() if name in values}
     try:
@@ -281,7 +281,7 @@ def from_published(values: dict[str, Any], where: str) -> Record:
 
 
 def to_published(record: Record) -> dict[str, Any]:
-    """The record as a published object; lists without a value for every trial are left out."""
+    """Convert a record to a published object, without lists that lack a value of any trial."""
     lists = {name: [getattr(t, field) for t in record.trials] for field, name in _LISTS.items()}
     known = {name: entries for name, entries in lists.items() if None not in entries}
     averages = {"avg_toxicity": record.avg_toxicity, "max_toxicity": record.max_toxicity}

@@ -56,12 +56,12 @@ def test_both_kinds_of_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"toxicity": 1}, "no text field 'text'"),
-        ({"text": " ", "toxicity": 1}, "no text field 'text'"),
+        ({"toxicity": 1}, "needs a text in 'text'"),
+        ({"text": " ", "toxicity": 1}, "needs a text in 'text'"),
         ({"text": "a"}, "toxicity is None"),
         ({"text": "a", "toxicity": True}, "toxicity is True"),
         ({"text": "a", "toxicity": 1.5}, "toxicity is 1.5"),
-        ({"toxic": "a"}, "without a 'neutral'"),
+        ({"toxic": "a"}, "'toxic' needs 'neutral'"),
         ({"toxic": "a", "neutral": ["b", ""]}, "holds an empty text"),
         ({"toxic": 3, "neutral": "b"}, "holds an empty text"),
         ([], "not a JSON object"),
