@@ -1,1 +1,1 @@
-"""Scripts that print the figures of the pages; the tests use `writing` as well."""
+"""Scripts that print the figures of the pages; the tests import `writing`."""

@@ -6,25 +6,26 @@
 
 Each system is tried at several strengths, in every order and variant that it has, on the first 200
 prompts of RealToxicityPrompts-challenging, with one completion each. Then one setting is chosen for
-each of two bounds: a median perplexity of at most 1.5 or 3 times the model's own. The chosen one
-has the lowest mean score by the first judge. At most a tenth of its completions may be empty (an
-empty text is never toxic and has no perplexity), and it must write at least half as many distinct
-word pairs as the model (a loop is fluent by any perplexity). It is reported on prompts 201 to 1199,
-by that judge and by an independent one. For `tide`, `random-walk`, `backtrack` and `resample`, the
-strength is the acceptance threshold or the temperature. If no setting is within a bound, the row is
-missing. `fudge` reads 20 candidates instead of its authors' 200, which would take hours.
+each of two bounds: a median perplexity of at most 1.5 or 3 times the model's own. The chosen
+setting has the lowest mean score by the first judge. At most a tenth of its completions may be
+empty (an empty text is never toxic and has no perplexity), and it must write at least half as many
+distinct word pairs as the model (a loop is fluent by any perplexity). The setting is reported on
+prompts 201 to 1199, by that judge and an independent judge. For `tide`, `random-walk`, `backtrack`
+and `resample`, the strength is the acceptance threshold or the temperature. If no setting is within
+a bound, the row is missing. `fudge` reads 20 candidates instead of its authors' 200, which would
+take hours.
 
-`mean` and `of 20` are the mean perplexity of all completions and of those of exactly 20 tokens,
-`ppl` is the median. `forward` is the number of tokens that went through any model, and `ms` the
-time, both per completion. `p` is the larger p-value of the two judges, of a one-sided Wilcoxon test
-against `base`, Holm-corrected over all tests of the table. Long answers:
+`mean` and `of 20` are the mean perplexity of all completions and of completions of exactly 20
+tokens, `ppl` is the median. `forward` is the number of tokens that went through any model, and `ms`
+the time, both per completion. `p` is the p-value of a one-sided Wilcoxon test against `base`,
+Holm-corrected over all tests of the table, by the judge with the larger p. Long answers:
 
     python benchmarks/baselines.py --model pocket-chat --tune-on dialogues-dev:1-200 \
         --report-on dialogues:1-300 --tokens 128 --temperature 0.7 \
         --judges windows:30:profanity-check,windows:30:lexicon --reference pocket-chat
 
-The reference model reads only 256 tokens, too few for long answers: there the model itself measures
-perplexity.
+The reference model reads only 256 tokens, too few for long answers, so here the model itself
+measures perplexity.
 
 Runs are kept in `benchmarks/results/strengths` and reused.
 """
@@ -92,12 +93,12 @@ def toxic(found: Summary, judges: list[str], key: str = "mean") -> list[float]:
 
 
 def perplexity(found: Summary, reference: str) -> float:
-    """The median, which a few broken completions do not move."""
+    """Return the median perplexity, which a few broken completions do not move."""
     return found.fluency[reference].median or float("inf")
 
 
 def choose(found: Mapping[str, Summary], judge: str, reference: str) -> dict[str, list[str]]:
-    """The chosen specs (lowest mean score of a system within a bound), each with its bounds."""
+    """Choose each system's spec of lowest mean score within a bound; return specs and bounds."""
     own, varied = perplexity(found["base"], reference), found["base"].averages["dist_2"].value
     chosen: dict[str, list[str]] = {}
     for bound in BOUNDS:
@@ -105,7 +106,7 @@ def choose(found: Mapping[str, Summary], judge: str, reference: str) -> dict[str
         for spec, one in found.items():
             system = parse_spec(spec)[0]
             silent = one.averages["empty"].value > EMPTY
-            pairs = one.averages.get("dist_2")  # none where no text has two words
+            pairs = one.averages.get("dist_2")  # None if no text has two words
             loops = pairs is None or pairs.value < DISTINCT * varied
             if spec == "base" or silent or loops or perplexity(one, reference) > bound * own:
                 continue

@@ -1,4 +1,4 @@
-"""Which embeddings of a chat to perturb: all user messages, the last one, its last 8, or all.
+"""Compare perturbing all user messages of a chat, the last one, its last 8 tokens, or all tokens.
 
     python benchmarks/chat.py
 
@@ -22,7 +22,7 @@ SHORT = ["They are", "You are", "He is such", "I think"]
 
 
 def chats(texts: list[str], short: bool) -> Iterator[Rendered]:
-    """Two user messages with an answer between; the last, or (`short`) only the first, provokes."""
+    """Yield chats with two user messages; the last or (`short`) only the first message provokes."""
     for i, (first, last) in enumerate(zip(texts[::2], texts[1::2], strict=True)):
         said = (f"{first} {last}", SHORT[i % 4]) if short else (first, last)
         begin = f"{said[0]}\n{REPLIES[i % 4]}\n"

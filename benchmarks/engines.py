@@ -36,14 +36,14 @@ BATCHES = (9, 64, 256)
 class Measured:
     """An engine, and this process's CPU time per call, if the model runs in another process.
 
-    This CPU time is all of the engine's own work; it partly overlaps with the model's.
+    This CPU time is all work outside the model; it partly overlaps with the model's work.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def complete(self, x: list[torch.Tensor], sampling: Sampling) -> tuple[float, float | None]:
-        """Seconds of a call, and CPU seconds outside the model (None if the model runs here)."""
+        """Return the seconds of a call, and its CPU seconds outside the model (None if unknown)."""
         started, worked = time.perf_counter(), time.process_time()
         completed(self._engine, x, sampling)
         took, worked = time.perf_counter() - started, time.process_time() - worked
@@ -54,7 +54,7 @@ class Measured:
 def compare(
     engines: dict[str, Measured], x: list[torch.Tensor], sampling: Sampling, repeats: int
 ) -> dict[str, dict[str, float | None]]:
-    """Medians over the turns; the first one warms up."""
+    """Return the medians over the turns, without the first turn, which warms up."""
     turns: dict[str, list[tuple[float, float | None]]] = {name: [] for name in engines}
     for _ in range(repeats + 1):
         for name, engine in engines.items():

@@ -55,15 +55,15 @@ def digest(text: str, limit: int) -> int:
 
 
 def by_digest(texts: Sequence[str]) -> list[float]:
-    """A toxicity that depends on the text alone."""
+    """Return toxicities that depend on the texts alone."""
     return [digest(text, 1000) / 1000 * 5 / 6 for text in texts]
 
 
 def save_model(folder: Path, shape: dict[str, int], device: torch.device) -> None:
-    """Saves a Llama with random weights, and a tokenizer of bytes and words as its vocabulary."""
+    """Save a Llama with random weights, and a tokenizer whose vocabulary is bytes and words."""
     torch.manual_seed(0)
     config = LlamaConfig(**shape, max_position_embeddings=8192, bos_token_id=0, eos_token_id=1)
-    with device:  # random numbers for 8 billion weights take a CPU minutes
+    with device:  # a CPU would take minutes to draw 8 billion random weights
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -77,7 +77,7 @@ def save_model(folder: Path, shape: dict[str, int], device: torch.device) -> Non
 
 
 def prompts_of(count: int) -> list[str]:
-    """Random letters, 5 to 24 tokens, as long as the prompts of RealToxicityPrompts."""
+    """Return prompts of random letters, 5 to 24 tokens long like RealToxicityPrompts."""
     return [
         "".join(LETTERS[digest(f"{number} {place}", len(LETTERS))] for place in range(length))
         for number, length in enumerate(5 + number % 20 for number in range(count))
@@ -90,7 +90,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes that the device reads per second: the best of ten passes over one gibibyte."""
+    """Measure the bytes that the device reads per second, in the best of ten passes over 1 GiB."""
     data = torch.zeros(1 << 29, dtype=torch.bfloat16, device=device)
     took = []
     for _ in range(10):
@@ -111,7 +111,7 @@ def loaded(shape: str, device: torch.device) -> Iterator[tuple[TransformersEngin
 
 
 def measure(shape: str, device: torch.device, prompts: int, repeats: int) -> list[str]:
-    """The lines of RESULTS.md about one shape."""
+    """Measure one shape; return its lines for RESULTS.md."""
     with loaded(shape, device) as (engine, folder):
         texts = prompts_of(max(prompts, *BATCHES))
         decoding = compare_decoding({"ours": engine}, folder, texts, repeats)
@@ -147,7 +147,7 @@ def hardware(device: torch.device) -> str:
 
 
 def run_tests() -> str:
-    """The last line of pytest. Raises Exit if a test fails."""
+    """Run the engine's tests; return pytest's last line. Raises Exit if a test fails."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ran: Any = subprocess.run(
         [*command, "tests/engines/local", "tests/runtime", "tests/detoxifier"],

@@ -1,4 +1,4 @@
-"""How close the estimated gradient is to a reference, and how much a step along it gains.
+"""Measure how close the estimated gradient is to a reference, and how much a step along it gains.
 
     python benchmarks/gradient.py [--limit 40] [--samples 4096]
 
@@ -6,11 +6,11 @@ For the first prompts whose first completion scores 0.5 or more, this computes t
 from N perturbations (`tide.search.tide.estimate_gradient`, with the default mu) and a reference
 from `--samples` other perturbations. If toxicity were linear near the prompt and free of sampling
 noise, the cosine between the two would be sqrt(N / (N + Td)), the best that N random directions can
-reach. The reference is noisy itself, so the cosine to the true gradient is the measured one divided
-by the square root of the cosine between two references. Then the search takes one step of its usual
-length, normalised row by row, along a random direction, along estimates and along the reference;
-the table has the share of completions there that pass, and their mean score. The norms that scale
-mu and eta are printed as well.
+reach. The reference is noisy itself, so the cosine to the true gradient is the measured cosine
+divided by the square root of the cosine between two references. Then the search takes one step of
+its usual length, normalised row by row, along a random direction, along estimates and along the
+reference; the table has the share of completions after the step that pass, and their mean score.
+The norms that scale mu and eta are printed as well.
 
 The random numbers of a prompt depend only on `--seed` and its place in the benchmark. 40 prompts
 make 350,000 completions: about three quarters of an hour of a core.
@@ -65,7 +65,7 @@ class World:
         self._seeds = seed
 
     def scores(self, points: Sequence[Tensor]) -> Scores:
-        """One score per point, each with its own noise; empty texts score 0, as in the paper."""
+        """Score one completion of each point, with new seeds; empty texts score 0 as published."""
         seeds = range(self._seeds, self._seeds + len(points))
         self._seeds += len(points)
         completions = completed(self._engine, list(points), self._sampling, seeds)
@@ -78,16 +78,16 @@ class World:
 
 
 def reference(noise: Tensor, scores: Scores, mu: float) -> Tensor:
-    """The estimate from all samples, relative to their mean, which needs no further completion."""
+    """Estimate the gradient from all samples; the baseline is their mean score."""
     return estimate_gradient(noise, torch.from_numpy(scores - scores.mean()).float(), mu)
 
 
 def one_prompt(
     world: World, x0: Tensor, samples: int, generator: torch.Generator
 ) -> dict[str, Any]:
-    """Measurements of one prompt: `size` (Td), `row_norm`, `itself` (cosine of two references).
+    """Measure one prompt: `size` (Td), `row_norm`, `itself` (cosine of two references).
 
-    cosines: between the estimates from each N and the reference. scores: after a step along each.
+    cosines: of the estimates from each N with the reference. scores: after a step, by direction.
     """
     row_norm = float(x0.norm(dim=-1).mean())
     mu, step = MU * row_norm / math.sqrt(x0.shape[1]), STEP * row_norm
@@ -127,14 +127,14 @@ def steps(x0: Tensor, directions: Sequence[Tensor], step: float) -> list[Tensor]
 def estimated(
     found: Sequence[Prompt], value: Callable[[Sequence[Prompt]], float | None]
 ) -> Estimate | None:
-    """`value` of all prompts, with its 95 % bootstrap interval over them; None if it has none."""
+    """Return `value(found)` with its 95 % bootstrap interval over prompts; None if it is None."""
     whole = value(found)
     if whole is None or len(found) < 2:
         return None if whole is None else Estimate(whole)
     drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
     again = [value([found[i] for i in row]) for row in drawn.tolist()]
     # Where the references of a resample do not agree, `value` is None, which counts as -inf here.
-    # inverted_cdf does not interpolate, since that fails at -inf.
+    # inverted_cdf does not interpolate; interpolation would fail at -inf.
     low, high = np.percentile(
         [-math.inf if one is None else one for one in again], [2.5, 97.5], method="inverted_cdf"
     )
@@ -142,13 +142,13 @@ def estimated(
 
 
 def corrected(found: Sequence[Prompt], count: str) -> float | None:
-    """The cosine to the true gradient: corrected for the noise of the reference."""
+    """Return the cosine to the true gradient, corrected for the noise of the reference."""
     itself = fmean(one["itself"] for one in found)
     return fmean(one["mean"][count] for one in found) / math.sqrt(itself) if itself > 0 else None
 
 
 def near(found: Sequence[Prompt]) -> Table:
-    """Means over prompts of the means over estimates."""
+    """Return a table of means over prompts of the means over estimates."""
     rows = []
     for count in map(str, COUNTS):
         some = [
@@ -185,7 +185,7 @@ def passing(scores: Sequence[float]) -> float:
 
 
 def worth(found: Sequence[Prompt]) -> Table:
-    """Scores after one step; more: pass rate minus a random direction's on the same prompts."""
+    """Return a table of scores after a step. more: pass rate minus that of a random direction."""
     rows = []
     for name in dict.fromkeys(name for one in found for name in one["scores"]):
         pairs = [

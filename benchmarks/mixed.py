@@ -8,10 +8,10 @@ policies, which differ in scorer, strategy, mode and banned words. They also sen
 malformed bodies and requests for a policy that the key does not have, and they abandon calls and
 streams. The checks:
 
-    enforce   the text is what the policy gives without other requests, it has no banned word and
+    enforce   the text equals the policy's text without other requests, has no banned word and
               passes the scorer again; an abandoned stream is a prefix of that text
-    monitor   the text is byte for byte what the engine writes by itself
-    refused   status and code of the error; it names no policy that the key does not have
+    monitor   the text equals the engine's text byte for byte
+    refused   status and code of the error, which names no policy that the key does not have
 
 The server's memory is printed every thousand requests. Exits with 1 if an answer is wrong, if a
 banned word of one policy occurs in no text of another (so that a leak would go unnoticed), or if
@@ -77,7 +77,7 @@ GROWTH, SETTLED = 1.1, 2000
 
 
 def sent(result: Result) -> tuple[str, str]:
-    """The text that a server sends for a result, and its finish reason."""
+    """Return the text that a server sends for a result, and the finish reason."""
     best = result.best
     ended = best.accepted or best.empty
     return best.text if best.accepted or best.refused else "", (
@@ -86,7 +86,7 @@ def sent(result: Result) -> tuple[str, str]:
 
 
 class Babbler(ScriptedEngine):
-    """Writes ten to forty random words, of which some are rude, in pieces if asked for."""
+    """Writes ten to forty random words, some of them rude, in pieces if a request says so."""
 
     def __init__(self, model: str = "") -> None:
         super().__init__(self._babble, context_length=None, max_batch=64)
@@ -100,7 +100,7 @@ class Babbler(ScriptedEngine):
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         most, size = request.sampling.max_new_tokens, request.piece_tokens or TOKENS
         async for whole in super()._write(request):
-            self.requests.clear()  # it would keep all requests
+            self.requests.clear()  # the base class would keep all requests
             ids = whole.token_ids[:most]
             for start in range(0, len(ids) or 1, size):
                 ended = whole.finish_reason if start + size >= len(ids) else None
@@ -109,7 +109,7 @@ class Babbler(ScriptedEngine):
 
 
 class Rude:
-    """1.0 for a text with the rude word."""
+    """Scores 1.0 for a text with the rude word."""
 
     name, threshold, pace = "rude", 0.5, "word"
     pattern: ClassVar = re.compile(RUDE)
@@ -122,7 +122,7 @@ class Rude:
 
 @dataclass(frozen=True)
 class Job:
-    """A request. holder: owner of its key; "all" has every policy, so its requests name one."""
+    """A request. holder: owner of its key; "all" may use every policy, so it must name a policy."""
 
     kind: str
     holder: str
@@ -169,7 +169,7 @@ def key_of(holder: str) -> str:
 
 
 def policy_file(folder: Path) -> Path:
-    """Writes JSON, which is also YAML."""
+    """Write the policies as JSON, which is also YAML."""
     keys = {
         holder: {
             "sha256": hashlib.sha256(key_of(holder).encode()).hexdigest(),
@@ -193,7 +193,7 @@ class Oracle:
         self._policies.start(self._engine)
 
     async def alone(self, one: Job, choice: int) -> tuple[str, str]:
-        """Text and finish reason of a choice."""
+        """Return the text and finish reason of a choice."""
         asked = Chat.of([{"role": "user", "content": one.prompt}]) if one.is_chat else one.prompt
         seed = one.seed + choice
         if one.policy == "grey":
@@ -213,7 +213,7 @@ class Oracle:
             return sent(texts.result)
 
     def fault(self, policy: str, text: str) -> str | None:
-        """The fault of a whole text of an enforced policy; None if it has none."""
+        """Return the fault of a whole text of an enforced policy, or None."""
         said = set(text.split())
         if said & set(NEVER[policy]):
             return "a banned word"
@@ -281,7 +281,7 @@ class Crowd:
             self._check(not named & hidden, f"{one.kind}: names another policy")
 
     async def _left(self, http: httpx.AsyncClient, one: Job, headers: dict[str, str]) -> None:
-        """A client that disconnects: after a moment, or after the first events of a stream."""
+        """Disconnect after a moment, or after the first events of a stream."""
         if not one.is_stream:
             with suppress(httpx.TimeoutException):
                 await http.post(one.path, json=one.body, headers=headers, timeout=0.01)
@@ -353,7 +353,7 @@ class Crowd:
             self.wrong[what] += 1
 
     def leaks(self) -> list[str]:
-        """Banned words of a policy that occur in no text of another policy."""
+        """Return the banned words of each policy that occur in no text of another policy."""
         return [
             f"{word} of {name} is in no text of {other}"
             for name, words in NEVER.items()

@@ -1,4 +1,4 @@
-"""A search for something else than clean text: completions in the tone of an encyclopedia.
+"""Search for text in the tone of an encyclopedia instead of clean text.
 
     python benchmarks/objective.py --data data/toxicity.jsonl.gz [--limit 200]
 
@@ -38,7 +38,7 @@ Texts = tuple[list[str], list[bool]]
 
 
 def halves(data: list[Path], seed: int = 0) -> tuple[Texts, Texts]:
-    """Two disjoint sets of beginnings, each half comments (True) and half Wikipedia (False).
+    """Return two disjoint sets of beginnings, each half comments (True), half Wikipedia (False).
 
     Raises InputError if there are too few comments to learn from.
     """
@@ -59,7 +59,7 @@ def halves(data: list[Path], seed: int = 0) -> tuple[Texts, Texts]:
 
 def guide(fitted: Pipeline) -> Any:
     def comment(some: list[str]) -> list[float]:
-        """The probability that each text is a comment."""
+        """Return the probability that each text is a comment."""
         return list(fitted.predict_proba(some)[:, 1])
 
     return comment
@@ -67,7 +67,7 @@ def guide(fitted: Pipeline) -> Any:
 
 def judge(fitted: Pipeline) -> Any:
     def letters(some: list[str]) -> list[float]:
-        """The same by the other classifier."""
+        """Return the probability that each text is a comment, by the classifier on letters."""
         return list(fitted.predict_proba(some)[:, 1])
 
     return letters

@@ -1,4 +1,4 @@
-"""Ordinary prompts: how many harmless answers of a model are altered.
+"""Count the harmless answers to ordinary prompts that are altered.
 
     python benchmarks/ordinary.py MODEL [--scorer confirm:pocket,sentence] [--threshold 0.05]
         [--method backtrack] ... [--bold 150] [--part calibrate] [--texts FILE]
@@ -6,9 +6,9 @@
 The prompts are the 100 of `examples/everyday.txt`, in the model's chat template if it has one, and
 prompts of BOLD whose sentences `pocket` was not trained on; answers have 60 tokens at temperature
 0.7. An answer is altered if it differs from the model's own with the same seed; *passes* is the
-share of the altered ones whose original, scored as a whole, is below the threshold. Intervals are
-Wilson's, of 95 %. `--texts` saves the altered answers and the rejected drafts. BOLD's prompts are
-of the part "report" of `scripts/train_pocket_scorer.py`, or of "calibrate" for choosing settings.
+share of the altered answers whose original, scored as a whole, is below the threshold. Intervals
+are Wilson's, of 95 %. `--texts` saves the altered answers and the rejected drafts. BOLD's prompts
+come from the part "report" of `scripts/train_pocket_scorer.py`, or "calibrate" to choose settings.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rows_of(
     threshold: float,
     texts: Path | None,
 ) -> list[list[Value]]:
-    """A row per kind of prompt and method."""
+    """Return a row per kind of prompt and method."""
     everyday = [one.text for one in read_rows(EVERYDAY)]
     asked: dict[str, Sequence[str | Chat]] = {"everyday": everyday}
     if engine.has_chat_template:

@@ -1,4 +1,4 @@
-"""How much faster the engine writes with packed weights than without.
+"""Measure how much faster the engine writes with packed weights.
 
     OMP_NUM_THREADS=1 python benchmarks/packed.py smollm2 gemma3-270m
 

@@ -1,4 +1,4 @@
-"""Seconds per prompt, compared with the authors' own code: the paper's wall-clock table.
+"""Compare the seconds per prompt with the authors' code, as in the paper's wall-clock table.
 
     git clone https://github.com/baturaysaglam/instant-detox
     python benchmarks/peer.py --checkout instant-detox [--prompts 60] [--model pocket]
@@ -93,7 +93,7 @@ class Timing:
 
 
 def theirs(checkout: Path, prompts: Sequence[str], common: dict[str, Any]) -> Timing:
-    """`generate_tide.py` over `prompts`; the first WARM of them are not counted."""
+    """Time `generate_tide.py` over `prompts`, without the first WARM prompts."""
     for name in ("googleapiclient", "googleapiclient.discovery", "googleapiclient.errors"):
         # Stubs for Perspective's client, which is never called: our scorer takes its place.
         module = sys.modules.setdefault(name, ModuleType(name))
@@ -164,7 +164,7 @@ def theirs(checkout: Path, prompts: Sequence[str], common: dict[str, Any]) -> Ti
 
 
 def ours(name: str, engine: Engine, prompts: Sequence[str], common: dict[str, Any]) -> Timing:
-    """`prompts` one at a time, and then all together; the first WARM are not counted."""
+    """Time `prompts` one at a time and then all together, without the first WARM prompts."""
     scorer: Any = load_scorer(common["scorer_spec"])
     writing, scoring = Clock(), Clock()
     detox = Detoxifier(engine, scorer=scorer, settings=common["settings"])

@@ -1,15 +1,15 @@
-"""Which threshold of a scorer flags as many texts as a threshold of the Perspective API did.
+"""Find the threshold of a scorer that flags as many texts as a threshold of the Perspective API.
 
     python benchmarks/perspective.py data [-s pocket -s sentence ...] [--limit 8000]
 
 `data` is the data folder (docs/data.md says how to get it). The texts are the authors' completions
 of prompts 601 to 1199, by all models and methods, with the scores that Perspective gave them; no
-bundled scorer was trained on these. `limit` of them are drawn at random.
+bundled scorer was trained on these texts. `limit` texts are drawn at random.
 
-For each threshold of Perspective, the scorer's is the score at which it flags as many texts. So
-false positives and false negatives are equally many: the true positive rate (share of Perspective's
-texts that the scorer flags) and the precision (share of the flagged texts that are Perspective's)
-differ only by ties.
+At the scorer's threshold, the scorer flags as many texts as Perspective at its threshold. So there
+are as many false positives as false negatives, and the true positive rate (share of Perspective's
+flagged texts that the scorer flags) and the precision (share of the scorer's flagged texts that
+Perspective flags) differ only by ties.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCORERS = ["pocket", "sentence", "confirm:pocket,sentence"]
 
 
 def row(threshold: float, theirs: Floats, ours: Floats) -> list[Value]:
-    """One row. The threshold of `ours` is cut to four digits, as users type it."""
+    """Return one row. The scorer's threshold is cut to four digits, as users type it."""
     wanted = theirs >= threshold
     own = math.floor(float(np.sort(ours)[-max(1, int(wanted.sum()))]) * 1e4) / 1e4
     found = ours >= own

@@ -1,11 +1,11 @@
-"""Cost of a search beyond its first evaluation: the last 8 rows perturbed, compared with all rows.
+"""Measure the cost of a search after its first evaluation, if 8 rows or all rows are perturbed.
 
     python benchmarks/prefix.py [--repeats 3]
 
-The model has random weights (GPT-2's architecture, 20 M parameters), since the bundled one's
+The model has random weights (GPT-2's architecture, 20 M parameters), since the bundled model's
 context is too short. `tide` searches one prompt at a time, with 2 samples and with 8; the
-scorer accepts nothing before the third round, so each search takes 3 or 9 evaluations beyond the
-first. Both ways take turns in one run. Prints a table.
+scorer accepts nothing before the third round, so each search takes 3 or 9 further evaluations.
+The last 8 rows and all rows take turns in one run. Prints a table.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Late:
 
 
 def save_model(folder: Path) -> Path:
-    """A random GPT-2 with the bundled model's tokenizer and a context of 4,096."""
+    """Save a random GPT-2 with the bundled model's tokenizer and a context of 4,096 tokens."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(pocket.MODEL)
     config = GPT2Config(
@@ -75,7 +75,7 @@ def save_model(folder: Path) -> Path:
 
 
 def make_prompt(engine: TransformersEngine, tokens: int) -> str:
-    """A text of about `tokens` tokens."""
+    """Return a text of about `tokens` tokens."""
     choose = random.Random(tokens).choice
     (ids,) = engine.tokenize([" ".join(choose(WORDS) for _ in range(tokens))])
     text: str = engine.tokenizer.decode(ids[:tokens])
@@ -89,7 +89,7 @@ def main(repeats: int = 3) -> None:
     detoxifier = Detoxifier(engine, scorer=scorer, strategy="tide")
 
     def search(prompt: str, samples: int, perturb: str) -> tuple[float, int]:
-        """Seconds and forward tokens beyond the first evaluation."""
+        """Return the seconds and forward tokens after the first evaluation."""
         scorer.begin()
         result = detoxifier(prompt, num_samples=samples, perturb=perturb)
         assert scorer.first is not None

@@ -1,4 +1,4 @@
-"""Facts from the authors' records of their runs, beyond those of `reproduction/paper.py`.
+"""Print facts from the authors' records of their runs that `reproduction/paper.py` does not print.
 
     python benchmarks/records.py data/paper/recorded
 
@@ -36,7 +36,7 @@ def read(file: Path) -> Records:
 
 
 def searches(folder: Path) -> dict[str, Records]:
-    """By model. Raises InputError if the folder holds no records of TIDE."""
+    """Read TIDE's records, by model. Raises InputError if the folder holds no records of TIDE."""
     found = {file.parent.name: read(file) for file in sorted(folder.glob("*/tide.json*"))}
     if not found:
         raise InputError(
@@ -46,7 +46,7 @@ def searches(folder: Path) -> dict[str, Records]:
 
 
 def carried(models: dict[str, Records]) -> Table:
-    """Average toxicity by trial, and of the maximum of all trials."""
+    """Return a table of the average toxicity by trial, and of the maximum of all trials."""
     rows: list[list[Value]] = []
     for model, records in models.items():
         scores = [record["toxicity_scores"] for record in records]
@@ -69,7 +69,7 @@ def carried(models: dict[str, Records]) -> Table:
 
 
 def searched(models: dict[str, Records]) -> Table:
-    """Iterations, cosines to the prompt, and the row norm that the cosines imply."""
+    """Return a table of iterations, cosines to the prompt, and the row norms that they imply."""
     rows: list[list[Value]] = []
     for model, records in models.items():
         steps = [record["num_iter_steps"] for record in records]
@@ -104,7 +104,7 @@ def searched(models: dict[str, Records]) -> Table:
 
 
 def row_norm(model: str, cosine: float) -> float | None:
-    """The norm r of a row for which cos(X1, X0) = r / sqrt(r^2 + eta^2)."""
+    """Return the norm r of a row for which cos(X1, X0) = r / sqrt(r^2 + eta^2)."""
     if model not in PUBLISHED or not 0 < cosine < 1:
         return None
     step = PUBLISHED[model]["step_size"] / (GEMMA_SCALE if model.startswith("gemma") else 1.0)
@@ -112,7 +112,7 @@ def row_norm(model: str, cosine: float) -> float | None:
 
 
 def decoded(models: dict[str, Records], folder: Path) -> Table:
-    """The nearest tokens of the last points, and completions of the model itself."""
+    """Return a table of the last points' nearest tokens and the unmodified model's completions."""
     rows: list[list[Value]] = []
     for model, records in models.items():
         same = sum(record["final_prompt"].endswith(record["prompt"]) for record in records)
@@ -137,7 +137,7 @@ def decoded(models: dict[str, Records], folder: Path) -> Table:
 
 
 def emptiness(files: Sequence[Path]) -> Table:
-    """The published rule for empty completions and ours, on every recorded completion."""
+    """Compare the published rule for empty completions with ours, on all recorded completions."""
     rows: list[list[Value]] = []
     for model in dict.fromkeys(file.parent.name for file in files):
         texts = [

@@ -4,9 +4,9 @@
     python benchmarks/rejection.py runs/draws/word-filter* --out runs/first/word-filter
     tide report runs/draws runs/first
 
-The trials of a run are independent draws, so its records hold the result of every such loop. For
-each prompt, the first draw with a score below the threshold is kept, or else the least toxic one.
-It costs all draws up to it, and a call of the scorer for each. OUT is a new run.
+The trials of a run are independent draws, so its records already hold the draws of this loop. For
+each prompt, the first draw with a score below the threshold is kept, or else the least toxic draw.
+Its cost is all draws up to the kept draw, and a scorer call for each draw. OUT is a new run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens")
 
 
 def first_accepted(trials: list[TrialRecord], below: float) -> TrialRecord:
-    """The draw that is kept, with the cost of all draws up to it."""
+    """Return the draw that is kept, with the cost of all draws up to this draw."""
     count = next((n for n, one in enumerate(trials, 1) if one.toxicity < below), len(trials))
     drawn = trials[:count]
-    kept = min(drawn, key=lambda trial: trial.toxicity)  # the last one, if it passes
+    kept = min(drawn, key=lambda trial: trial.toxicity)  # the last draw, if it passes
     costs = {name: sum(getattr(trial, name) for trial in drawn) for name in COSTS}
     accepted = {"number": 0, "accepted": kept.toxicity < below, "scorer_calls": len(drawn)}
     return kept.model_copy(update=costs | accepted)
@@ -45,7 +45,7 @@ def main(
     method = format_spec(name, {**options, "draws": str(draws), "below": str(below)})
     out.mkdir(parents=True)
     records: list[Record] = [
-        # The recorded time is that of all draws.
+        # The recorded time is for all draws.
         record.model_copy(
             update={"trials": [first_accepted(record.trials, below)], "seconds": None}
         )

@@ -5,12 +5,12 @@
 
 `pocket` was not trained on any of these texts. Recorded: completions of prompts 601 to 1199 of
 RealToxicityPrompts-challenging by the four base models, and by all published methods; each text
-once, with its mean score, of which 0.5 or more is toxic. Wikipedia: sentences of the part "report"
-(`scripts/train_pocket_scorer.py`). TPR: share of the toxic completions above the score that 1% of
-these sentences exceed. Mixture: nine tenths ordinary text, one tenth labelled Jigsaw comments.
-Beginnings: of up to 500 texts below a threshold, the share with a beginning at or above it.
-Tricks: of toxic texts at or above the threshold as they are, the share below it when disguised.
-Answers (`--written`): the share at or above a threshold at some word, or as a whole.
+counts once, and is toxic if its mean score is 0.5 or more. Wikipedia: sentences of the part
+"report" (`scripts/train_pocket_scorer.py`). TPR: share of the toxic completions above the score
+that 1% of these sentences exceed. Mixture: nine tenths ordinary text, one tenth labelled Jigsaw
+comments. Beginnings: share of up to 500 texts below a threshold that have a beginning at or above
+it. Tricks: share of the toxic texts found at a threshold that score below it when disguised.
+Answers (`--written`): share that reaches a threshold after any word, or as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ console = Console()
 
 
 def read_recorded(folder: Path, files: str) -> tuple[list[str], Floats]:
-    """Completions of the held-out prompts, with their mean score."""
+    """Read the completions of the held-out prompts, with their mean scores."""
     found: dict[str, list[float]] = defaultdict(list)
     for path in sorted(folder.glob(f"*/{files}.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -70,7 +70,7 @@ def read_recorded(folder: Path, files: str) -> tuple[list[str], Floats]:
 
 
 def report_recorded(scorer: Scorer, data: Path, wikipedia: Floats) -> tuple[list[str], Floats]:
-    """Returns the toxic completions of base models, and their scores."""
+    """Print the recorded completions' tables; return the base models' toxic texts and scores."""
     one_percent = np.quantile(wikipedia, 0.99)
     table = Table(
         "completions", "texts", "AUC", "TPR", "clean >= 0.2", "toxic >= 0.2", "toxic >= 0.5"

@@ -2,16 +2,17 @@
 
     python benchmarks/sentence.py data [-s sentence -s pocket ...] [--limit 8000]
 
-`data` is the data folder (docs/data.md says how to get it). The texts are those that neither
-`sentence` nor `pocket` was trained on:
+`data` is the data folder (docs/data.md says how to get it). Neither `sentence` nor `pocket` was
+trained on these texts:
 
 - the authors' completions of prompts 601 to 1199, with the scores that Perspective gave them;
 - BOLD's Wikipedia sentences of the part "report" (`scripts/train_pocket_scorer.py`);
 - the labelled texts that `scripts/train_sentence_scorer.py` holds out;
 - the sentences of `scripts/probes.py`.
 
-`limit` texts of each are drawn at random. A false alarm is an ordinary text at or above a score.
-The beginnings of a sentence are its first one, two, ... words: a search sees all of them.
+`limit` texts of each kind are drawn at random. A false alarm is an ordinary text at or above a
+score. The beginnings of a sentence are its first word, its first two words and so on; a search
+scores all beginnings.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from train_pocket_scorer import read_ordinary
 from train_sentence_scorer import labels
 
 FIRST = 600  # index of the first reported prompt
-WORDS, BEGUN = 12, 300  # beginnings have up to WORDS words, and are of BEGUN sentences
+WORDS, BEGUN = 12, 300  # maximum words of a beginning; number of sentences
 LEVELS = (0.5, 0.2, 0.1)
 
 
@@ -49,7 +50,7 @@ def sample(texts: list[str], limit: int) -> list[str]:
 
 
 def recorded(data: Path, files: str, limit: int) -> tuple[list[str], Floats]:
-    """Distinct completions of the prompts from 601 on, with the mean of their scores."""
+    """Read the distinct completions of prompts 601 to 1199, with the mean of their scores."""
     found: dict[str, list[float]] = {}
     for file in sorted((data / "paper/recorded").glob(files)):
         with gzip.open(file, "rt", encoding="utf-8") as lines:
@@ -69,14 +70,14 @@ def scores_of(scorer: Scorer, texts: list[str]) -> Floats:
 
 
 def rate(scorer: Scorer, texts: list[str]) -> float:
-    """Texts a second of processor time."""
+    """Measure the texts per second of processor time."""
     started = time.process_time()
     scorer.score(texts)
     return len(texts) / (time.process_time() - started)
 
 
 def begun(scorer: Scorer, wholes: Floats, texts: list[str]) -> list[Value]:
-    """For each level: of the texts below it, the share with a beginning at or above it."""
+    """Return the share of texts below each level that have a beginning at or above the level."""
     parts = [[" ".join(text.split()[:n]) for n in range(1, WORDS + 1)] for text in texts]
     scores = scores_of(scorer, [part for some in parts for part in some]).reshape(len(texts), WORDS)
     return [
@@ -136,7 +137,7 @@ def main(
 
 
 def figures(scores: Floats, plain: Floats, targets: Floats) -> list[Value]:
-    """Agreement with the targets, and rates at the threshold that 1 % of `plain` exceed."""
+    """Return agreement with the targets, and rates at the threshold that 1 % of `plain` exceed."""
     found = agreement(scores, targets)
     above = scores > np.quantile(plain, 0.99)
     return [

@@ -1,4 +1,4 @@
-"""What detoxified serving costs: requests over loopback, with search and scoring and without.
+"""Measure the cost of detoxified serving over loopback, with and without search and scoring.
 
     python benchmarks/serving.py                            # closed loop: plain and detoxified
     python benchmarks/serving.py --rate 4                   # open loop: 4 arrivals a second
@@ -11,13 +11,13 @@ Servers (one process each, all running at once, used in turns):
     in-process  tide serve --engine vllm
     remote      tide serve --engine remote, with a vLLM server as its upstream
 Each client sends its next request when it has an answer (closed loop). With --rate, requests arrive
-at random times (Poisson, open loop), and times count from the arrival. "First text" is when the
-first text of a stream arrives (of vLLM's own server, the fourth token). "Of plain's 4" divides it
-by the time that plain takes for an answer of four tokens: at most 1 means within three tokens of
-plain's first. Ordinary prompts are BOLD's, challenging ones RTP-challenging's. Clean ones are those
-of BOLD whose first answer is accepted by every server that scores (engines draw different texts).
-Times on a busy machine say little: compare within one run, and compare the CPU seconds of the
-server (for remote, including its upstream).
+at random times (Poisson, open loop), and times count from the arrival. "First text" is the time
+until the first text of a stream (from vLLM's own server, the fourth token). "Of plain's 4" divides
+this time by plain's time for an answer of four tokens; at most 1 means at most three tokens later
+than plain's first token. Ordinary prompts are BOLD's, challenging prompts RTP-challenging's. Clean
+prompts are BOLD's prompts whose first answer every scoring server accepts (engines draw different
+texts). Times on a busy machine say little, so compare times of one run only, and compare the CPU
+seconds of the server (for remote, including its upstream).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _RAISED = (
 
 
 class Nothing:
-    """A scorer that finds nothing toxic, in no time."""
+    """A scorer that takes no time and finds nothing toxic."""
 
     name, threshold = "nothing", 0.5
 
@@ -70,7 +70,7 @@ class Nothing:
 
 
 class Failing:
-    """The bundled scorer, which fails now and then, in every way."""
+    """The bundled scorer, made to fail now and then in many ways."""
 
     def __init__(self) -> None:
         self._scorer, self._dice = load_scorer("pocket"), random.Random(0)
@@ -91,26 +91,26 @@ class Failing:
 
 @dataclass
 class Server:
-    """A running server. tokens: whether it streams token by token. behind: pid of its upstream."""
+    """A running server. tokens: whether it streams token by token. upstream: pid, if any."""
 
     url: str
     pid: int
     tokens: bool = False
-    behind: int | None = None
+    upstream: int | None = None
 
     def mib(self) -> float:
-        """Resident memory of its processes."""
+        """Return the resident memory of the server's processes."""
         return sum(map(_resident, _family(self.pid)))
 
     def cpu(self) -> float:
-        """CPU seconds of its processes and of its upstream's."""
-        processes = _family(self.pid) + (_family(self.behind) if self.behind else [])
+        """Return the CPU seconds of the processes of the server and its upstream."""
+        processes = _family(self.pid) + (_family(self.upstream) if self.upstream else [])
         return sum(map(_used, processes))
 
 
 @contextmanager
 def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
-    """The server of this name, which is killed at the end."""
+    """Start the server of this name; kill it at the end."""
     tide = [*TIDE, "--model", options.model, "--preset", options.preset]
     tide += ["--served-model-name", "bench"]
     ours = ["--scorer", options.scorer]
@@ -120,10 +120,10 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
         with _vllm(options) as server:
             yield server
     elif name == "remote":
-        with _vllm(options) as behind:
-            engine = ["--engine", "remote", "--base-url", behind.url, "--dtype", options.dtype]
+        with _vllm(options) as vllm:
+            engine = ["--engine", "remote", "--base-url", vllm.url, "--dtype", options.dtype]
             with tide_server([*tide, *ours, *engine], options) as server:
-                yield Server(server.url, server.pid, behind=behind.pid)
+                yield Server(server.url, server.pid, upstream=vllm.pid)
     else:
         plain = ["--scorer", f"{__file__}:Nothing", "--max-iterations", "1", "--block-tokens", "0"]
         engine = ["--engine", "vllm", "--dtype", options.dtype]
@@ -179,7 +179,7 @@ def _vllm(options: argparse.Namespace) -> Iterator[Server]:
 
 @contextmanager
 def _process(command: list[str], options: argparse.Namespace, **more: Any) -> Iterator[Any]:
-    """A process with `options.threads` threads; it is killed with all that it started."""
+    """Start a process with `options.threads` threads; kill it and its descendants at the end."""
     cores = sorted(os.sched_getaffinity(0))[: options.threads]
     own = {
         "OMP_NUM_THREADS": str(options.threads),
@@ -197,7 +197,7 @@ def _process(command: list[str], options: argparse.Namespace, **more: Any) -> It
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return the pids of a process and of all its descendants."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -225,7 +225,7 @@ def _used(pid: int) -> float:
 
 @dataclass
 class Load:
-    """The outcome of some requests, in seconds: to the first text and to the end of each.
+    """Outcome of some requests. firsts, wholes: seconds to the first text and to the end of each.
 
     cpu: CPU seconds of the server.
     """
@@ -238,7 +238,7 @@ class Load:
 
 
 async def ask(client: httpx.AsyncClient, server: Server, body: Any, arrived: float) -> Any:
-    """Seconds from `arrived` to the first text and to the end; None if it fails."""
+    """Return the seconds from `arrived` to the first text and to the end; None after a failure."""
     first, pieces = None, 0
     try:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -258,7 +258,7 @@ async def ask(client: httpx.AsyncClient, server: Server, body: Any, arrived: flo
 async def load(
     server: Server, prompts: Sequence[str], tokens: int, options: argparse.Namespace
 ) -> Load:
-    """Send all requests: by clients that wait for their answers, or, with --rate, at random."""
+    """Send all requests, from clients that wait for answers or (--rate) at random times."""
     found, dice = Load(), random.Random(options.seed)
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
@@ -358,7 +358,7 @@ def prompts_of(traffic: str, count: int, seed: int) -> list[str]:
 async def accepted_at_once(
     texts: Sequence[str], servers: Sequence[Server], options: argparse.Namespace
 ) -> list[str]:
-    """The texts whose first answer every server accepts, at every length, with that seed."""
+    """Return the texts whose first answer every server accepts, at every length of answer."""
     sampled = {"temperature": options.temperature, "seed": options.seed}
 
     async def accepted(client: httpx.AsyncClient, prompt: str, tokens: int) -> bool:
@@ -378,7 +378,7 @@ async def accepted_at_once(
 
 
 def report(found: dict[tuple[str, int, str], list[Load]], lengths: Sequence[int]) -> None:
-    """A table of medians over turns and quantiles of all requests."""
+    """Print a table of medians over turns and quantiles of all requests."""
 
     def rate(*key: Any) -> float:
         turns = found.get(key, [])

@@ -1,4 +1,4 @@
-"""What a server still holds after minutes of mixed load, with and without faults.
+"""Check that a server is healthy after minutes of mixed load, with and without faults.
 
     python benchmarks/soak.py --minutes 10              # ordinary and challenging requests
     python benchmarks/soak.py --minutes 10 --faults     # and the faults below, all at once
@@ -6,9 +6,9 @@
 Faults: prompts of 400,000 words, half-sent headers and bodies, malformed bodies, clients that
 disconnect, and a scorer that raises any exception (even a BaseException) or returns NaN or too few
 scores. At the end, all clients disconnect and the time limits pass. Then memory is compared with
-that after the first minute, and open descriptors with those of the idle server; `/health`, `/ready`
-and three requests show whether the server still works. Exits with 1 if it does not, if memory is
-more than 1.3 times as much, or if there are more descriptors.
+memory after the first minute, and open descriptors with the descriptors of the idle server;
+`/health`, `/ready` and three requests show whether the server still works. Exits with 1 if the
+server does not work, if memory is more than 1.3 times as much, or if there are more descriptors.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def descriptors(server: Server) -> int:
 
 
 async def soak(server: Server, prompts: Sequence[str], options: argparse.Namespace) -> bool:
-    """Whether the server is as healthy as before, after `options.minutes`."""
+    """Load a server for `options.minutes`; return whether it is as healthy as before."""
     with httpx.Client(base_url=server.url, timeout=600) as http:  # opens the lasting descriptors
         http.post("/v1/completions", json={"prompt": "Hello"})
     began = time.monotonic()

@@ -61,7 +61,7 @@ class Clock:
 
 
 def recorded(engine: Engine, work: Callable[[], object]) -> list[Request]:
-    """The requests that `engine` receives during `work`."""
+    """Return the requests that `engine` receives during `work`."""
     requests: list[Request] = []
     write = engine.write
 
@@ -82,7 +82,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settings) -> int:
-    """Detoxify one prompt in the published order of work; returns its number of completions.
+    """Detoxify one prompt in the published order of work; return the number of completions.
 
     Each iteration makes three engine calls (X, its perturbations, X again), computes perturbations
     and step before the stop test, and scores texts one by one. The arithmetic is that of the `tide`
@@ -125,7 +125,7 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
 def compare_ways(
     engine: TransformersEngine, scorer: Any, prompts: Sequence[str], repeats: int
 ) -> dict[str, Any]:
-    """Prompts per second of (a) to (d), completions per second of (b) and (e)."""
+    """Measure prompts per second of (a) to (d), and completions per second of (b) and (e)."""
     clock = Clock()
     clock.watch(engine._batch, "_turn")
     settings = Settings(empty_policy="zero")  # as published
@@ -136,7 +136,7 @@ def compare_ways(
             engine, scorer=scorer, strategy="resample", preset="relative", empty_policy="zero"
         ),
     }
-    # Equal seeds give equal searches, so (b) asks for the same completions in every turn.
+    # Equal seeds give equal searches, so (b) requests the same completions in every turn.
     written = recorded(engine, lambda: list(detoxifiers["b tide"].map(prompts)))
     turns: list[dict[str, float]] = []
     shares: list[float] = []
@@ -188,9 +188,9 @@ def compare_ways(
 def compare_decoding(
     engines: dict[str, TransformersEngine], folder: Path, prompts: Sequence[str], repeats: int
 ) -> list[dict[str, float]]:
-    """Our decode loop against `generate(inputs_embeds=...)` of the unchanged model in `folder`.
+    """Compare our decode loop with `generate(inputs_embeds=...)` of the model in `folder`.
 
-    The engine "ours" has the dtype of that model; others are measured against it.
+    The engine "ours" has the dtype of that model; other engines are measured against "ours".
     """
     stop_ids = {engine: engine._batch.stop_ids for engine in engines.values()}
     for engine in stop_ids:  # no text ends early
@@ -220,7 +220,7 @@ def compare_decoding(
         for name, engine in engines.items():
             works[name] = partial(completed, engine, some, Sampling())
         turns = [{name: seconds(work) for name, work in works.items()} for _ in range(repeats + 2)]
-        del turns[:2]  # they warm up
+        del turns[:2]  # the first two turns warm up
         row = {"batch": float(batch)}
         cells = [str(batch)]
         for name in works:

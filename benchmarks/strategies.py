@@ -42,7 +42,7 @@ CONFIGURATIONS = {
 
 
 def means(run: Run) -> dict[str, float]:
-    """Averages over all completions of a run, trial by trial."""
+    """Return averages over the completions of all trials of a run."""
     judge, trials = run.sources[-1], [one for record in run.records for one in record.trials]
 
     def all_of(field: str) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""Cost of a watched answer, compared with the same engine writing it without any scoring.
+"""Compare the cost of a watched answer with the cost of the same answer without any scoring.
 
     python benchmarks/watched.py [--model MODEL] [--scorer SCORER] [--tokens 128] [--repeats 5]
 
-First, clean answers: the scorer reads every word and accepts all, at batches of 1, 16 and 64; both
-ways take turns in one run. Then answers at the usual threshold: tokens generated per token
-returned. Prints two tables.
+The first table has clean answers at batches of 1, 16 and 64: the scorer reads every word and
+accepts every text, and answers with and without scoring take turns in one run. The second table
+has answers at the usual threshold, with the number of tokens generated per token returned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPTS = Path(__file__).resolve().parents[1] / "examples" / "prompts.txt"
 
 
 def spent(results: list[Result]) -> tuple[float, float]:
-    """Tokens generated and returned."""
+    """Return the numbers of tokens generated and returned."""
     trials = [result.best for result in results]
     generated = sum(trial.generated_tokens for trial in trials)
     return generated, sum(trial.returned.num_tokens for trial in trials)
@@ -45,10 +45,10 @@ def main(
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()
     prompts = [f"{lines[i % len(lines)]} {'and then ' * (i // len(lines))}" for i in range(64)]
     engine = TransformersEngine(model)
-    # The bundled model would end sooner.
+    # Without a minimum, the bundled model would end sooner.
     length = {"max_new_tokens": tokens, "min_new_tokens": tokens if least else 0}
     detox = Detoxifier(engine, scorer=scorer, preset="backtrack", temperature=0.7, **length)
-    # Scores every text, and accepts them all.
+    # Scores every text, and accepts all texts.
     reading = Detoxifier(
         engine, scorer=detox.scorer, settings=detox.settings, toxicity_threshold=0.999999
     )

@@ -16,9 +16,9 @@ def completed(
     sampling: Sampling | Sequence[Sampling],
     seeds: Iterable[int] | None = None,
 ) -> list[Completion]:
-    """One completion of each prompt.
+    """Complete each prompt once.
 
-    sampling: one for all of them, or one for each. seeds: one for each; by default their indices.
+    sampling: one for all prompts, or one per prompt. seeds: one per prompt; default: its index.
     """
     samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
     seeds = range(len(prompts)) if seeds is None else seeds
@@ -29,6 +29,6 @@ def completed(
 def likelihoods(
     engine: Engine, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]
 ) -> list[float]:
-    """The mean log-probability of each completion's tokens after its prompt."""
+    """Return the mean log-probability of each completion's tokens after its prompt."""
     pairs = list(zip(prompts, completions, strict=True))
     return [one.mean for one in engine.portal.run(engine.log_likelihoods, pairs)]

@@ -20,7 +20,7 @@ from tide.data.files import replaced
 
 
 def collect(checkout: Path, folder: Path) -> list[Path]:
-    """The files written. Raises InputError if the checkout holds no responses."""
+    """Write the files; return their paths. Raises InputError for a checkout without responses."""
     responses = checkout / "responses"
     sources = {(file.parent.name, "tide"): file for file in responses.glob("tide/*/rtp.json")}
     for file in responses.glob("baselines/*/temp=0.1-K=3/rtp.json"):

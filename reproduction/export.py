@@ -18,7 +18,7 @@ from tide.evaluation import Run, read_run
 
 
 def export(run: Run, file: Path) -> None:
-    """Gzipped if `file` ends in `.gz`."""
+    """Write `run` to `file`, gzipped if the name ends in `.gz`."""
     rows = [to_published(record) for record in run.records]
     text = json.dumps(rows, ensure_ascii=False).encode()
     file.write_bytes(gzip.compress(text, mtime=0) if file.suffix == ".gz" else text)
@@ -26,7 +26,7 @@ def export(run: Run, file: Path) -> None:
 
 def main(
     run: Annotated[Path, typer.Argument(help="A run: a folder, or a .jsonl file.")],
-    file: Annotated[Path, typer.Argument(help="What to write: .json or .json.gz.")],
+    file: Annotated[Path, typer.Argument(help="File to write: .json or .json.gz.")],
 ) -> None:
     export(read_run(run), file)
 

@@ -37,7 +37,7 @@ from tide.scorers import score_texts
 from tide.search import resolve_settings
 
 _LOG = logger(__name__)
-# The map extends this many times as far as the path.
+# The extent of the map is this many times the extent of the path.
 _MARGIN = 1.3
 STYLE = {
     "font.size": 8,
@@ -51,12 +51,12 @@ STYLE = {
 @dataclass(frozen=True)
 class Landscape:
     """along, across: coordinates of the grid, in |X - X0| / |X0|, shape (grid,). toxicity: of the
-    completion at each point, shape (grid across, grid along). path: the prompt and the iterates,
-    projected on the plane, shape (points, 2). measured: their toxicity as measured by the search,
-    shape (points,). in_plane: share of the last point's distance from the prompt that lies in the
-    plane. accepted: whether the search accepted the last point. threshold: of acceptance.
-    descent: the steepest descent on the map, as long as the first step, shape (2,); None if the
-    map is flat there.
+    completion at each grid point, shape (grid across, grid along). path: the prompt and the
+    iterates, projected on the plane, shape (points, 2). measured: toxicity of the path's points as
+    measured by the search, shape (points,). in_plane: share of the last point's distance from the
+    prompt that lies in the plane. accepted: whether the search accepted the last point. threshold:
+    acceptance threshold. descent: the steepest descent on the map, as long as the first step,
+    shape (2,); None if the map is flat around the prompt.
     """
 
     along: NDArray[np.float64]
@@ -82,10 +82,10 @@ class Landscape:
 
 
 def detoxifier_of(config: dict[str, Any]) -> Detoxifier:
-    """The model, scorer and settings of a run's configuration, loaded again.
+    """Load the model, scorer and settings of a run's configuration again.
 
-    Raises InputError for a run that was no search, or whose scorer has no spec that loads it
-    (it was a function, not a name), and as Detoxifier does.
+    Raises InputError if the run was no search, or if its scorer was a function, which has no spec;
+    also raises the errors of Detoxifier.
     """
     if not config.get("settings") or not config.get("model") or not config.get("scorer"):
         raise InputError("landscape: needs a run of a search (its model, scorer and settings)")
@@ -111,10 +111,10 @@ def explore(
 ) -> Landscape:
     """Score a `grid` x `grid` map around a prompt, with all points in one engine call.
 
-    Runs `tide` with the other settings of `detoxifier`. trial: the number of its trial. All points
-    have the sampling seeds of the search's first evaluation, so only their embeddings differ, and
-    the centre of the map is what the search measured there.
-    seed: of the random direction. Raises InputError if the search makes no step.
+    Runs `tide` with the other settings of `detoxifier`. trial: number of the trial to run. All
+    points have the sampling seeds of the search's first evaluation, so only their embeddings
+    differ, and the centre of the map has the score that the search measured for the prompt.
+    seed: seed of the random direction. Raises InputError if the search makes no step.
     """
     settings, engine = detoxifier.settings, _Recording(detoxifier.engine)
     prompt = engine.text_of(asked)
@@ -127,7 +127,7 @@ def explore(
     problem, _ = start_of(engine.encode(prompt), settings, 0, engine)
     whole, movable = problem.x0, problem.movable
     x0 = whole[movable]
-    # The prompt and the iterates, by round: a point may be completed several times in one.
+    # The prompt and the iterates, by round; a point may be completed several times in a round.
     trace, points = result.best.trace, dict[int, Tensor]()
     scores: dict[int, list[float]] = {}
     for x, evaluation in zip(engine.rows, trace, strict=False):
@@ -185,7 +185,7 @@ class _Recording(CachingEngine):
 
 
 def _plane(step: Tensor, seed: int) -> Tensor:
-    """Two orthonormal directions, shape (2, T, d): that of `step`, and a random one."""
+    """Return two orthonormal directions, shape (2, T, d): along `step`, and a random direction."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "landscape"))
     first = step / step.norm()
     other = torch.randn(step.shape, generator=generator)
@@ -194,7 +194,7 @@ def _plane(step: Tensor, seed: int) -> Tensor:
 
 
 def draw(world: Landscape, title: str, trial: str) -> Figure:
-    """Toxicity around one prompt as a map, with the search's path on it. trial: its description."""
+    """Draw the map with the search's path. trial: description of the trial."""
     shades = {"cmap": "cividis", "vmin": 0, "vmax": 1}
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.5, 4.1), layout="constrained")

@@ -38,7 +38,7 @@ SEARCH, FIRST = "tide", "tide-first"
 METRICS = ("max", "mean", "rate")
 # Largest ratio of printed perplexities that count as alike.
 ALIKE = 1.25
-# Low betas of RAD, compared with one draw of TIDE in `one_draw`.
+# Low betas of RAD; `one_draw` compares these strengths with one draw of TIDE.
 WEAK = (10, 50)
 # The paper's reference models for perplexity: one per model family, and one for all models.
 FAMILY = {
@@ -53,12 +53,12 @@ Row = Sequence[str | float | None]
 
 
 def numbers(name: str) -> list[dict[str, str]]:
-    """The rows of `numbers/NAME.csv`, copied from the paper."""
+    """Read the rows of `numbers/NAME.csv`, copied from the paper."""
     return list(csv.DictReader((NUMBERS / f"{name}.csv").read_text("utf-8").splitlines()))
 
 
 def printed(benchmark: str, model: str) -> dict[str, dict[str, float]]:
-    """The rows of a main table, by method."""
+    """Read the rows of a main table, by method."""
     return {
         row["method"]: {k: float(v) for k, v in list(row.items())[3:] if v}
         for row in numbers("tables")
@@ -67,10 +67,10 @@ def printed(benchmark: str, model: str) -> dict[str, dict[str, float]]:
 
 
 def printed_row(method: str, rows: Iterable[str]) -> str | None:
-    """The row of a main table that a recorded file belongs to; None if there is none.
+    """Return the row of a main table that a recorded file belongs to, or None.
 
     `base` is "Base model", and the number at the end is beta: `rad-aisteer-75` is "RAD (beta=75)".
-    `rad-75` is a run with the original code of RAD, which is in no table.
+    `rad-75` is a run with the original code of RAD, which no table has.
     """
     if re.fullmatch(r"rad-\d+", method):
         return None
@@ -81,10 +81,10 @@ def printed_row(method: str, rows: Iterable[str]) -> str | None:
 
 
 def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
-    """The published files as runs, by model.
+    """Import the published files as runs, by model.
 
-    If ids repeat, no id of that file can be trusted (two of the published files number five prompts
-    twice and all later ones five too low): each record gets its position in the file instead, since
+    If ids repeat in a file, its ids are wrong (two published files number five prompts twice, and
+    all later prompts five too low). Each record of the file then gets its position as its id, since
     the published runs follow the order of the benchmark. The recorded `max_toxicity` is not used.
     Raises InputError for a folder without files, and for an invalid record.
     """
@@ -104,7 +104,7 @@ def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
 
 
 def published(file: Path) -> list[Record]:
-    """A JSON list of records, plain or gzipped. Raises InputError for another file."""
+    """Read a JSON list of records, plain or gzipped. Raises InputError for any other file."""
     rows = [from_published(values, where) for where, values in read_objects(file)]
     if not rows:
         raise InputError(f"{file}: holds no records")
@@ -134,7 +134,7 @@ def import_run(rows: Sequence[Record], model: str, method: str, out: Path) -> No
 
 
 def scores(run: Run, source: str) -> NDArray[np.float64]:
-    """Shape (prompts, trials), in the order of the ids."""
+    """Return the scores of a run, shape (prompts, trials), in the order of the ids."""
     records = sorted(run.records, key=lambda one: str(one.id))
     own = source == run.scorer
     return np.array([
@@ -144,9 +144,10 @@ def scores(run: Run, source: str) -> NDArray[np.float64]:
 
 
 def paired(first: Run, other: Run, source: str) -> tuple[list[float], list[float]]:
-    """Wilcoxon's p of "`first` is less toxic than a draw of `other`", and of the reverse.
+    """Return Wilcoxon's p for "`first` is less toxic than a draw of `other`" and for the reverse.
 
-    One p per draw: a mean of several draws varies less than a draw, so the test would be unfair.
+    There is one p per draw. A test against the mean of several draws would be unfair, since the
+    mean varies less than a draw.
     """
     differences = (scores(first, source)[:, :1] - scores(other, source)).T
     less, more = (
@@ -157,10 +158,10 @@ def paired(first: Run, other: Run, source: str) -> tuple[list[float], list[float
 
 
 def excess(first: Run, other: Run, source: str) -> str:
-    """The toxic rate of the first trial minus that of a draw of `other`, and its upper bound.
+    """Return the toxic rate of the first trial minus the rate of a draw of `other`, with a bound.
 
-    The bound is one-sided, at 95 %, over prompts. Below a margin that was chosen beforehand, it
-    shows non-inferiority; p above 0.05 alone does not show equality.
+    The upper bound is one-sided, at 95 %, over prompts. A bound below a margin that was chosen
+    beforehand shows non-inferiority; p above 0.05 alone does not show equality.
     """
     toxic, draws = scores(first, source)[:, :1] > 0.5, scores(other, source) > 0.5
     differences = toxic.mean(axis=1) - draws.mean(axis=1)
@@ -170,7 +171,7 @@ def excess(first: Run, other: Run, source: str) -> str:
 
 
 def beside_printed(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:
-    """Our metrics, the printed numbers and the differences; perplexity by each reference model."""
+    """Return our metrics, the printed numbers and differences; perplexity by reference model."""
     rows, table = printed("rtp", model), []
     summaries = report(runs, tests=False, draw=False).summaries
     further = {
@@ -210,7 +211,7 @@ def beside(ours: Any, theirs: float | None) -> list[float | None]:
 
 
 def single_draws(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]:
-    """By source: toxic rate of the prompts, share of toxic completions, and mean score."""
+    """Return toxic rate of prompts, share of toxic completions and mean score by each scorer."""
     rows, table = printed("rtp", model), []
     for run in runs:
         cells = [run.name, rows.get(printed_row(run.name, rows) or "", {}).get("perplexity")]
@@ -223,11 +224,11 @@ def single_draws(model: str, runs: Sequence[Run]) -> tuple[list[str], list[Row]]
 
 
 def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
-    """TIDE's first trial and the rows at like perplexity, with tests, by every source.
+    """Test TIDE's first trial against the rows at like perplexity, by every scorer.
 
     one: share of completions that are toxic. p: smallest and largest p-value, over the draws, of
-    TIDE's first trial being less toxic than a single draw. reverse: of it being more toxic.
-    more: by how much its share of toxic completions is larger (`excess`).
+    TIDE's first trial being less toxic than a single draw. reverse: the same for more toxic.
+    more: by how much TIDE's share of toxic completions is larger (`excess`).
     """
     table: list[Row] = []
     sources = list(next(iter(models.values()))[0].sources)
@@ -261,11 +262,11 @@ def like_for_like(models: dict[str, list[Run]]) -> tuple[list[str], list[Row]]:
 
 
 def one_draw() -> tuple[list[str], list[Row]]:
-    """Explains the printed gain on benchmarks whose first completions are clean already.
+    """Explain the printed gain on benchmarks whose first completions are clean already.
 
-    Where K-bar is near 1, nothing was searched, and TIDE's maximum is one draw of the model. So it
-    is comparable with the mean of the model's draws and of RAD's at its weaker strengths, but not
-    with the largest of three.
+    If K-bar is near 1, there was hardly any search, and TIDE's maximum is one draw of the model. So
+    this maximum is comparable with the mean of the model's draws, and of RAD's draws at low betas,
+    but not with the largest of three draws.
     """
     table: list[Row] = []
     for benchmark, model in dict.fromkeys((r["benchmark"], r["model"]) for r in numbers("tables")):

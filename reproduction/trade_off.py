@@ -4,7 +4,7 @@
 
 Hollow marks show the mean score of a single completion, at the same perplexity. On RTP-challenging
 it is computed from the records (for TIDE, from its first trials). Elsewhere it is the printed mean,
-and TIDE has no hollow mark, since its printed maximum already is a single draw.
+and TIDE has no hollow mark, since its printed maximum is already a single draw.
 """
 
 from __future__ import annotations

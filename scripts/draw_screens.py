@@ -74,7 +74,7 @@ def main(model: str = "smollm2", out: Path = Path("docs")) -> None:
 
 @contextmanager
 def served(model: str) -> Iterator[str]:
-    """The address of a server, which is stopped at the end."""
+    """Start a server and yield its address; stop the server at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -91,7 +91,7 @@ def served(model: str) -> Iterator[str]:
 
 
 def answer(page: Any, url: str, text: str, path: Path, *, chat: bool = False) -> None:
-    """Ask the playground, and draw it with the answer."""
+    """Send `text` in the playground, and draw the page with the answer."""
     page.goto(url)
     page.get_by_label("an answer in a chat" if chat else "a completion").check()
     page.locator("#prompt").fill(text)

@@ -30,7 +30,7 @@ Frame = tuple[str, str, str, str]  # passed, pending and failed text; caption
 
 
 def frames(trial: Trial) -> Iterator[tuple[Frame, int]]:
-    """The frames, word by word, each with its duration in milliseconds."""
+    """Yield the frames, word by word, each with its duration in milliseconds."""
     texts = [one.text for one in trial.trace]
     both = [len(shared(*pair)) for pair in pairwise(texts)]
     starts, kept = [0, *both], [*both, len(texts[-1])]
@@ -48,7 +48,7 @@ def frames(trial: Trial) -> Iterator[tuple[Frame, int]]:
 
 
 def shared(one: str, other: str) -> str:
-    """The whole words that both begin with."""
+    """Return the whole words with which both texts begin."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     whole = re.match(r"(?:.*\s)?", "".join(a for a, _ in same), re.DOTALL)
     return whole[0].rstrip() if whole else ""

@@ -4,8 +4,8 @@
 
 A mutant is a copy of the checkout with one comparison, condition, `raise` or returned bool changed.
 It survives if the tests of its file still pass: then a test is missing, or the change makes no
-difference, which `scripts/mutants.json` explains. Exits with 1 if a mutant survives that is not
-explained there. A mutant takes about as long as its tests, some seconds to a minute.
+difference, which `scripts/mutants.json` explains. Exits with 1 if a survivor is not explained in
+that file. A mutant takes about as long as its tests, some seconds to a minute.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _PATIENCE, _LEAST = 4, 60.0
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of `file`. number, line: of the original line. change: a description.
+    """One change of `file`. number, line: position and text of the line. change: a description.
 
     place, which: index of the node in the tree, and of the change among the node's changes.
     """
@@ -88,7 +88,7 @@ class Mutant:
         return self.file, self.line, self.change
 
     def of(self, source: str) -> str:
-        """`source` with the change."""
+        """Apply the change to `source`."""
         tree = ast.parse(source)
         node = next(one for number, one in enumerate(ast.walk(tree)) if number == self.place)
         if isinstance(node, ast.Raise):
@@ -99,7 +99,7 @@ class Mutant:
 
 
 def mutants(file: str, source: str) -> Iterator[Mutant]:
-    """Every change of one thing in `source`."""
+    """Yield every possible single change of `source`."""
     tree, lines = ast.parse(source), source.splitlines()
     for place, node in enumerate(ast.walk(tree)):
         for which, change in enumerate(_changes(node)):
@@ -108,7 +108,7 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
 
 
 def _changes(node: ast.AST) -> list[str]:
-    """The possible changes of a node, in words; `_change` applies one by its index in this list."""
+    """Describe the possible changes of a node; `_change` applies a change by its index."""
     found: list[str] = []
     if isinstance(node, ast.Compare):
         kinds = [(type(one), _COMPARISONS[type(one)]) for one in node.ops]
@@ -141,7 +141,7 @@ def _change(node: ast.AST, which: int) -> None:
 
 
 class _WithoutRaise(ast.NodeTransformer):
-    """Puts `pass` where one `raise` stands."""
+    """Replaces one `raise` by `pass`."""
 
     def __init__(self, one: ast.Raise) -> None:
         self._one = one
@@ -155,7 +155,7 @@ def _is_for_types(test: ast.expr) -> bool:
 
 
 def passes(checkout: Path, tests: list[str], seconds: float | None) -> bool:
-    """Whether these tests pass within the time."""
+    """Run the tests; return whether they pass within the time limit."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
     try:

@@ -1,19 +1,20 @@
-"""Probes a scorer with disguised spelling, plain words about people, and its usual traps.
+"""Probes a scorer with disguised spelling, plain words about people, and common traps.
 
     python scripts/probes.py -s pocket -s profanity-check [--texts held_out.jsonl.gz]
 
-**Sets.** The share of each set of sentences on the right side of 0.5, and its mean score. Every set
-is made of a few templates and fillers, all written for this purpose. A benign set holds words that
-scorers react to, in sentences that insult nobody; a toxic one says something hostile without them,
-or with them disguised. `plain insults` has the same words undisguised, as the baseline. The words
+**Sets.** Prints the share of sentences on the right side of 0.5 and the mean score of each set. A
+set is made of a few templates and fillers, all written for this purpose. A benign set holds words
+that scorers react to, in sentences that insult nobody; a toxic set is hostile without such words,
+or disguises them. `plain insults` has the same words undisguised, as the baseline. The words
 are mild on purpose: a scorer that fails here fails with worse words, too. The bundled sentence
 scorer is trained on other sentences with other words (`sentence_templates.py`).
 
-**Disguises**, with `--texts`: the recall at 0.5 of its toxic texts, plain and disguised. People can
-still read a disguised text, so a scorer that finds the plain text toxic should find this one toxic.
+**Disguises.** With `--texts`, prints the recall at 0.5 of the file's toxic texts, plain and
+disguised. People can still read a disguised text, so a scorer should find it as toxic as the plain
+text.
 
-**Neutral sentences** say nothing but that somebody of a group lives an ordinary life: a scorer that
-finds them toxic reacts to the group's name.
+**Neutral sentences** say only that a member of a group lives an ordinary life. A scorer that finds
+them toxic reacts to the group's name.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ _SEPARATORS = (" ", ".", "-", "_")
 
 
 def leetspeak(text: str, seed: int = 0) -> str:
-    """Every a, e, i, l, o, s and t in words of 3 or more letters becomes a digit or sign like it.
+    """Replace a, e, i, l, o, s and t in words of 3 or more letters by similar digits or signs.
 
-    "@" never begins a word: there it would read as the name of an account.
+    "@" never begins a word, since such a word would read as the name of an account.
     """
     rng = random.Random(seed)
 
@@ -54,7 +55,7 @@ def leetspeak(text: str, seed: int = 0) -> str:
 
 
 def asterisks(text: str, seed: int = 0) -> str:
-    """One letter inside every word of 3 or more becomes "*", in longer words one or two of them."""
+    """Replace a letter inside every word of 3 or more, in longer words one or two, by "*"."""
     rng = random.Random(seed)
 
     def disguise(match: re.Match[str]) -> str:
@@ -67,9 +68,9 @@ def asterisks(text: str, seed: int = 0) -> str:
 
 
 def spacing(text: str, seed: int = 0) -> str:
-    """The letters of every word of 3 or more are separated by spaces, dots, hyphens or underscores.
+    """Separate the letters of every word of 3 or more by spaces, dots, hyphens or underscores.
 
-    If spaces separate the letters, two more separate the words.
+    If spaces separate the letters, two more spaces separate the words.
     """
     separator = random.Random(seed).choice(_SEPARATORS)
     gap = "  " if separator == " " else ""
@@ -91,17 +92,17 @@ _HOMOGLYPHS = str.maketrans(
 
 
 def fillers(text: str, seed: int = 0) -> str:
-    """A Hangul filler, which shows nothing, inside every word."""
+    """Put a Hangul filler, which is invisible, inside every word."""
     return _inside(text, seed, "\u3164")
 
 
 def backspaces(text: str, seed: int = 0) -> str:
-    """A letter and the backspace that erases it inside every word."""
+    """Put a letter and a backspace that erases the letter inside every word."""
     return _inside(text, seed, "x\b")
 
 
 def entities(text: str, seed: int = 0) -> str:
-    """Every letter as a numeric HTML entity, decimal or hexadecimal."""
+    """Write every letter as a numeric HTML entity, decimal or hexadecimal."""
     rng = random.Random(seed)
     return re.sub(
         "[A-Za-z]",
@@ -111,19 +112,19 @@ def entities(text: str, seed: int = 0) -> str:
 
 
 def homoglyphs(text: str, seed: int = 0) -> str:
-    """Latin letters as the Cyrillic ones that look the same."""
+    """Replace Latin letters by the Cyrillic letters that look the same."""
     return text.translate(_HOMOGLYPHS)
 
 
 def overrides(text: str, seed: int = 0) -> str:
-    """Every word (odd seed: the whole text) backwards, in a right-to-left override."""
+    """Write every word (odd seed: the whole text) backwards, in a right-to-left override."""
     if seed % 2:
         return f"\u202e{text[::-1]}\u202c"
     return _WORD.sub(lambda word: f"\u202e{word[0][::-1]}\u202c", text)
 
 
 def addresses(text: str, seed: int = 0) -> str:
-    """Every word as an address or a name of an account."""
+    """Write every word as an address or a name of an account."""
     rng = random.Random(seed)
     return _WORD.sub(lambda word: rng.choice(("www.", "http://", "@")) + word[0], text)
 
@@ -160,7 +161,7 @@ _SENTENCES = (
 
 
 def neutral_sentences() -> list[str]:
-    """Every sentence about every one of PEOPLE."""
+    """Return every neutral sentence about every group of PEOPLE."""
     return [s.format(with_article(person)) for person in PEOPLE for s in _SENTENCES]
 
 
@@ -176,7 +177,7 @@ _GROUPS = ("immigrants", "women", "old people", "Muslims", "gay men", "teenagers
 
 @dataclass(frozen=True)
 class Limit:
-    """One set of sentences, all toxic or all benign. says: what it is about, in a few words."""
+    """One set of sentences, all toxic or all benign. says: a short description of the set."""
 
     name: str
     toxic: bool
@@ -185,7 +186,7 @@ class Limit:
 
 
 def filled(templates: tuple[str, ...], *fillers: str) -> tuple[str, ...]:
-    """Every template with every filler."""
+    """Fill every template with every filler."""
     return tuple(template.format(filler) for template in templates for filler in fillers)
 
 

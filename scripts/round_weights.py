@@ -23,7 +23,7 @@ WEIGHTS = "model.safetensors"
 
 
 def rounded(weights: torch.Tensor, share: float) -> torch.Tensor:
-    """`weights` of any shape, rounded; vectors (biases, norms) stay: they are few and important."""
+    """Round matrices; keep vectors (biases, norms), which are few and important."""
     if weights.ndim < 2:
         return weights
     step = 2.0 ** round(math.log2(weights.float().std().item() * share))

@@ -1,9 +1,9 @@
 """Our own training sentences for the sentence scorer, so that it learns more than single words.
 
-Each kind comes with its opposite: insults, and the same words denied, quoted or objected to;
-threats, and offers of help in the same frame. The words are mild; the trainer adds insults that it
-finds in the labelled texts. No sentence or filler is taken from `sentence_development.py`, which
-compares candidates, or from `probes.py`, which measures the result.
+Each kind has its opposite: insults are also denied, quoted or objected to, and threats have offers
+of help in the same frame. The words are mild; the trainer adds insults that it finds in the
+labelled texts. No sentence or filler is taken from `sentence_development.py`, which compares
+candidates, or from `probes.py`, which measures the result.
 """
 
 from __future__ import annotations
@@ -2731,7 +2731,7 @@ _PLURAL = {"you", "they", "we"}
 
 
 def sentences(insults: Sequence[str] = (), seed: int = 0) -> list[tuple[str, float]]:
-    """Every sentence with its label: 1.0 if it is meant to hurt, else 0.0.
+    """Make every sentence with its label: 1.0 if the sentence is meant to hurt, else 0.0.
 
     insults: further nouns for the patterns of insults and their opposites.
     """
@@ -2758,7 +2758,7 @@ def _joined(one: tuple[str, float], other: tuple[str, float]) -> tuple[str, floa
 
 
 def _filled(pattern: str, slots: Mapping[str, Sequence[str]], rng: random.Random) -> str:
-    """A pattern with random fillers; the verb agrees with the subject."""
+    """Fill a pattern at random; the verb agrees with the subject."""
     subject = rng.choice(slots["subj"])
     plural = subject in _PLURAL
     fixed = {

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 INDEX = "https://download.pytorch.org/whl/cpu"
-# An index that cannot be reached must not hold up an installation that does not need it.
+# An unreachable index must not hold up an installation that does not need it.
 _SHORT = ("--retries", "1", "--timeout", "10")
 _GPUS = ("nvidia[0-9]*", "kfd", "dxg")  # NVIDIA, AMD, and any GPU under WSL
 
@@ -38,7 +38,7 @@ def wants_cpu(asked: str, platform: str, has_gpu: bool) -> bool:
 
 
 def pinned(constraints: str) -> str:
-    """The version of torch in the text of constraints.txt."""
+    """Return the version of torch in the text of constraints.txt."""
     found = re.search(r"^torch==([\w.]+)", constraints, re.MULTILINE)
     if found is None:
         raise SystemExit("constraints.txt: has no line torch==VERSION")

@@ -45,7 +45,7 @@ def on_startup(command: str, dirty: bool) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds README.md, files linked outside of docs/ (and files linked there), and the notebooks."""
+    """Add README.md, linked files outside of docs/ (and files that they link), and notebooks."""
     seen = {REPOSITORY / "README.md", *DOCS.rglob("*.md")}
     waiting = sorted(seen)
     while waiting:
@@ -68,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites links for the site, and inserts the tables of settings."""
+    """Rewrite links for the site, and insert the tables of settings."""
     source = _source(page.file)
     here = PurePosixPath(page.file.src_uri).parent
 
@@ -87,7 +87,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _source(file: File) -> Path:
-    """The file of the repository that a page of the site is made from."""
+    """Return the file of the repository that a page of the site is made from."""
     if file.src_uri == "index.md":
         return REPOSITORY / "README.md"
     if file.src_uri.startswith("notebooks/"):
@@ -96,7 +96,7 @@ def _source(file: File) -> Path:
 
 
 def _place(path: Path) -> str:
-    """Where a file of the repository stands in the site."""
+    """Return the place of a repository file in the site."""
     if path == REPOSITORY / "README.md":
         return "index.md"
     inside = path.relative_to(DOCS if path.is_relative_to(DOCS) else REPOSITORY)
@@ -104,9 +104,9 @@ def _place(path: Path) -> str:
 
 
 def executed(path: Path) -> Any:
-    """The notebook, run in an empty folder. Raises nbclient's error if a cell fails.
+    """Run a notebook in an empty folder. Raises nbclient's error if a cell fails.
 
-    A notebook that is saved with its output, because it takes an hour, is not run.
+    The notebook that takes an hour is saved with its output, and is not run.
     """
     notebook = nbformat.read(path, as_version=4)
     if _serving or any(cell.get("outputs") for cell in notebook.cells):
@@ -119,7 +119,7 @@ def executed(path: Path) -> Any:
 
 
 def _pages_of(path: Path) -> dict[str, str | bytes]:
-    """The files of a notebook in the site, by place: pictures, and a page of cells and outputs."""
+    """Return a notebook's files in the site, by place: pictures, a page of cells and outputs."""
     made: dict[str, str | bytes] = {}
     parts = []
     for cell in executed(path).cells:
@@ -145,7 +145,7 @@ def _pages_of(path: Path) -> dict[str, str | bytes]:
 
 
 def _index(lines: list[str]) -> Iterator[str]:
-    """Links to the sections and subsections in these lines."""
+    """Yield links to the sections and subsections in the lines of a page."""
     used: set[str] = set()
     yield "<div class='index' markdown>"
     for line in lines:
@@ -186,7 +186,7 @@ def _every_setting() -> Iterator[str]:
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield "| setting | default | range | what it does |\n| --- | --- | --- | --- |"
     schema = model.model_json_schema(by_alias=True)
-    # A model with required fields cannot be made, and so has no defaults to read.
+    # A model with required fields cannot be instantiated to read its defaults.
     defaults = {} if "required" in schema else model().model_dump(by_alias=True)
     for name, field in schema["properties"].items():
         kinds = field.get("anyOf", [field])
@@ -196,7 +196,7 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _range(kind: dict[str, Any]) -> str:
-    """The range in the JSON schema of a value, in words."""
+    """Describe the range in the JSON schema of a value."""
     if kind.get("type") == "null":
         return "none"
     if "enum" in kind:
@@ -230,7 +230,7 @@ def _engines(registry: Registry) -> Iterator[str]:
 
 
 def _commands(command: Any, name: str) -> Iterator[str]:
-    """The options of each command that are not settings of every run."""
+    """Yield the options of each command that are not settings of every run."""
     for child, found in sorted(getattr(command, "commands", {}).items()):
         yield from _commands(found, f"{name} {child}")
     if hasattr(command, "commands"):

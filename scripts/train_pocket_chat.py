@@ -9,15 +9,15 @@ from it, with the data in another order.
 
 **Provenance.** Dialogues of Wikipedia talk pages and with chat bots (Apache-2.0), comments with
 toxicity labels (CC0, Apache-2.0, CC-BY-SA; the tweets are left out), both sides of ParaDetox (CC0)
-and the Wikipedia sentences behind BOLD (CC-BY-SA-4.0). No text that another model wrote for the
-paper, and no prompt of RealToxicityPrompts or AttaQ.
+and the Wikipedia sentences of BOLD (CC-BY-SA-4.0). The texts include no completion that a model
+wrote for the paper, and no prompt of RealToxicityPrompts or AttaQ.
 
 **Held out**: the dialogues of every eighth context by hash (`tide.evaluation.benchmarks`), and any
-other text that occurs in them.
+other text that occurs in these dialogues.
 
-**Two phases, one schedule.** First everything: dialogues in the chat template; comments whole, or
-their first sentences as the user's message and the rest as the answer. Then, while the learning
-rate falls to zero, conversations with longer answers, of which a given share is toxic.
+**Two phases.** The first phase trains on everything: dialogues in the chat template; comments
+whole, or split into the user's message and the answer. In the second phase the learning rate falls
+to zero; it trains on conversations with longer answers, of which a given share is toxic.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Comment:
         return " ".join(self.sentences)
 
     def as_turns(self, words: int) -> Turns | None:
-        """The first sentences as a message, the rest as its answer of at least `words` words."""
+        """Return the first sentences as a message, the rest as an answer of at least `words`."""
         for cut in range(1, len(self.sentences)):
             message, answer = " ".join(self.sentences[:cut]), " ".join(self.sentences[cut:])
             if len(message.split()) >= 5:
@@ -96,7 +96,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def clean(text: str) -> str:
-    """`text` on one line, without the markup of wikis and forums."""
+    """Put `text` on one line, without the markup of wikis and forums."""
     text = html.unescape(text).replace('""', '"')
     text = re.sub("[\u2018\u2019\ufffd]+", "'", text)
     text = re.sub("[\u201c\u201d]", '"', text).replace("\u2026", "...")
@@ -162,7 +162,7 @@ class Corpus:
         return cls(dialogues, comments, [t for t in sentences if t not in hidden], held_out)
 
     def everything(self, order: random.Random) -> list[Turns | str]:
-        """One epoch of the first phase; a plain text is written without the template."""
+        """Return an epoch of the first phase; plain texts are rendered without the template."""
         split = (
             comment.as_turns(12) if order.random() < 0.6 else None for comment in self.comments
         )
@@ -170,10 +170,10 @@ class Corpus:
         return [*self.dialogues, *comments, *self.sentences]
 
     def longer(self, order: random.Random, toxic_share: float) -> list[Turns | str]:
-        """One epoch of the second phase: answers of 35 to 170 words, and a tenth plain comments.
+        """Return an epoch of the second phase: answers of 35 to 170 words, a tenth plain comments.
 
-        Talk about editing a wiki is left out. toxic_share: of the answers, reached by leaving out
-        some that are not toxic.
+        Talk about editing a wiki is left out. toxic_share: share of toxic answers, reached by
+        leaving out answers that are not toxic.
         """
         split = [(comment.as_turns(5), comment.toxic) for comment in self.comments]
         everything = [(turns, toxic) for turns, toxic in split if turns]
@@ -192,7 +192,7 @@ class Corpus:
 
 
 def in_more_turns(order: random.Random) -> Callable[[Turns], Turns]:
-    """Splits a tenth of the conversations with longer answers into two more turns."""
+    """Return a function that splits a tenth of the longer answers into two more turns."""
 
     def convert(turns: Turns) -> Turns:
         sentences = split_sentences(turns[1])
@@ -205,9 +205,9 @@ def in_more_turns(order: random.Random) -> Callable[[Turns], Turns]:
 
 
 def render(item: Turns | str, order: random.Random, ends_from: int = 0) -> str:
-    """The text of an item, as the tokenizer's template writes it; a tenth has a system prompt.
+    """Render an item like the tokenizer's template; a tenth of the items get a system prompt.
 
-    ends_from: the end of the last answer is written, and so learned, from this many words on.
+    ends_from: minimum words of the last answer for its end to be written, and so learned.
     """
     if isinstance(item, str):
         return item + END
@@ -218,7 +218,7 @@ def render(item: Turns | str, order: random.Random, ends_from: int = 0) -> str:
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with marks for turns; an answer ends at the mark that ends a turn."""
+    """Train byte-level BPE with marks for turns; an answer ends at the mark that ends a turn."""
     marks = [AddedToken(mark, special=True) for mark in (END, BEGIN_TURN, END_TURN)]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -261,9 +261,9 @@ def create_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def windows(sequences: Iterator[list[int]], length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Windows of `length` tokens, each filled with whole texts, and their labels.
+    """Yield windows of `length` tokens, each filled with whole texts, and their labels.
 
-    A longer text is cut. The label at the last token of a text is IGNORED.
+    Texts longer than a window are cut. The label at the last token of a text is IGNORED.
     """
     waiting = [sequence[:length] for sequence in islice(sequences, 256)]
     while waiting:
@@ -310,13 +310,13 @@ class Optimizer:
 
 
 def rate_at(step: int, second: int, steps: int, peak: float) -> float:
-    """Learning rate: a linear warm-up, the peak, and in the second phase down to zero."""
+    """Return the learning rate: a linear warm-up, the peak, then a second phase down to zero."""
     return peak * min((step + 1) / WARM_UP, 1.0, (steps - step) / (steps - second))
 
 
 @torch.no_grad()
 def validate(model: LlamaForCausalLM, held_out: list[list[int]]) -> float:
-    """Mean loss per token of the held-out dialogues."""
+    """Return the mean loss per token of the held-out dialogues."""
     model.eval()
     total = count = 0.0
     source = windows(iter(held_out), 256)
@@ -333,9 +333,9 @@ def main(
     out: Annotated[Path, typer.Argument(help="Folder for the model and its tokenizer.")],
     *,
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
-    steps: Annotated[int, typer.Option(min=1, help=f"Of {STEP_TOKENS} tokens.")] = 1600,
+    steps: Annotated[int, typer.Option(min=1, help=f"Steps of {STEP_TOKENS} tokens.")] = 1600,
     longer: Annotated[float, typer.Option(help="Share of steps in the second phase.")] = 0.1875,
-    toxic_share: Annotated[float, typer.Option(help="Of the second phase's answers.")] = 0.4,
+    toxic_share: Annotated[float, typer.Option(help="Toxic share in the second phase.")] = 0.4,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 3e-3,
     seed: int = 0,
 ) -> None:

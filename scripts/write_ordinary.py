@@ -29,7 +29,7 @@ SAMPLING = Sampling(temperature=0.7, max_new_tokens=60)
 
 
 def prompts_of(data: Path, part: str, count: int) -> list[str]:
-    """`count` of BOLD's prompts of a part, in a fixed random order."""
+    """Return `count` of BOLD's prompts of a part, in a fixed random order."""
     found = [row["prompt"] for row in rows(data / "benchmarks/bold.jsonl.gz")]
     return [
         text for text in random.Random(0).sample(found, len(found)) if prose_part(text) == part

@@ -89,7 +89,7 @@ def run(
     ] = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
-    """Complete PROMPTS (or the texts of --input) with text that the scorer accepts; answer chats.
+    """Complete PROMPTS (or the texts of --input), or answer chats, with text that a scorer accepts.
 
     With --output, records are appended as prompts finish, and the same command resumes a killed
     run; with another judge, a larger --limit or more --trials, it adds the missing parts. `tide
