@@ -1,4 +1,4 @@
-"""The effect of each choice of the published runs, one at a time, and of all of them together.
+"""Measure the effect of each choice of the published runs, alone and together.
 
     python benchmarks/differences.py [--limit 1199] [--recorded data/paper/recorded]
 

@@ -1,4 +1,4 @@
-"""The toxicity landscape around one prompt: a plane through it, and the path of a search.
+"""Draw the toxicity landscape on a plane through one prompt, with the path of a search.
 
     python reproduction/landscape.py runs/rtp-pocket/tide 7 --image landscape-7.png
 

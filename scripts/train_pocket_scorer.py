@@ -25,8 +25,8 @@ by four models (`corpus/base_completions`), and beginnings of up to twelve words
 because a text is scored while it is written. A first model, fitted only to the labelled texts,
 labels the unlabelled texts; a beginning gets at most the label of its text.
 
-**Disguises.** Half of the labelled rows are added once more in a disguised spelling (half of these
-by asterisks, the others by leetspeak or separated letters) of about a third, two thirds or all of
+**Disguises.** Half of the labelled rows are added once more in a disguised spelling (half of them
+by asterisks, half by leetspeak or separated letters) of about a third, two thirds or all of
 their words, with the same label. Neutral sentences about people of many groups, and bare
 punctuation marks, are added six times with the label 0; every fifth group is left out, and the
 sentences differ from those in `probes.py` that measure the result. Disguises that
@@ -41,7 +41,7 @@ and, if given, texts of models in equal parts, labelled 0), the rest is Jigsaw, 
 In such a mixture, a fifth of the texts with a score of 0.2 is toxic. Scale and offset are folded
 into the weights, and the map's knots are stored with the weights.
 
-**How the configuration was chosen.** The features and C are those of an earlier revision, which had
+**How the configuration was chosen.** The features and C come from an earlier revision, which had
 the best AUC on held-out Jigsaw rows among some twenty settings. The weights and soft labels of
 ordinary texts were chosen among a dozen settings on base models' completions of prompts 401 to 600
 with recorded Perspective scores (by AUC, and by the share of held-out Wikipedia sentences and safe
@@ -117,7 +117,7 @@ class Labelled:
     _seen: set[str] = field(default_factory=set)
 
     def add(self, text: str, label: float, source: str, group: str) -> None:
-        """Add a row unless its text, apart from case and spacing, is empty or already there."""
+        """Add a row unless its text is empty or, apart from case and spacing, a duplicate."""
         key = " ".join(text.lower().split())
         if not key or key in self._seen:
             return
@@ -291,7 +291,7 @@ def fit_calibration(
 def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
     """Fit an increasing, piecewise linear map of logits; return from and to, shape (2, knots).
 
-    A weak penalty pulls it towards the identity where there are few texts.
+    A weak penalty pulls the map towards the identity where there are few texts.
     """
     before = np.asarray(KNOTS)
 

@@ -45,7 +45,7 @@ def test_every_kind_of_file(tmp_path: Path, name: str, content: str, rows: list[
         (
             "a.jsonl",
             b'{"prompt": "one"}\n{"text": "two"}\n',
-            "line 2: no text field 'prompt'; name one with --field: text",
+            "line 2: no text field 'prompt'; name a field with --field: text",
         ),
         ("a.jsonl", b'{"prompt": 3}\n', "line 1: 'prompt' must be a text, got int"),
         ("a.jsonl", b'{"prompt": "one"}\n\n{"prompt": "  "}\n', "line 3: 'prompt' is empty"),
@@ -59,7 +59,7 @@ def test_every_kind_of_file(tmp_path: Path, name: str, content: str, rows: list[
         ("a.jsonl", b'{"id": ' + b"[" * 5000 + b"\n", "line 1: not JSON: recursion limit"),
         ("a.jsonl.gz", gzip.compress(b'{"prompt": "one"}' * 50, mtime=0)[:30], "cannot be read"),
         ("a.jsonl.gz", b"\x1f\x8b\x08\x00" + b"\xff" * 40, "cannot be read"),
-        ("a.csv", b"text,b\none,1\n", "no column 'prompt'; name one with --field: text, b"),
+        ("a.csv", b"text,b\none,1\n", "no column 'prompt'; name a column with --field: text, b"),
         ("a.csv", b"id,prompt\n1,one\n2,\n", "line 3: 'prompt' is empty"),
         ("a.csv", b'id,prompt\n1,"one\n2,two\n3,three\n', "line 2: not CSV: unexpected end"),
         ("a.csv", b"prompt,prompt\none,two\n", "line 1: the header has a column twice"),

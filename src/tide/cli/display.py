@@ -81,7 +81,7 @@ def progress_bar() -> Progress:
 
 
 def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
-    """Score all `texts`, even nearly empty ones, with a progress bar."""
+    """Score all `texts`, even nearly empty texts, with a progress bar."""
     from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
 
     scores: list[float] = []
@@ -224,7 +224,7 @@ _Rates = tuple[float, float | None, float | None]
 def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list[float] | None]:
     """Return the scores before and after, by the scorer if `judge` is None.
 
-    The scores after leave out withheld completions.
+    Withheld completions have no score in the second list.
     """
     trials = record.trials
     if judge is None:

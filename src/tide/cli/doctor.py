@@ -134,7 +134,7 @@ def _add_devices(table: Table) -> None:
 
 
 def _check_policies(path: Path, model: str, scorer: str) -> None:
-    """Print every fault of a policy file on its own line; exit with code 1 if there is any."""
+    """Print the faults of a policy file, one per line; exit with code 1 if there are faults."""
     require("prometheus_client", "gateway")
     from tide.scorers import score_texts  # noqa: PLC0415  (slow imports)
     from tide.scorers.base import HEALTH_TEXT  # noqa: PLC0415

@@ -77,7 +77,7 @@ def methods(
 def _described(
     registry: Registry, wanted: str | None, written: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[_Row]:
-    """Yield a row per name, or only that of `wanted`. written: syntax of names with arguments."""
+    """Yield a row per name, or only for `wanted`. written: the syntax of names with arguments."""
     for name in registry.names():
         if wanted not in (None, name):
             continue

@@ -86,7 +86,7 @@ class Command(TyperCommand):
 BY_PRESET = {
     **dict.fromkeys(TUNABLE, "by --preset"),
     "max_new_tokens": f"{Settings().max_new_tokens}; for a chat {CHAT_TOKENS}",
-    "temperature": f"{Settings().temperature}; for a chat the model's own, or {CHAT_TEMPERATURE}",
+    "temperature": f"{Settings().temperature}; for a chat the model's default, or {CHAT_TEMPERATURE}",
 }
 
 Model = Annotated[
@@ -134,8 +134,8 @@ Methods = Annotated[
     str,
     option(
         "Search",
-        "base (the unmodified model), presets (or preset files), strategies and baselines, "
-        "each with its own options: base,tide,resample:temperature=1.0... "
+        "base (the unmodified model), presets (or preset files), strategies and baselines; options "
+        "follow the name: base,tide,resample:temperature=1.0... "
         "'tide:num_samples=2|4|8' names a method for each value. Available: "
         f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists its options.)",
     ),

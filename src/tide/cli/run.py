@@ -126,7 +126,7 @@ def run(
         if detoxifier.engine.has_chat_template and not chat:
             ERRORS.print(
                 f"{model} has a chat template: --chat answers these prompts as user messages; "
-                "without it they are continued as text",
+                "without --chat, the model continues them as text",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -248,7 +248,7 @@ class _PromptRun:
         if self.unresolved and self.method.settings.strategy.partition(":")[0] != "backtrack":
             return "Next: --preset backtrack resolves most prompts that this search did not."
         if self.unresolved:
-            return "Next: --max-iterations 30 searches longer where nothing was accepted."
+            return "Next: --max-iterations 30 searches longer if no completion is accepted."
         trials = [trial for record in records for trial in record.trials]
         toxic = any((trial.base_toxicity or 0.0) >= guide.threshold for trial in trials)
         if toxic and not self.judges:
@@ -256,7 +256,7 @@ class _PromptRun:
             return f"Next: --judges {judge} adds a scorer that took no part in the search."
         if self.model == "pocket":
             return "Next: --model FOLDER_OR_HUB_ID uses your own model."
-        return "Next: -o out.jsonl keeps all that was tried; `tide report out.jsonl` shows it."
+        return "Next: -o out.jsonl saves the records; `tide report out.jsonl` shows them."
 
     def summarize(self, records: Iterable[Record]) -> None:
         guide = self.detoxifier.scorer  # the scorer's threshold, not the run's, defines toxic text

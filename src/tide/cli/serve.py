@@ -47,7 +47,7 @@ def _read_settings(path: Path | None) -> None:
         if not name or name.startswith("#"):
             continue
         if not (equals and name.startswith(f"{PREFIX}_") and name.isidentifier()):
-            raise InputError(f"--settings: {path}: line {number}: expected {PREFIX}_NAME=VALUE")
+            raise InputError(f"--settings: {path}, line {number}: expected {PREFIX}_NAME=VALUE")
         os.environ.setdefault(name, value)
     known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
     for name in sorted(os.environ.keys() - known):
@@ -229,7 +229,7 @@ def _config(app: Any, drain: float) -> Any:
         app,
         http=HeaderTimeoutProtocol,
         log_config=None,
-        access_log=False,  # our own log holds no URLs, which may contain keys
+        access_log=False,  # our log holds no URLs, which may contain keys
         server_header=False,
         ws="none",
         timeout_graceful_shutdown=max(1, round(drain)),

@@ -17,7 +17,7 @@ from typing import IO, cast
 from tide.core.errors import InputError
 
 # Limits in bytes. A record of a thousand long trials has a few million bytes, and TIDE writes no
-# longer line. A gzipped file that unpacks to more than its limit is an attack on the memory.
+# longer line. A gzipped file that unpacks to more than its limit is probably an attack.
 _LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 
@@ -55,7 +55,7 @@ def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
             return
         where, total = f"{path}, line {number}", total + len(line)
         if len(line) > _LINE:
-            raise InputError(f"{where}: has more than {_LINE >> 20} MiB; a line of data is shorter")
+            raise InputError(f"{where}: has more than {_LINE >> 20} MiB; shorten the line")
         if total > _UNPACKED and path.suffix == ".gz":
             raise InputError(
                 f"{where}: unpacks to more than {_UNPACKED >> 30} GiB; unpack it first"
@@ -77,7 +77,7 @@ def read_whole(path: Path) -> bytes:
 
 def read_small(path: Path) -> bytes:
     """Read a file of at most 1 MiB, such as settings, without a byte order mark."""
-    return _read(path, _SMALL, "a file of settings is smaller")
+    return _read(path, _SMALL, "use a smaller file")
 
 
 def _read(path: Path, most: int, advice: str) -> bytes:
@@ -126,14 +126,14 @@ def writing(path: Path) -> Iterator[Path]:
     with reported(path, "written"):
         real = Path(os.path.realpath(path))
         if real.exists() and not real.is_file():
-            raise InputError(f"{path}: cannot be written: it is a folder or a device, not a file")
+            raise InputError(f"{path}: cannot be written; it is a folder or a device, not a file")
         real.parent.mkdir(parents=True, exist_ok=True)
         beside = real.with_name(f"{real.name}.lock")
         with suppress(FileNotFoundError):
             found = os.lstat(beside)
             if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
                 raise InputError(
-                    f"{path}: cannot be written: {beside} is a link or a folder; remove it"
+                    f"{path}: cannot be locked; {beside} is a link or a folder; remove it"
                 )
         # A failure to open reports its cause; FileLock would only report that the lock is held.
         with open(beside, "a+", encoding="utf-8", errors="replace", opener=no_link) as file:
@@ -144,7 +144,7 @@ def writing(path: Path) -> Iterator[Path]:
             lock.acquire(blocking=False)
         except Timeout:
             raise InputError(
-                f"{path}: {holder or 'another process'} is writing to it; wait for its end, or "
+                f"{path}: {holder or 'another process'} is writing to it; wait until it ends, or "
                 "write elsewhere"
             ) from None
     try:

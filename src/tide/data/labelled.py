@@ -17,7 +17,7 @@ PAIRS = "pairs"  # the group of texts that come from pairs
 class LabelledText:
     """toxicity: in [0, 1]; the share of raters who called the text toxic, or a recorded score.
 
-    group: the file's name, or the text's value of the field that groups texts (its source...).
+    group: the name of the file, or the value of the field that groups the texts in the file.
     """
 
     text: str

@@ -34,7 +34,7 @@ class Row:
     def __post_init__(self) -> None:
         """Raise InputError for a text with a lone surrogate, which a shell may pass."""
         if half_character(self.text) is not None:
-            raise InputError(f"id {self.id}: invalid Unicode: its text holds a lone surrogate")
+            raise InputError(f"id {self.id}: the text is invalid Unicode (a lone surrogate)")
 
     @property
     def asked(self) -> str | Chat:
@@ -114,7 +114,7 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if text is None:
         has = shown(", ".join(row))
-        raise InputError(f"{where}: no text field {field!r}; name one with --field: {has}")
+        raise InputError(f"{where}: no text field {field!r}; name a field with --field: {has}")
     if not isinstance(text, str):
         raise InputError(f"{where}: {field!r} must be a text, got {type(text).__name__}")
     return text
@@ -145,7 +145,7 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InputError(f"{where}: the header has a column twice")
     if field not in header:
         has = shown(", ".join(header))
-        raise InputError(f"{where}: no column {field!r}; name one with --field: {has}")
+        raise InputError(f"{where}: no column {field!r}; name a column with --field: {has}")
     for where, row in rows:
         if len(row) != len(header):
             raise InputError(f"{where}: has {len(row)} fields, the header has {len(header)}")

@@ -1,4 +1,4 @@
-"""Records of a run: a prompt and its trials, in TIDE's format or the format of the authors."""
+"""Records of a run: a prompt and its trials, in TIDE's format or the paper authors' format."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Record(_Frozen):
 
     @property
     def searched(self) -> bool:
-        """Whether the unmodified model's own completions are recorded, too."""
+        """Whether the unmodified model's completions are recorded, too."""
         return self.trials[0].base_text is not None
 
     def scores_by(self, judge: str) -> list[float] | None:
