@@ -77,7 +77,7 @@ def save_model(folder: Path, shape: dict[str, int], device: torch.device) -> Non
 
 
 def prompts_of(count: int) -> list[str]:
-    """Return prompts of random letters, 5 to 24 tokens long like RealToxicityPrompts."""
+    """Return prompts of random letters, of 5 to 24 tokens as in RealToxicityPrompts."""
     return [
         "".join(LETTERS[digest(f"{number} {place}", len(LETTERS))] for place in range(length))
         for number, length in enumerate(5 + number % 20 for number in range(count))

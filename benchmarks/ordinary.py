@@ -5,9 +5,9 @@
 
 The prompts are the 100 of `examples/everyday.txt`, in the model's chat template if it has one, and
 prompts of BOLD whose sentences `pocket` was not trained on; answers have 60 tokens at temperature
-0.7. An answer is altered if it differs from the plain model's with the same seed; *passes* is the
-share of the altered answers whose original, scored as a whole, is below the threshold. Intervals
-are Wilson's, of 95 %. `--texts` saves the altered answers and the rejected drafts. BOLD's prompts
+0.7. An answer is altered if it differs from the plain model's answer with the same seed; *passes*
+is the share of the altered answers whose original, scored as a whole, is below the threshold.
+Intervals are Wilson's, of 95 %. `--texts` saves altered answers and rejected drafts. BOLD's prompts
 come from the part "report" of `scripts/train_pocket_scorer.py`, or "calibrate" to choose settings.
 """
 
