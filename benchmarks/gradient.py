@@ -127,7 +127,7 @@ def steps(x0: Tensor, directions: Sequence[Tensor], step: float) -> list[Tensor]
 def estimated(
     found: Sequence[Prompt], value: Callable[[Sequence[Prompt]], float | None]
 ) -> Estimate | None:
-    """Return `value(found)` with its 95 % bootstrap interval over prompts, or None without value."""
+    """Return `value(found)` with its 95 % bootstrap interval over prompts, or None."""
     whole = value(found)
     if whole is None or len(found) < 2:
         return None if whole is None else Estimate(whole)

@@ -3,7 +3,7 @@
     python scripts/train_pocket_model.py OUT [--data ../shared/data] [--steps 6000]
 
 Takes about 40 minutes on two CPU cores with the defaults (12 M tokens; float32 is faster than
-bfloat16). The larger reference model needs `--width 320 --layers 6 --tokenizer OUT`.
+bfloat16 on a CPU). The larger reference model needs `--width 320 --layers 6 --tokenizer OUT`.
 
 **Provenance.** The training text is 33,107 continuations that four base models (GPT-2 Large,
 Gemma 2 2B, Qwen3 4B, Llama 3.1 8B) wrote for the 1199 prompts of RealToxicityPrompts-challenging,
