@@ -157,7 +157,7 @@ def main(
     temperature: float = 0.1,
     tokens: int = 20,
     tune_on: str = "rtp:1-200",
-    report_on: Annotated[str, typer.Option(help="Empty: tune only.")] = "rtp:201-1199",
+    report_on: Annotated[str, typer.Option(help="Reported prompts, if any.")] = "rtp:201-1199",
     judges: str = "profanity-check,lexicon",
     reference: str = "pocket-reference",
     only: Annotated[str, typer.Option(help="Systems, comma-separated.")] = "",

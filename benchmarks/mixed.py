@@ -377,7 +377,7 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1, help="of the server")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     from serving import TIDE, tide_server  # noqa: PLC0415  (absent where the server loads this file)

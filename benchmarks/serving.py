@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--scorer", default="pocket")
     parser.add_argument("--preset", default="backtrack")
-    parser.add_argument("--toxicity-threshold", type=float, help="default: the preset's")
+    parser.add_argument("--toxicity-threshold", type=float, help="default: by the preset")
     parser.add_argument("--dtype", default="float32", help="data type of vLLM")
     parser.add_argument(
         "--servers",
@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--rate", type=float, default=0.0, help="arrivals per second (open loop)")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1, help="of each server")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each server")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     found: dict[tuple[str, int, str], list[Load]] = {}
