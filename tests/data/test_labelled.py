@@ -39,7 +39,7 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"toxicity": 0.5}, "line 1: no text"),
+        ({"toxicity": 0.5}, "line 1: needs a text"),
         ({"text": "a"}, r"line 1: toxicity is None; it must be a number in \[0, 1\]"),
         ({"text": "a", "toxicity": 1.5}, r"is 1\.5"),
         ({"text": "a", "toxicity": "high"}, "is 'high'"),

@@ -88,5 +88,5 @@ def test_what_is_wrong_is_named(
 
 
 def test_a_text_typed_in_a_shell_that_is_no_text() -> None:
-    with pytest.raises(InputError, match="id 3: invalid Unicode"):
+    with pytest.raises(InputError, match="id 3: the text is invalid Unicode"):
         Row(3, "caf\udce9")

@@ -86,7 +86,7 @@ class Command(TyperCommand):
 BY_PRESET = {
     **dict.fromkeys(TUNABLE, "by --preset"),
     "max_new_tokens": f"{Settings().max_new_tokens}; for a chat {CHAT_TOKENS}",
-    "temperature": f"{Settings().temperature}; in a chat the model's default or {CHAT_TEMPERATURE}",
+    "temperature": f"{Settings().temperature}; for a chat the model's value, or {CHAT_TEMPERATURE}",
 }
 
 Model = Annotated[
