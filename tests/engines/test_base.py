@@ -146,9 +146,9 @@ def test_what_a_library_raises_is_an_error_of_the_engine_and_ends_the_others() -
     ("pieces", "problem"),
     [
         ([Piece((1,))], "a completion ended without a finish reason"),
-        ([Piece((1,) * 40, "length")], "wrote invalid token ids, or too many"),
-        ([Piece((-1,), "stop")], "wrote invalid token ids, or too many"),
-        ([Piece((True,), "stop")], "wrote invalid token ids, or too many"),
+        ([Piece((1,) * 40, "length")], "wrote invalid or too many token ids"),
+        ([Piece((-1,), "stop")], "wrote invalid or too many token ids"),
+        ([Piece((True,), "stop")], "wrote invalid or too many token ids"),
         ([Piece((1,), "abort")], "unknown finish reason 'abort'"),  # type: ignore[arg-type]
     ],
 )

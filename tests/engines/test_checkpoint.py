@@ -121,7 +121,7 @@ def test_checkpoints_that_cannot_be_used(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     table = weights.pop("transformer.wte.weight")
     save_file({**weights, "transformer.wte.weight": table[:7]}, folder / "model.safetensors")
-    with pytest.raises(EngineError, match=r"shape is \(7, 32\); by its config it is \(300, 32\)"):
+    with pytest.raises(EngineError, match=r"shape is \(7, 32\), but the config says \(300, 32\)"):
         vocabulary(folder)
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(EngineError, match=r"no tensor 'transformer\.wte\.weight'"):

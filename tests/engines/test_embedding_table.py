@@ -37,7 +37,7 @@ def test_ids_outside_of_the_vocabulary_never_become_a_text(
     rows: list[Sequence[int]] = [[5, 6], [*before, bad, *after]]
     with pytest.raises(EngineError, match="is not in its vocabulary of 300"):
         engine.completions([(row, reason) for row in rows], PLAIN)
-    outside = "a token id outside of the model's vocabulary of 300"
+    outside = "a token id is outside the model's vocabulary of 300"
     for prompts, completions in ((rows, [[5], [5]]), ([[5], [5]], rows)):
         with pytest.raises(CompletionError, match=outside):
             likelihoods(engine, prompts, completions)

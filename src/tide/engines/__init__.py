@@ -1,4 +1,4 @@
-"""The language model as a black box: embeddings in, completions out. Knows nothing of toxicity."""
+"""Engines, which run a language model as a black box. They know nothing of toxicity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
 
     Args:
         name: "transformers", "vllm", "remote", "openai", "none", or a registered name.
-        model: As for `Detoxifier`.
+        model: The model, as in `Detoxifier`.
         **options: Options of the engine; `tide methods NAME` lists them.
 
     Raises:
@@ -56,7 +56,7 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
 
     engine = create(model, **options)
     if not isinstance(engine, Engine):
-        raise InputError(f"engine {name!r}: makes a {type(engine).__name__}, not a tide.Engine")
+        raise InputError(f"engine {name!r}: made a {type(engine).__name__}, not a tide.Engine")
     return engine
 
 

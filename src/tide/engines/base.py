@@ -1,8 +1,8 @@
-"""Base class of engines: prompts in, streamed completions out. It knows nothing of toxicity.
+"""The base class of engines, which stream completions of prompts and know nothing of toxicity.
 
-A new engine derives from `Engine` and implements `_tokenize`, `_texts` and `_write`, and
-`_embed_tokens` for searches that move prompts; see `tide.engines.scripted`. The public methods
-check input and output, and raise only TideErrors.
+A new engine derives from `Engine` and implements `_tokenize`, `_texts` and `_write`, and also
+`_embed_tokens` for searches that perturb prompts. `tide.engines.scripted` is an example. The public
+methods check input and output, and raise only TideErrors.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:  # the command line imports this module, and torch takes secon
     from typing_extensions import Self
 
 FinishReason = Literal["length", "stop"]
-# No machine's memory holds more rows than the limit. None: the engine's default.
+# No machine has memory for more rows than the limit. None means the engine's default.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
-# Maximum spellings banned with one word; a vocabulary has dozens of spellings of some marks.
+# Maximum number of spellings banned with a word; some punctuation marks have dozens of spellings.
 MOST_SPELLINGS = 8
 
-# The parts of an answer that is only text.
+# The parts of an answer without reasoning and tool calls.
 _NO_PARTS = Parts()
 
 TokenPair = tuple[Sequence[int], Sequence[int]]
@@ -49,10 +49,11 @@ TokenPair = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the model's tokenizer reads it.
+    """A tokenized prompt.
 
-    fixed_mask: the tokens that searches keep by default: BOS, role markers and, in a chat, all but
-        the last user message. user_mask (chats): the tokens inside any user message.
+    fixed_mask: marks tokens that searches do not perturb by default, which are BOS, role markers
+        and, in a chat, all but the last user message. user_mask (chats): marks the tokens of all
+        user messages.
     """
 
     text: str
@@ -63,9 +64,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Completion:
-    """The model's text after the prompt, without the token that ended it.
+    """The text that a model wrote after a prompt, without the token that ended the text.
 
-    read_tokens: the sum of its pieces' `read_tokens`.
+    read_tokens: the sum of `read_tokens` over all pieces of the completion.
     """
 
     text: str
@@ -79,11 +80,11 @@ class Request:
     """A request for a completion.
 
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
-    noise (common random numbers). banned_token_ids: never drawn. banned_first_ids: further ids
-    that are not drawn as the first token. priority: the lowest is served first. prefix_cache: see
-    `Engine.prefix_cache`. piece_tokens: the engine may collect this many tokens for a piece; None:
-    one piece at the end. whole_text: keep reasoning that a chat model writes before its answer, as
-    `<think>...</think>`, in the text.
+    noise (common random numbers). banned_token_ids: ids that are never drawn. banned_first_ids:
+    further ids that are not drawn as the first token. priority: requests with the lowest number are
+    served first. prefix_cache: see `Engine.prefix_cache`. piece_tokens: number of tokens that the
+    engine may collect for a piece; None asks for one piece at the end. whole_text: whether the text
+    keeps the reasoning (`<think>...</think>`) that a chat model writes before its answer.
     """
 
     prompt: Sequence[int] | Tensor
@@ -101,10 +102,10 @@ class Request:
 class Piece:
     """The next part of a completion, without the token that ended the text.
 
-    finish_reason: why this is the last piece; None if it is not. read_tokens: prompt tokens that
-    were read for it, without those in the prefix cache. An engine without a prefix cache leaves it
-    at None: the first piece then counts the whole prompt. parts: the reasoning and tool calls of
-    the whole answer; only the last piece has them.
+    finish_reason: reason why the completion ended; None if more pieces follow. read_tokens: number
+    of prompt tokens that the model read for this piece, without cached tokens. An engine without a
+    prefix cache leaves the field None, and the first piece then counts the whole prompt. parts: the
+    reasoning and tool calls of the whole answer; only the last piece has parts.
     """
 
     token_ids: tuple[int, ...]
@@ -114,18 +115,18 @@ class Piece:
 
 
 class Likelihood(NamedTuple):
-    """mean: mean log-probability per token. read_tokens: as in `Piece`, plus the completion's."""
+    """The mean log-probability of a completion's tokens, and the number of tokens read for it."""
 
     mean: float
     read_tokens: int
 
 
 class Ban(NamedTuple):
-    """How to keep a text from being written again; see `Engine.ban`.
+    """A ban that keeps a text from being written again; see `Engine.ban`.
 
-    kept: number of tokens before the first visible one; the ban applies after them. token_ids: at
-    most `MOST_SPELLINGS`. everywhere: ban them for the rest of the text, and not only as its next
-    token (`Request.banned_first_ids`).
+    kept: number of tokens before the first visible token; the ban applies after these tokens.
+    token_ids: ids to ban, at most `MOST_SPELLINGS`. everywhere: whether the ban holds for the rest
+    of the text; otherwise it holds for the next token only (`Request.banned_first_ids`).
     """
 
     kept: int
@@ -137,15 +138,15 @@ class Engine(ABC):
     """One causal language model.
 
     Attributes:
-        name: The model, for records.
-        dim: Width d of its input embeddings.
-        dtype: Its compute dtype.
-        context_length: Maximum tokens of prompt plus completion; None if unlimited.
-        max_batch: Maximum sequences run at once.
-        embedding_scale: Ratio of the rows of `embed` to those of the model's embedding table.
-        in_process: Whether the model runs here and not on a server.
-        capabilities: Names of the optional sampling options that this engine supports; "parts" if
-            it takes chats with tools, and separates tool calls and reasoning from the text.
+        name: Name of the model, for records.
+        dim: Width d of the model's input embeddings.
+        dtype: Compute dtype of the model.
+        context_length: Maximum number of tokens of prompt plus completion; None if unlimited.
+        max_batch: Maximum number of sequences run at once.
+        embedding_scale: Ratio of the rows of `embed` to the rows of the model's embedding table.
+        in_process: Whether the model runs in this process and not on a server.
+        capabilities: Names of the optional sampling options that this engine supports. "parts" says
+            that it takes chats with tools, and separates tool calls and reasoning from the text.
     """
 
     name: str
@@ -158,8 +159,8 @@ class Engine(ABC):
     capabilities: ClassVar[frozenset[str]] = frozenset()
     closed = False
 
-    # Implemented by every engine; the public methods below document them. `_write`,
-    # `_log_likelihoods` and `_free` run in the engine's event loop.
+    # Every engine implements the next three methods, which the public methods below document.
+    # `_write`, `_log_likelihoods` and `_free` run in the engine's event loop.
 
     @abstractmethod
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]: ...
@@ -169,9 +170,9 @@ class Engine(ABC):
 
     @abstractmethod
     def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """The request has been checked. Closing the generator aborts it."""
+        """Complete a request that was checked. Closing the generator aborts the request."""
 
-    # Implemented by some engines.
+    # Some engines implement these methods.
 
     def _encode(self, text: str) -> Prompt:
         (ids,) = self._tokenize([text])
@@ -189,14 +190,14 @@ class Engine(ABC):
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        """The pairs have been checked."""
+        """Return the likelihoods of pairs that were checked."""
         raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
     def _prefix_cache(self, rows: Tensor | None) -> object:
         return None
 
     def _vocabulary(self) -> Sequence[str]:
-        """The text of each token id, or "" if it is unknown. See `ban`."""
+        """Return the text of each token id, or "" for an unknown text; see `ban`."""
         return ()
 
     def _verify(self) -> None:
@@ -208,7 +209,7 @@ class Engine(ABC):
     # Texts and tokens.
 
     def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Token ids with the special tokens the model expects around a prompt.
+        """Return token ids, with the special tokens that the model expects around a prompt.
 
         Raises InputError for a prompt with a token that the model has no embedding for, and
         CompletionError if the tokenizer fails.
@@ -217,17 +218,17 @@ class Engine(ABC):
             return self._tokenize(prompts)
 
     def encode(self, text: str) -> Prompt:
-        """Tokenize a prompt, and mark the tokens that a search may move. Raises like `tokenize`."""
+        """Tokenize a prompt, and mark the tokens that searches keep. Raises like `tokenize`."""
         with self._calling("encode", CompletionError):
             return self._encode(text)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """The text that each row of completion ids adds to the prompt, control tokens included."""
+        """Return the text that each row of completion ids adds to a prompt, with control tokens."""
         with self._calling("texts", CompletionError):
             return self._texts(rows)
 
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
-        """The text that each token of each row adds; joined, these are the text of the row.
+        """Return the text that each token of each row adds; joined, the texts are the row's text.
 
         A token that ends inside a code point adds nothing; the token that completes the code point
         adds it. So a text may be cut after any token that adds text, unless that text ends with an
@@ -243,7 +244,7 @@ class Engine(ABC):
         texts = [self._texts_alone[token] for token in ids]
         if "".join(texts) == whole:
             return texts
-        # Some tokens are parts of characters, or have another text after other tokens.
+        # Some tokens are parts of characters, or their text depends on the tokens before them.
         ends = [0]
         for text in self.texts([ids[:count] for count in range(1, len(ids))]):
             whole_so_far = whole.startswith(text) and not text.endswith(HALF)
@@ -252,12 +253,12 @@ class Engine(ABC):
         return [whole[start:end] for start, end in pairwise(ends)]
 
     def ban(self, token_ids: Sequence[int]) -> Ban:
-        """The ids to ban in place of these tokens, so that their text is not written again.
+        """Return the ids to ban so that the text of these tokens is not written again.
 
-        These are the first visible token, and the tokens that differ from it only in case or
-        surrounding spaces; they are banned for the rest of the text. A token that is a part of a
-        character or a single non-ASCII letter begins many words: it is banned only as the next
-        token, since without it a language could not be written.
+        The first visible token is banned for the rest of the text, and so are the tokens that
+        differ from it only in case or surrounding spaces. A token that is a part of a character or
+        a single non-ASCII letter begins many words. It is banned only as the next token, because
+        a longer ban would make its language impossible to write.
         """
         texts = [text for (text,) in self.token_texts([[one] for one in token_ids])]
         first = next((place for place, text in enumerate(texts) if text.strip()), None)
@@ -271,21 +272,21 @@ class Engine(ABC):
         return Ban(first, tuple(alike)[:MOST_SPELLINGS], True)
 
     def render(self, chat: Chat) -> Rendered:
-        """The text of `chat`, to be passed to `tokenize` or `encode`.
+        """Return the text of a chat, to be passed to `tokenize` or `encode`.
 
         Raises InputError if the model has no chat template, or the template refuses the chat.
         """
         if chat.in_parts and "parts" not in self.capabilities:
             field = next(iter(chat.asked), "messages")
             raise InputError(
-                f"{field}: only the engine 'openai' takes tools, their messages and formats of "
-                "answers; leave them out"
+                f"{field}: only the engine 'openai' takes tools, tool messages and response "
+                "formats; leave the field out"
             )
         with self._calling("render", CompletionError):
             return self._render(chat)
 
     def text_of(self, prompt: str | Chat) -> str:
-        """The text to complete for `prompt`. Raises InputError if invalid."""
+        """Return the text to complete for a prompt. Raises InputError for an invalid prompt."""
         if isinstance(prompt, Chat):
             return self.render(prompt)
         given: Any = prompt  # callers may not check types
@@ -303,19 +304,19 @@ class Engine(ABC):
     # Embeddings.
 
     def embed(self, prompts: Sequence[str]) -> list[Tensor]:
-        """The embeddings of the tokens of each prompt, (T_i, d); see `embed_tokens`."""
+        """Return the token embeddings (T_i, d) of each prompt; see `embed_tokens`."""
         return [self.embed_tokens(ids) for ids in self.tokenize(prompts)]
 
     def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
-        """The input embeddings of these ids, scaled: float32 on the CPU, shape (n, d).
+        """Return the scaled input embeddings (n, d) of token ids, float32 on the CPU.
 
-        The model completes them as it completes the ids.
+        The model completes the embeddings as it completes the ids.
         """
         with self._calling("embed_tokens"):
             return self._embed_tokens(token_ids)
 
     def decode_nearest(self, embeddings: Tensor) -> list[int]:
-        """For each row of (T, d), the token whose embedding has the largest cosine to it."""
+        """Return, for each row of (T, d), the token id of the largest cosine similarity."""
         with self._calling("decode_nearest"):
             found = self._decode_nearest(embeddings)
         if len(found) != (rows := len(embeddings)):
@@ -323,11 +324,12 @@ class Engine(ABC):
         return found
 
     def prefix_cache(self, rows: Tensor | None = None) -> object:
-        """A handle for requests; keys and values that they share are cached as long as it lives.
+        """Return a handle; keys and values that its requests share are cached while it exists.
 
-        rows: embeddings (P, d) with which all the requests begin; they are read once. Without
-        `rows`, a request reads only its last token id if the request before read or wrote all its
-        other ids. Caching changes completions only by rounding. None if nothing can be cached.
+        rows: embeddings (P, d) with which all the requests begin; the model reads the rows once.
+        Without `rows`, the model reads only the last token id of a request whose other ids were all
+        read or written for the previous request. Caching changes completions only by rounding.
+        Returns None if nothing can be cached.
         """
         with self._calling("prefix_cache"):
             return self._prefix_cache(rows)
@@ -335,10 +337,10 @@ class Engine(ABC):
     # Writing.
 
     async def write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        """Write a completion, piece by piece. It does not depend on the rest of the batch.
+        """Write a completion piece by piece. The text does not depend on the rest of the batch.
 
         Closing the generator aborts the request at the next step. Raises CompletionError for a
-        prompt that the engine cannot complete, and EngineError if it can complete no prompt.
+        prompt that the engine cannot complete, and EngineError if the engine fails for all prompts.
         """
         if not self.portal.is_current:
             async with aclosing(self.portal.iterate(self.write, request)) as elsewhere:
@@ -372,7 +374,7 @@ class Engine(ABC):
         raise EngineError(f"engine {self.name}: a completion ended without a finish reason")
 
     async def complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """The whole completion of each request. The first failure aborts the others."""
+        """Return the whole completion of each request. A failure aborts the other requests."""
         if not self.portal.is_current:
             return await self.portal.call(self.complete, requests)
         found = await gather(map(self._whole, requests))
@@ -381,7 +383,7 @@ class Engine(ABC):
         return [replace(one, read_tokens=row[2]) for one, row in zip(made, found, strict=True)]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
-        """The request that continues `request` after these tokens (at least one)."""
+        """Return the request that continues `request` after these tokens (at least one)."""
         prompt, sampling = request.prompt, request.sampling
         if isinstance(prompt, Sequence):
             more: Sequence[int] | Tensor = (*prompt, *token_ids)
@@ -398,9 +400,9 @@ class Engine(ABC):
     async def log_likelihoods(
         self, pairs: Sequence[TokenPair], *, prefix_cache: object = None
     ) -> list[Likelihood]:
-        """The likelihood of the completion ids of each pair (prompt ids, completion ids).
+        """Return the likelihood of the completion in each pair (prompt ids, completion ids).
 
-        Raises like `write`, for the first pair that fails.
+        Raises the errors of `write` for the first pair that fails.
         """
         if not self.portal.is_current:
             call = partial(self.log_likelihoods, prefix_cache=prefix_cache)
@@ -418,10 +420,10 @@ class Engine(ABC):
     def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
-        """Completions from token ids, which exclude the token that ended the text.
+        """Return the completions of token ids, which exclude the token that ended the text.
 
-        A text is cut before its first stop string; of the ids, the shortest prefix that holds the
-        rest is kept.
+        A text is cut before its first stop string. Its ids are cut to the shortest prefix whose
+        text begins with the cut text.
         """
         texts = self.texts([ids for ids, _ in written])
         found = []
@@ -436,9 +438,9 @@ class Engine(ABC):
     def stopped(
         self, rows: Sequence[Sequence[int]], samplings: Sequence[Sampling]
     ) -> Iterator[tuple[int, int]]:
-        """Yields (row, count) for each row of ids whose text holds one of its stop strings.
+        """Yield (row, count) for each row of ids whose text contains a stop string of the row.
 
-        count: length of the shortest prefix of the row that holds it.
+        count: length of the shortest prefix of the row that contains the stop string.
         """
         some = [number for number, own in enumerate(samplings) if own.stop]
         texts = self.texts([rows[number] for number in some]) if some else []
@@ -449,7 +451,7 @@ class Engine(ABC):
                 yield number, self.fewest(rows[number], holds)
 
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
-        """Length of the shortest prefix of `ids` whose text is `enough`; all of `ids` must be."""
+        """Return the length of the shortest prefix whose text satisfies `enough`, or of `ids`."""
         return bisect_left(
             range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
         )
@@ -462,7 +464,7 @@ class Engine(ABC):
         self.check_prompt(request.prompt, request.sampling.max_new_tokens)
 
     def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
-        """Raise CompletionError for a prompt after which the new tokens cannot be written."""
+        """Raise CompletionError for a prompt that is invalid, or too long for the new tokens."""
         if isinstance(prompt, Sequence):
             if not prompt:
                 raise CompletionError("the prompt has no tokens")
@@ -471,7 +473,7 @@ class Engine(ABC):
             raise CompletionError(f"embeddings: shape {tuple(prompt.shape)}, {expected}")
         elif not prompt.is_floating_point():
             raise CompletionError(f"embeddings: dtype {prompt.dtype}, expected a float type")
-        # The minimum and maximum of NaN are NaN. Checking each number takes ten times as long.
+        # NaN makes minimum and maximum NaN. Checking each number takes ten times as long.
         elif not all(end.isfinite() for end in prompt.to(self.dtype).aminmax()):
             raise CompletionError(f"embeddings: NaN or infinite values (as {self.dtype})")
         limit = self.context_length
@@ -486,8 +488,8 @@ class Engine(ABC):
             for name in ("tool_calls", "reasoning"):
                 if getattr(sampling, name) != Settings.model_fields[name].default:
                     raise InputError(
-                        f"{name}: only the engine 'openai' separates them from the text, which is "
-                        "scored; leave it out"
+                        f"{name}: only the engine 'openai' separates tool calls and reasoning from "
+                        "the scored text; leave the option out"
                     )
         for name in ("min_new_tokens", "stop", "repetition_penalty"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default
@@ -499,19 +501,19 @@ class Engine(ABC):
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether prompts may be embeddings, so that searches can move them."""
+        """Whether prompts may be embeddings, which searches can perturb."""
         return type(self)._embed_tokens is not Engine._embed_tokens
 
     def supports_continuation(self, prompt: Sequence[int]) -> bool:
-        """Whether it can continue a partial answer to this prompt; else answers are written whole.
+        """Return whether the engine can continue a partial answer to this prompt.
 
-        Every engine can after a plain text; some cannot in a chat.
+        Every engine can continue a plain text. Some engines can only write whole answers in a chat.
         """
         return True
 
     @property
     def capability_notes(self) -> str:
-        """One line for people on its detected capabilities; may be empty."""
+        """One readable line about the detected capabilities; may be empty."""
         return ""
 
     @property
@@ -521,12 +523,12 @@ class Engine(ABC):
 
     @property
     def chat_sampling(self) -> Mapping[str, Any]:
-        """The sampling for chats that the model's makers advise; may be empty."""
+        """The sampling that the model's makers advise for chats; may be empty."""
         return {}
 
     @property
     def available(self) -> bool:
-        """Whether it can complete prompts now."""
+        """Whether the engine can complete prompts now."""
         return not self.closed
 
     def verify(self) -> None:
@@ -550,7 +552,7 @@ class Engine(ABC):
 
     @property
     def portal(self) -> Portal:
-        """The engine's event loop; code that uses the engine should run in it, too."""
+        """The engine's event loop; code that uses the engine should run in this loop, too."""
         return portal_of(self)
 
     @cached_property
@@ -559,7 +561,7 @@ class Engine(ABC):
 
     @cached_property
     def _spellings(self) -> dict[int, tuple[int, ...]]:
-        """For each token id, the ids whose texts differ only in case or spaces, shortest first."""
+        """Token id -> the ids whose texts differ only in case or spaces, shortest text first."""
         alike: dict[str, list[int]] = {}
         vocabulary = self._vocabulary()
         for token_id, text in enumerate(vocabulary):
@@ -570,14 +572,14 @@ class Engine(ABC):
         return {one: tuple(ids) for ids in rows for one in ids}
 
     def _begins_many(self, text: str) -> bool:
-        """Whether many characters or many words begin with a token of this text."""
+        """Return whether many characters or many words begin with a token of this text."""
         return HALF in text or is_letter(text.strip())
 
     @contextmanager
     def _calling(
         self, doing: str, kind: type[TideError] = EngineError, *, awaits: bool = False
     ) -> Iterator[None]:
-        """Turn errors of libraries into `kind`: CompletionError if they concern one text alone."""
+        """Raise errors of libraries as `kind`, a CompletionError if only one text is affected."""
         if self.closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
         self.portal.check_fork()
@@ -585,7 +587,7 @@ class Engine(ABC):
             yield
 
     async def _whole(self, request: Request) -> tuple[list[int], FinishReason, int]:
-        """The token ids, their finish reason, and the number of tokens read for them."""
+        """Complete a request; returns the ids, the finish reason and the number of tokens read."""
         ids: list[int] = []
         reason: FinishReason | None = None
         read = 0
@@ -597,9 +599,9 @@ class Engine(ABC):
         return ids, reason, read
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
-        """Raise EngineError for an invalid piece. written: tokens so far, including the piece's."""
+        """Raise EngineError for an invalid piece. written: number of tokens, with the piece."""
         invalid = any(type(i) is not int or i < 0 for i in piece.token_ids)
         if invalid or written > request.sampling.max_new_tokens:
-            raise EngineError(f"engine {self.name}: wrote invalid token ids, or too many")
+            raise EngineError(f"engine {self.name}: wrote invalid or too many token ids")
         if piece.finish_reason not in (None, "length", "stop"):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")

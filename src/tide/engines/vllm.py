@@ -1,7 +1,7 @@
-"""vLLM in this process: runs one large model on one or several GPUs, from prompt embeddings.
+"""An engine that runs vLLM in this process, for a large model on one or several GPUs.
 
-All of vLLM's engine arguments are options: `tensor_parallel_size`,
-`pipeline_parallel_size`, `gpu_memory_utilization`, `max_model_len`, `quantization`, ...
+All of vLLM's engine arguments are options, such as `tensor_parallel_size`,
+`pipeline_parallel_size`, `gpu_memory_utilization`, `max_model_len` and `quantization`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from tide.engines.remote.protocol import FirstToken, difference, sampling_fields
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
-# Texts that are booleans. None: texts that only look like one, and are refused.
+# Booleans that are written as text. None marks texts that are refused because they are ambiguous.
 _BOOLEANS = {"true": True, "false": False, "yes": None, "no": None, "on": None, "off": None}
-# With embeddings, any of these crashes vLLM (its issue 57719).
+# Each of these options crashes vLLM if prompts are embeddings (vLLM's issue 57719).
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class VllmEngine(EmbeddingEngine):
     """A causal LM run by vLLM's asynchronous engine, one request per completion.
 
-    model: folder, hub id, or "pocket" (bundled). dtype: as for vLLM. max_batch: sequences run at
-    once (vLLM's `max_num_seqs`). options: further arguments of vLLM's `AsyncEngineArgs`.
+    model: folder, hub id, or "pocket" (bundled). dtype: vLLM's `dtype`. max_batch: maximum number
+    of sequences run at once (vLLM's `max_num_seqs`). options: further arguments of vLLM's
+    `AsyncEngineArgs`.
 
     Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know or
-    that would crash it, and EngineError if vLLM cannot load the model or does not write the same
-    from embeddings as from token ids.
+    that would crash it, and EngineError if vLLM cannot load the model or writes other tokens from
+    embeddings than from token ids.
     """
 
     @checked
@@ -61,21 +62,22 @@ class VllmEngine(EmbeddingEngine):
             problem = "crashes vLLM with prompt embeddings (its issue 57719); leave it out"
             raise InputError(f"{found[0]}: {problem}")
         self.max_batch = max_batch or _MAX_BATCH
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vllm is imported
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vllm reads this at its import
         self._vllm = require("vllm", "vllm")
         code: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         settings: dict[str, Any] = {
             "max_num_seqs": self.max_batch,
             "use_tqdm_on_load": False,
-            # Candidates that move only the last rows (perturb="last:K") share the cached rows
-            # before, and continued drafts their earlier text. Hashing other prompts costs little.
+            # Candidates that perturb only the last rows (perturb="last:K") share the cached rows
+            # of the prompt, and continued drafts share their earlier text. Hashing costs little.
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             **options,
             "enable_prompt_embeds": True,
         }
         if require("vllm.platforms", "vllm").current_platform.is_cpu():
-            # For a prompt read in parts vLLM rewinds the random generator; a CPU's cannot: a crash.
+            # vLLM rewinds the random generator for a prompt that it reads in parts. A CPU generator
+            # cannot be rewound, so vLLM crashes.
             settings.setdefault("enable_chunked_prefill", False)
         self._numbers = count()
         try:
@@ -84,7 +86,7 @@ class VllmEngine(EmbeddingEngine):
                 config = read_config(source, **code)
                 self._engine = self.portal.run(self._start, source, dtype, {**code, **settings})
                 self.dtype = self._engine.model_config.dtype
-                # One less than vLLM's: for a likelihood it has to write a token after the text.
+                # To compute a likelihood, vLLM writes a token after the text: one less may be read.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
             self.verify()
@@ -139,14 +141,14 @@ class VllmEngine(EmbeddingEngine):
         prompt = request.prompt
         if isinstance(prompt, Sequence):
             given: dict[str, Any] = {"prompt_token_ids": list(prompt)}
-        else:  # on the CPU, contiguous, in the model's dtype
+        else:  # vLLM expects contiguous CPU tensors of the model's dtype
             given = {"prompt_embeds": prompt.detach().to("cpu", self.dtype).contiguous()}
         name = f"tide-{next(self._numbers)}"
         async for output in self._engine.generate(given, values, name):
             yield output
 
     def _verify(self) -> None:
-        """Compare the first token after token ids with that after their embeddings."""
+        """Raise EngineError if vLLM writes other tokens from embeddings than from token ids."""
         if problem := self.portal.run(difference, self, self._first_tokens):
             raise EngineError(f"vLLM with {self.name}: {problem}")
 
@@ -172,20 +174,20 @@ class VllmEngine(EmbeddingEngine):
     async def _free(self) -> None:
         if (engine := getattr(self, "_engine", None)) is not None:
             engine.shutdown()
-            # Deleted only when Python exits, it would print a traceback.
+            # An engine that is deleted only when Python exits prints a traceback.
             self._engine = None
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """The value of a vLLM option, whose type only vLLM knows.
+    """Return the value of a vLLM option, whose type only vLLM knows.
 
-    "true" and "false" become booleans: vLLM takes any text as true, so "False" would turn an option
-    on. Raises InputError for texts such as "yes" and "off", and for `trust_remote_code` inside
-    another option.
+    "true" and "false" become booleans, because vLLM takes any text as true and "False" would turn
+    an option on. Raises InputError for texts such as "yes" and "off", and for `trust_remote_code`
+    inside another option.
     """
     if isinstance(value, dict):
         if "trust_remote_code" in value:
-            raise InputError(f"{name}: give trust_remote_code as a separate option, not inside it")
+            raise InputError(f"{name}: contains trust_remote_code; give it as a separate option")
         return {key: _parsed(f"{name}.{key}", part) for key, part in value.items()}
     if isinstance(value, list):
         return [_parsed(name, part) for part in value]

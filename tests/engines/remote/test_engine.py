@@ -188,7 +188,7 @@ def test_bad_embeddings_are_not_sent(
         completed(engine, [torch.zeros(2, 256), embeddings], GREEDY, [0, 0])
     with pytest.raises(EngineError, match="likelihood: an empty"):
         likelihoods(engine, [[1], [2]], [[3], []])
-    with pytest.raises(CompletionError, match="a token id outside of the model's vocabulary"):
+    with pytest.raises(CompletionError, match="a token id is outside the model's vocabulary"):
         likelihoods(engine, [[1], [2]], [[3], [99999]])
     assert not servers[0].requests + servers[1].requests
 
