@@ -33,7 +33,7 @@ def test_one_command_stands_in_for_perspective() -> None:
 
 
 def test_the_engine_without_a_model_refuses_every_prompt() -> None:
-    with load_engine("none", "none") as engine, pytest.raises(InputError, match="no model here"):
+    with load_engine("none", "none") as engine, pytest.raises(InputError, match="has no model"):
         engine.tokenize(["Hello"])
 
 

@@ -175,7 +175,7 @@ class EmbeddingEngine(Engine):
         if (outside := self._outside(rows)) is not None:
             raise EngineError(
                 f"model {self.name}: token id {outside!r} is not in its vocabulary of "
-                f"{len(self._layer.weight)}; does its tokenizer or server serve another model?"
+                f"{len(self._layer.weight)}; is its tokenizer or server for another model?"
             )
 
     def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:

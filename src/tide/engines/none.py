@@ -25,7 +25,7 @@ class NoEngine(Engine):
         self.dim, self.max_batch, self.context_length = 0, 1, None
 
     def _tokenize(self, prompts: Sequence[str]) -> NoReturn:
-        raise InputError("the engine 'none' has no model; it scores texts but completes none")
+        raise InputError("the engine 'none' has no model and cannot complete texts")
 
     def _render(self, chat: Chat) -> NoReturn:
         self._tokenize(())

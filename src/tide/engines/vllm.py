@@ -35,9 +35,8 @@ _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 class VllmEngine(EmbeddingEngine):
     """A causal LM run by vLLM's asynchronous engine, one request per completion.
 
-    model: folder, hub id, or "pocket" (bundled). dtype: vLLM's `dtype`. max_batch: maximum number
-    of sequences run at once (vLLM's `max_num_seqs`). options: further arguments of vLLM's
-    `AsyncEngineArgs`.
+    model: folder, hub id, or "pocket" (bundled). dtype: vLLM's `dtype`. max_batch: vLLM's
+    `max_num_seqs`. options: further arguments of vLLM's `AsyncEngineArgs`.
 
     Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know or
     that would crash it, and EngineError if vLLM cannot load the model or writes other tokens from
@@ -86,7 +85,7 @@ class VllmEngine(EmbeddingEngine):
                 config = read_config(source, **code)
                 self._engine = self.portal.run(self._start, source, dtype, {**code, **settings})
                 self.dtype = self._engine.model_config.dtype
-                # To compute a likelihood, vLLM writes a token after the text: one less may be read.
+                # vLLM writes a token after the text of a likelihood: the limit is one token less.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
             self.verify()

@@ -34,7 +34,7 @@ class Watched:
         self.before: Callable[[Lane], None] = lambda lane: None
 
         def step(batch: Batch, lane: Lane, step: Any = Batch.step) -> None:
-            self.sizes.append(len(lane.under_way))
+            self.sizes.append(len(lane.running))
             self.before(lane)
             step(batch, lane)
 

@@ -166,7 +166,7 @@ def asked(
 def run(engine: TransformersEngine, rows: Sequence[Asked]) -> None:
     """Take steps until no row is under way or to come."""
     (batch, lane), step = batch_of(engine), 0
-    while lane.under_way or any(one.at >= step for one in rows):
+    while lane.running or any(one.at >= step for one in rows):
         entering = [one.row for one in rows if one.at == step]
         for one in rows:
             if one.leaves_at == step:
@@ -175,15 +175,15 @@ def run(engine: TransformersEngine, rows: Sequence[Asked]) -> None:
         if waiting:
             assert lane.takes_rows
             batch.prefill(lane, waiting)
-        if lane.under_way:
+        if lane.running:
             batch.step(lane)
         step += 1
         assert step < 200
-    assert not lane.under_way
+    assert not lane.running
 
 
 def finish(batch: Batch, lane: Lane) -> None:
-    while lane.under_way:
+    while lane.running:
         batch.step(lane)
 
 
@@ -253,7 +253,7 @@ def test_a_row_that_leaves_makes_room(llama: TransformersEngine) -> None:
     for one in rows[3:]:
         one.row.aborted = True
     batch.step(lane)
-    assert len(lane.under_way) == len(lane.rows) == 3
+    assert len(lane.running) == len(lane.rows) == 3
     finish(batch, lane)
     assert [len(one.ids) for one in rows[:3]] == [40] * 3
     assert all(one.told == [] for one in rows[3:])
@@ -403,7 +403,7 @@ def test_rows_that_cannot_be_read_leave_the_batch_as_it_was(
     bad.row.x = torch.zeros(4, 7)
     with pytest.raises(RuntimeError):
         batch.prefill(lane, [asked(llama, own, 5).row, bad.row])
-    assert len(lane.under_way) == 1
+    assert len(lane.running) == 1
     second = asked(llama, own, 5)
     batch.prefill(lane, [second.row])
     finish(batch, lane)
@@ -432,7 +432,7 @@ def test_a_batch_that_is_not_open_waits_until_all_have_ended(llama: Transformers
     make = partial(Sampling, temperature=0.0)
     rows = [asked(llama, make(max_new_tokens=n, min_new_tokens=n), n) for n in (2, 6)]
     batch.prefill(lane, [one.row for one in rows])
-    while lane.under_way:
+    while lane.running:
         assert not lane.takes_rows
         batch.step(lane)
     assert lane.takes_rows

@@ -120,7 +120,7 @@ def test_batches_are_capped_and_change_nothing(
     sizes = []
 
     def step(self: Batch, lane: Lane, step: Any = Batch.step) -> None:
-        sizes.append(len(lane.under_way))
+        sizes.append(len(lane.running))
         step(self, lane)
 
     monkeypatch.setattr(Batch, "step", step)

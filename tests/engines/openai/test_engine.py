@@ -147,7 +147,7 @@ def test_words_are_drawn_again_where_a_bias_does_not_work(
     server.__dict__.update(options)
     with caplog.at_level(logging.WARNING, "tide"):
         engine = connect()
-    assert "by drawing again" in engine.capability_notes
+    assert "by redrawing text" in engine.capability_notes
     assert ("does not work" in caplog.text) == ("biased" in options)
     found = held_back(engine)
     assert all(found)
@@ -246,7 +246,7 @@ def test_chats_go_on_where_the_server_can(
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT))
     assert engine.supports_continuation(prompt.token_ids)
-    assert "go on in blocks" in engine.capability_notes
+    assert "in several blocks" in engine.capability_notes
     assert prompt.text == "system: Be kind.\nuser: What do you do?\nassistant:"
     (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
     assert whole.text == model_says(server, f"{prompt.text} ", {})
@@ -263,7 +263,7 @@ def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServe
     prompt = engine.encode(engine.text_of(CHAT))
     assert not engine.supports_continuation(prompt.token_ids)
     assert engine.supports_continuation(engine.tokenize(["A text"])[0])
-    assert "are one block" in engine.capability_notes
+    assert "in one block" in engine.capability_notes
     (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
     assert whole.text
     with pytest.raises(CompletionError, match="cannot continue an answer to a chat"):
@@ -317,7 +317,7 @@ def test_a_server_with_the_fields_of_openai_alone(connect: Connect, server: Text
     engine = connect()
     assert all(texts(engine, GREEDY))
     assert "top_k" not in server.requests[-1]
-    with pytest.raises(InputError, match="top_k: not taken by the server"):
+    with pytest.raises(InputError, match="top_k: not supported by the server"):
         engine.check_sampling(Sampling(top_k=5))
 
 
@@ -327,7 +327,7 @@ def test_which_model(connect: Connect, server: TextServer) -> None:
     server.models = [{"id": "one"}, {"id": "tiny"}]
     assert connect().name == "tiny"
     server.models = [{"id": "one"}, {"id": "two"}]
-    with pytest.raises(EngineError, match="has no model 'tiny'; --model is one of: one, two"):
+    with pytest.raises(EngineError, match="has no model 'tiny'; set --model to one of: one, two"):
         connect()
     server.answer = lambda path, body: (404, {}) if path == "/v1/models" else None
     assert connect().name == "tiny"

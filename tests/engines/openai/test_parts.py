@@ -183,7 +183,7 @@ def test_calls_that_nobody_asked_for_are_refused(
 ) -> None:
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
     text_server.message = lambda body: [delta(tool_calls=[call(0, name="f", arguments="{}")]), end]
-    with pytest.raises(CompletionError, match="called a tool although it was sent none"):
+    with pytest.raises(CompletionError, match="called a tool although the request had no tools"):
         answered(text_engine, Chat.of([USER], asks))
 
 

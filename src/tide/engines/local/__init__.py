@@ -1,1 +1,1 @@
-"""A model in this process: the engine, its decode loop and their caches."""
+"""The engine that runs a model in this process, with its decode loop and caches."""

@@ -1,13 +1,13 @@
-"""The batch: all sequences under way, which share the model's forward passes.
+"""The batch of all running sequences, which share the model's forward passes.
 
     1. admit     waiting rows enter while there is capacity, the lowest priority first
-    2. prefill   the model reads their prompts, except for tokens in the prefix cache
-    3. step      the next token of each row is drawn, and the model reads it
+    2. prefill   the model reads the prompts of new rows, except for cached tokens
+    3. step      the next token of each row is drawn, and the model reads this token
     4. retire    ended and cancelled rows leave; their keys and values go to the prefix cache
 
 Rows of similar length share a lane. Reading one prompt takes as long as two or three steps, so
 waiting rows enter together. Clients whose answers end together send their next requests some
-milliseconds apart; if nothing else is under way, the first of these requests waits for the others.
+milliseconds apart; if no other row is running, the first of these requests waits for the others.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from tide.engines.local.sampler import (
 )
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
-# Lengths of lanes: up to this number of tokens, up to 4 times as many, and so on.
+# Rows of the first lane have at most this number of tokens; each further lane allows 4 times more.
 _SHORT = 256
-# Waiting rows enter once they are a quarter of the running rows, or after this many steps.
+# Waiting rows enter once there are 1/_SHARE as many as running rows, or after _STEPS steps.
 _SHARE, _STEPS = 4, 6
-# Maximum prompt tokens read at once, padding included.
+# Maximum number of prompt tokens read at once, including padding.
 _TOKENS = 1 << 15
-# Waiting for rows that replace ended ones: seconds after the last arrival (or this share of a step,
-# if that is less), and the maximum number of such pauses.
+# After each arrival the batch waits for other rows that replace ended rows: _PAUSE seconds or _HALF
+# of a step, whichever is shorter, and at most _PAUSES times that long in all.
 _PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
-# Ended rows stay in a lane until there are this many, or new rows enter.
+# Ended rows stay in a lane until this number of rows has ended, or new rows enter.
 _GONE = 8
-# oneDNN compiles a kernel for each number of rows, which costs more than reading some dummy rows.
+# oneDNN compiles a kernel for each number of rows. Compiling costs more than reading dummy rows.
 _MULTIPLE = 8
-# Event-loop turns between two steps; each takes some microseconds.
+# Number of event-loop turns between two steps; each turn takes a few microseconds.
 _TURNS = 3
 # Seconds without work after which the memory of keys and values is freed.
 _REST = 1.0
@@ -60,14 +60,14 @@ Stopped = Callable[[Sequence[Sequence[int]], Sequence[Sampling]], Iterable[tuple
 
 @dataclass(eq=False)
 class Row:
-    """A request under way.
+    """A running request.
 
-    x: embeddings of its prompt, (T, d). put: receives its pieces, or its error. prompt_ids: the
-    prompt's token ids, if it came as ids or a repetition penalty needs them. shared: the cached
-    beginning that x shares with other rows. own: the cached text of earlier requests that this one
-    continues. ids: tokens drawn so far. sent: number of them that were sent. read: tokens read for
-    it and not reported yet. aborted: it has ended, or was cancelled. broken: its keys and values
-    may be NaN or infinite.
+    x: embeddings (T, d) of the prompt. put: receives pieces of the completion, or an error.
+    prompt_ids: token ids of the prompt, if the prompt came as ids or a repetition penalty needs its
+    ids. shared: cached beginning that x shares with other rows. own: cached text of earlier
+    requests that this request continues. ids: tokens drawn so far. sent: number of drawn tokens
+    that were sent. read: number of tokens read for the row and not reported yet. aborted: whether
+    the row has ended or was cancelled. broken: whether its keys and values may be NaN or infinite.
     """
 
     request: Request
@@ -84,15 +84,15 @@ class Row:
 
     @property
     def left(self) -> int:
-        """How many tokens may still be drawn."""
+        """Number of tokens that may still be drawn."""
         return self.request.sampling.max_new_tokens - len(self.ids)
 
     def known(self) -> list[Pair] | None:
-        """Keys and values of its prompt except the last token, if they are cached."""
+        """Return the cached keys and values of the prompt without its last token, or None."""
         return None if self.own is None else self.own.before_last(self.prompt_ids)
 
     def send(self, reason: FinishReason | None) -> None:
-        """Send the tokens that were not sent yet. reason: why the row has ended, if it has."""
+        """Send the tokens that were not sent yet. reason: finish reason, if the row has ended."""
         self.put(Piece(tuple(self.ids[self.sent :]), reason, self.read))
         self.sent, self.read = len(self.ids), 0
         self.aborted = self.aborted or reason is not None
@@ -113,7 +113,7 @@ class Row:
 
 @dataclass(eq=False)
 class Reading:
-    """A request for the likelihood of `ids`, with which `x` ends. x, shared, read: as in `Row`."""
+    """A request for the likelihood of `ids`, the last tokens of `x`. Other fields: see `Row`."""
 
     x: Tensor
     ids: Sequence[int]
@@ -137,9 +137,9 @@ class Reading:
 class Lane:
     """Rows of similar lengths, with their stream and sampler.
 
-    rows: rows that the stream has read; some may have ended. resuming: rows whose prompts are
-    cached except for the last token, with the cached keys and values. drawn: of each step since the
-    last `_look`, the tokens and whether their scores were finite.
+    rows: rows that the stream has read, including ended rows that have not left yet. resuming: rows
+    whose prompts are cached except for the last token, with the cached keys and values. drawn: for
+    each step since the last `_look`, the drawn tokens and whether their scores were finite.
     """
 
     def __init__(self, forward: Forward, stop_ids: Tensor) -> None:
@@ -155,15 +155,15 @@ class Lane:
         self.drawn: list[tuple[Tensor, Tensor]] = []
 
     @property
-    def under_way(self) -> list[Row]:
+    def running(self) -> list[Row]:
         """Rows that still wait for tokens."""
         resuming = (row for row, _ in self.resuming)
         return [row for row in (*self.rows, *resuming) if not row.aborted]
 
     @property
     def takes_rows(self) -> bool:
-        """Whether rows may enter now; they may not while drawn tokens wait for `_look`."""
-        return not self.drawn and (self._forward.plain or not self.under_way)
+        """Whether rows may enter now; no row may enter while drawn tokens wait for `_look`."""
+        return not self.drawn and (self._forward.plain or not self.running)
 
     def sample(self, rows: Sequence[Row]) -> None:
         """Start to draw tokens for these rows, which the stream has read."""
@@ -177,10 +177,10 @@ class Lane:
 
 
 class Batch:
-    """Completes rows with a model, step by step, until there are none.
+    """Completes rows with a model, step by step, until no row is left.
 
-    All its methods must be called in one event loop, whose other tasks run between two steps.
-    max_batch: maximum rows under way. stopped: see `Engine`.
+    All methods must be called in one event loop, whose other tasks run between two steps.
+    max_batch: maximum number of running rows. stopped: see `Engine.stopped`.
     """
 
     def __init__(
@@ -199,9 +199,9 @@ class Batch:
         self._readings: list[Reading] = []
         self._waiting: list[tuple[tuple[int, int, int], Row]] = []
         self._numbers = count()
-        self.lanes: dict[int, Lane] = {}  # by the maximum tokens of a row
+        self.lanes: dict[int, Lane] = {}  # key: the maximum number of tokens of a row
         self._steps_waited = 0
-        # Number of ended rows that no new row has replaced; until when replacements are expected.
+        # Number of ended rows without a replacement, and the time until which to expect some.
         self._ended, self._until = 0, 0.0
         self._pause = 0.0  # seconds to wait for the next replacement
         self._task: asyncio.Task[None] | None = None
@@ -226,15 +226,15 @@ class Batch:
 
     @property
     def idle(self) -> bool:
-        return not (self._readings or self._waiting or self._under_way)
+        return not (self._readings or self._waiting or self._running)
 
     @property
-    def _under_way(self) -> int:
-        return sum(len(lane.under_way) for lane in self.lanes.values())
+    def _running(self) -> int:
+        return sum(len(lane.running) for lane in self.lanes.values())
 
     @property
     def _expected(self) -> int:
-        """How many rows are likely to arrive soon: as many as have just ended."""
+        """Number of rows that are likely to arrive soon, to replace rows that have just ended."""
         return max(0, self._ended) if time.monotonic() < self._until else 0
 
     async def _run(self) -> None:
@@ -253,13 +253,13 @@ class Batch:
             self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
 
     async def _gather(self) -> None:
-        """Let other tasks run, and wait for rows that replace those that have just ended."""
+        """Let other tasks run, and wait for rows that replace rows that have just ended."""
         await _let_others_run()
         came, known = time.monotonic(), len(self._waiting)
         while (
             0 < known < self._max_batch
             and self._expected > 0
-            and not (self._under_way or self._readings)
+            and not (self._running or self._readings)
         ):
             await asyncio.sleep(self._pause / 16)
             if len(self._waiting) > known:
@@ -268,26 +268,26 @@ class Batch:
                 self._ended = 0
 
     def _turn(self) -> None:
-        """One forward pass of each lane, and the passes of entering rows."""
+        """Run one forward pass of each lane, and the passes that read entering rows."""
         if self._readings:
             readings, self._readings = self._readings, []
             self._read(readings)
         self.admit()
-        under_way, began = self._under_way, time.monotonic()
+        running, began = self._running, time.monotonic()
         for lane in self.lanes.values():
             try:
-                if lane.under_way:
+                if lane.running:
                     self.step(lane)
             except BaseException as error:
-                rows = lane.under_way
+                rows = lane.running
                 lane.clear()
                 for row in rows:
                     row.put(_failed(error))
-        now, ended = time.monotonic(), under_way - self._under_way
+        now, ended = time.monotonic(), running - self._running
         if ended:
             self._ended = self._expected + ended
             self._until = now + _PAUSES * self._pause
-        elif under_way:  # a step in which rows end may read nothing, and is not timed
+        elif running:  # a step in which rows end may read nothing, so it is not timed
             self._pause = min(_PAUSE, _HALF * (now - began))
 
     def _rest(self) -> None:
@@ -298,17 +298,17 @@ class Batch:
     # 1. Admit.
 
     def admit(self) -> None:
-        """Admit waiting rows that resume; new ones only if they are many or have waited long."""
+        """Admit waiting rows that resume; admit new rows only if many wait or one waits long."""
         while self._waiting and self._waiting[0][1].aborted:
             heappop(self._waiting)
-        under_way = self._under_way
-        entering = min(len(self._waiting), self._max_batch - under_way)
+        running = self._running
+        entering = min(len(self._waiting), self._max_batch - running)
         if entering <= 0:
             return
         self._steps_waited += 1
-        reads = entering >= (under_way + self._expected) // _SHARE or self._steps_waited >= _STEPS
+        reads = entering >= (running + self._expected) // _SHARE or self._steps_waited >= _STEPS
         for lane in self.lanes.values():
-            if not lane.under_way:  # nobody waits for these tokens, and the lane takes no step
+            if not lane.running:  # no row waits for the tokens, and the lane takes no step
                 lane.drawn = []
             self._keep(lane)
         by_lane: dict[int, list[Row]] = {}
@@ -354,7 +354,7 @@ class Batch:
             except BaseException as error:
                 if size == 1:
                     some[0].put(_unread(error))
-                else:  # let each row enter alone, to find the faulty one
+                else:  # let each row enter alone, to find the faulty row
                     rows, most = some + rows, 1
             if not lane.takes_rows:
                 for row in rows:
@@ -365,7 +365,7 @@ class Batch:
 
     @torch.inference_mode()
     def prefill(self, lane: Lane, rows: Sequence[Row]) -> None:
-        """Read the prompts of these rows; their tokens are drawn from the next step on."""
+        """Read the prompts of these rows; the first tokens are drawn in the next step."""
         if lane.rows:
             self.retire(lane)
         known = [(row, row.known()) for row in rows]
@@ -390,7 +390,7 @@ class Batch:
             lane.sample([*plain, *sharing])
 
     def _after_shared(self, rows: Sequence[Row | Reading]) -> tuple[list[Pair], Tensor]:
-        """Keys and values of the rows' shared beginning, and the embeddings after it."""
+        """Return keys and values of the rows' shared beginning, and the embeddings after it."""
         shared = rows[0].shared
         assert shared is not None
         layers = self._prefix_cache.layers(shared)
@@ -419,8 +419,8 @@ class Batch:
                         self._read([one])
 
     def _read_together(self, readings: Sequence[Reading]) -> None:
-        # Logits of the completions' tokens alone: the output layer is a large part of a small
-        # model's work.
+        # Logits are computed only for completion tokens, since the output layer is a large part of
+        # a small model's work.
         last = max(len(one.ids) for one in readings)
         if readings[0].shared is not None:
             logits, _ = self._forward.read_after(*self._after_shared(readings), last + 1)
@@ -439,7 +439,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self, lane: Lane) -> None:
-        """Draw a token for each row, and read it; read the last prompt token of resuming rows."""
+        """Draw and read a token of each row. Of a resuming row, read the last prompt token."""
         sampler = lane.sampler
         tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
         if lane.rows:
@@ -461,17 +461,17 @@ class Batch:
         lane.stream.advance(torch.cat([tokens, last.to(tokens.device)]))
         if resumed:
             lane.sample(resumed)
-        self._prefix_cache.tokens_read += len(lane.under_way)
+        self._prefix_cache.tokens_read += len(lane.running)
 
     def _look(self, lane: Lane) -> list[int] | None:
-        """Send the rows their tokens; returns the order of the remaining rows if some leave."""
+        """Send drawn tokens to their rows; returns the order of remaining rows if rows leave."""
         tokens = torch.stack([one for one, _ in lane.drawn], dim=1).tolist()
         finite = torch.stack([one for _, one in lane.drawn], dim=1)
-        good = finite.long().cumprod(dim=1).sum(dim=1).tolist()  # tokens before a non-finite one
+        good = finite.long().cumprod(dim=1).sum(dim=1).tolist()  # tokens before NaN or infinity
         lane.drawn = []
         stops = set(self.stop_ids.tolist())
         for row, some, size in zip(lane.rows, tokens, good, strict=True):
-            # Also for ended rows, which are still read: NaN must not stay for the next row there.
+            # The model still reads ended rows, and their NaN must not stay for the next row.
             row.broken = row.broken or size < len(some)
             if row.aborted:
                 continue
@@ -502,10 +502,10 @@ class Batch:
 
     @torch.inference_mode()
     def retire(self, lane: Lane) -> list[int]:
-        """Remove the ended rows; returns the order of the others."""
+        """Remove ended rows; returns the order of the remaining rows."""
         self._keep(lane)
         if not self._forward.plain:
-            if not lane.under_way:
+            if not lane.running:
                 lane.clear()
             return list(range(len(lane.rows)))
         gone = [i for i, row in enumerate(lane.rows) if row.aborted]
@@ -528,7 +528,7 @@ class Batch:
 
     def _fail_all(self, error: EngineError) -> None:
         work: list[Row | Reading] = [row for _, row in self._waiting]
-        work += [row for lane in self.lanes.values() for row in lane.under_way]
+        work += [row for lane in self.lanes.values() for row in lane.running]
         work += self._readings
         self._waiting, self._readings, self.lanes = [], [], {}
         for one in work:
@@ -537,18 +537,18 @@ class Batch:
 
 
 def _alike(row: Row | Reading) -> tuple[int, int]:
-    """A key that is equal for rows to be read together: same beginning and length."""
+    """Return a key that is equal for rows with the same shared beginning and length."""
     return id(row.shared), len(row.x)
 
 
 def _to_read(row: Row | Reading) -> int:
-    """Number of the row's tokens to read: those of a shared beginning are cached."""
+    """Return the number of tokens to read of a row, without its shared beginning."""
     cached = None if row.shared is None else row.shared.rows
     return len(row.x) - (0 if cached is None else len(cached))
 
 
 async def _let_others_run() -> None:
-    """Let the readers of new tokens run, for several turns of the loop."""
+    """Let tasks that wait for tokens run, for several turns of the loop."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)
 
@@ -558,6 +558,6 @@ def _unread(error: BaseException) -> CompletionError:
 
 
 def _failed(error: BaseException) -> EngineError:
-    if isinstance(error, EngineError):  # of an engine that is being closed
+    if isinstance(error, EngineError):  # the engine is being closed
         return error
     return EngineError(f"the model failed: {described(error)}")

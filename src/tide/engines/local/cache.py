@@ -1,18 +1,18 @@
-"""Keys and values: of the running rows, and of beginnings that later rows share.
+"""Caches for keys and values of running rows, and of beginnings that later rows share.
 
-The rows of a `KeyValueCache` enter and leave at any step. All end at one column, where the next
-token of each is added:
+The rows of a `KeyValueCache` enter and leave at any step. All rows end at one column, where the
+next token of each row is added:
 
     . . a a a a|        a row of four tokens
-    . b b b b b|        one of five
-    . . . . c c|        one that has just entered
+    . b b b b b|        a row of five tokens
+    . . . . c c|        a row that has just entered
 
 The keys already contain the positions, so the column of a row does not matter. The last row takes
-the place of a row that leaves, so that the rows under way stay the first.
+the place of a row that leaves, so that running rows fill the first slots without gaps.
 
 A search that perturbs the last tokens of a prompt completes many candidates with a common
 beginning, whose keys and values are computed once and copied. A rewound text continues from its
-cached keys and values. The `PrefixCache` holds both, and counts the tokens read.
+cached keys and values. The `PrefixCache` holds these beginnings and texts, and counts tokens read.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-# Spare columns: the number of steps until the rows have to be moved back.
+# Number of spare columns, and so of steps until the rows have to be moved.
 _SPARE = 64
-# Shorter beginnings are not cached: reading them again costs no more than a call.
+# Beginnings with fewer tokens are not cached, since reading one costs no more than a call.
 LEAST = 64
 
 # Keys and values of one layer.
@@ -64,11 +64,11 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
 
 
 class KeyValueCache:
-    """The keys and values of rows under way, with capacity for the tokens to come.
+    """The keys and values of running rows, with capacity for further tokens.
 
-    count: rows under way. shown: rows passed to the model; if they exceed `multiple`, dummy rows
-    make them a multiple of it. low, end: the columns in use. columns: number of columns. starts:
-    the first column of each row, a list. model_cache: argument of the model's forward pass.
+    count: number of running rows. shown: number of rows passed to the model; dummy rows make any
+    number above `multiple` a multiple of it. low, end: the columns in use. columns: number of
+    columns. starts: first column of each row. model_cache: argument of the model's forward pass.
     """
 
     def __init__(self, multiple: int = 1) -> None:
@@ -88,9 +88,9 @@ class KeyValueCache:
         return [layer.store for layer in self.model_cache.layers]
 
     def add(self, lengths: Sequence[int], like: Sequence[Pair]) -> range:
-        """Reserve slots for further rows of these lengths, to be filled up to `end`.
+        """Reserve slots for further rows of these lengths, which `fill` writes up to `end`.
 
-        like: keys and values of each layer; the cache gets their heads, width, dtype and device.
+        like: keys and values of each layer, as patterns of heads, width, dtype and device.
         """
         longest, slots = max(lengths), self.count + len(lengths)
         if self.count == 0:
@@ -108,14 +108,14 @@ class KeyValueCache:
     def fill(self, parts: Sequence[Pair], slots: Sequence[int]) -> None:
         """Write the keys and values (n, heads, T, width) of all layers into these rows."""
         where: slice | list[int] = list(slots)
-        if where == list(range(slots[0], slots[-1] + 1)):  # a slice is copied faster
+        if where == list(range(slots[0], slots[-1] + 1)):  # copying to a slice is faster
             where = slice(slots[0], slots[-1] + 1)
         for store, part in zip(self.stores, parts, strict=True):
             for whole, states in zip(store, part, strict=True):
                 whole[where, :, self.end - states.shape[-2] : self.end] = states
 
     def copy(self, row: int) -> list[Pair]:
-        """The keys and values of one row, (1, heads, T, width) of each layer."""
+        """Copy the keys and values of one row, (1, heads, T, width) for each layer."""
         columns = slice(self.starts[row], self.end)
         rows = slice(row, row + 1)
         return [(k[rows, :, columns].clone(), v[rows, :, columns].clone()) for k, v in self.stores]
@@ -130,13 +130,13 @@ class KeyValueCache:
         return True
 
     def wipe(self, row: int) -> None:
-        """Zero a leaving row that may not be finite, since masking does not remove NaN."""
+        """Set a leaving row to zero, since masking would not remove its NaN."""
         for store in self.stores:
             for part in store:
                 part[row] = 0
 
     def without(self, rows: Sequence[int]) -> list[int]:
-        """An order of the remaining rows after these leave, with few moves."""
+        """Return an order of the remaining rows after `rows` leave, in which few rows move."""
         gone, left = set(rows), self.count - len(rows)
         movers = [row for row in range(left, self.count) if row not in gone]
         return [movers.pop(0) if row in gone else row for row in range(left)]
@@ -166,10 +166,10 @@ class KeyValueCache:
         old, before = slice(self.low, self.end), self.stores
         fits = before and slots <= self._slots and columns <= self.columns
         if not fits:
-            if slots > self._slots:  # doubled, so that it does not grow with every row
+            if slots > self._slots:  # doubling avoids a new store for every new row
                 slots = self._made_up(max(slots, 2 * self._slots, self._multiple))
             size = max(slots, self._slots), max(self.columns, columns)
-            # If memory runs out here, the rows under way still need the old store.
+            # If memory runs out here, the running rows still need the old store.
             stores = [(_store(keys, *size), _store(values, *size)) for keys, values in like]
             self._slots, self.columns = size
             self.model_cache = DynamicCache()
@@ -181,7 +181,7 @@ class KeyValueCache:
                 for store, source in zip(self.stores, before, strict=True)
                 for part, states in zip(store, source, strict=True)
             ]
-            # A row may overlap its new place: buffers for that are allocated before any row moves.
+            # A row may overlap its new place. All buffers are allocated before any row moves.
             spare = {kept.shape: torch.empty_like(kept) for _, kept in moves} if fits else {}
             for part, kept in moves:
                 part.copy_(spare[kept.shape].copy_(kept) if fits else kept)
@@ -195,16 +195,16 @@ class KeyValueCache:
 
 def _store(like: Tensor, slots: int, columns: int) -> Tensor:
     _, heads, _, width = like.shape
-    # Zeros, since masked values must be finite.
+    # The store begins with zeros, since masked values must be finite.
     return like.new_zeros(slots, heads, columns, width)
 
 
 @dataclass(eq=False)
 class Beginning:
-    """The cached beginning of some requests, kept as long as this object lives.
+    """A beginning that requests share, cached as long as this object exists.
 
-    rows: embeddings (P, d) with which prompts begin; None for a text that grows (`ids`). layers: of
-    each layer, keys and values (1, heads, n, width) of the first n tokens; None if not cached.
+    rows: embeddings (P, d) with which prompts begin; None for a growing text of `ids`. layers: keys
+    and values (1, heads, n, width) of the first n tokens for each layer; None if not cached.
     """
 
     rows: Tensor | None = None
@@ -218,15 +218,15 @@ class Beginning:
         return 0 if self.layers is None else self.layers[0][0].shape[-2]
 
     def begins(self, x: Tensor) -> bool:
-        """Whether (T, d) `x` begins with the rows, bit for bit, and is longer."""
+        """Return whether `x` (T, d) begins with the rows, bit for bit, and is longer."""
         rows = self.rows
         if rows is None or len(x) <= len(rows) or (x.dtype, x.device) != (rows.dtype, rows.device):
             return False
-        # Most other prompts differ in this row already.
+        # Most other prompts already differ in the last row.
         return torch.equal(x[len(rows) - 1], rows[-1]) and torch.equal(x[: len(rows)], rows)
 
     def before_last(self, ids: Sequence[int]) -> list[Pair] | None:
-        """Keys and values of all of `ids` but the last, if they are cached."""
+        """Return the cached keys and values of `ids` without the last id, or None."""
         size = len(ids) - 1
         if self.layers is None or not 0 < size <= self.tokens or self.ids[:size] != list(ids[:-1]):
             return None
@@ -235,18 +235,19 @@ class Beginning:
 
 @dataclass(eq=False)
 class Handle:
-    """Refers requests to a beginning. counted: whether reading it was counted for one of them."""
+    """Links requests to a beginning. counted: whether a request has counted its tokens as read."""
 
     beginning: Beginning
     counted: bool = False
 
 
 class PrefixCache:
-    """Cached beginnings of the requests under way.
+    """Cached beginnings of running requests.
 
-    read: computes keys and values of (P, d) rows. capacity: in tokens; the least recently used
-    beginnings are evicted. 0: nothing is cached. `handle` may be called from any thread, the rest
-    only from the one that runs the model. tokens_read: by the model, so far.
+    read: computes keys and values of (P, d) rows. capacity: maximum number of cached tokens, beyond
+    which the least recently used beginnings are evicted; 0 turns caching off. tokens_read: number
+    of tokens that the model has read so far. `handle` may be called from any thread, the other
+    methods only from the thread that runs the model.
     """
 
     def __init__(self, read: Callable[[Tensor], list[Pair]], capacity: int) -> None:
@@ -260,7 +261,7 @@ class PrefixCache:
         return len(self._beginnings)
 
     def handle(self, rows: Tensor | None) -> Handle | None:
-        """A handle for requests that begin with `rows`; None: requests that extend each other."""
+        """Return a handle, or None if nothing can be cached; see `Engine.prefix_cache`."""
         if not self._capacity or (rows is not None and len(rows) < LEAST):
             return None
         with self._lock:
@@ -277,7 +278,7 @@ class PrefixCache:
         self._evict()
 
     def layers(self, beginning: Beginning) -> list[Pair]:
-        """Keys and values of the beginning's rows, read if they are not cached."""
+        """Return the keys and values of the beginning's rows; read the rows if not cached."""
         assert beginning.rows is not None
         beginning.used = next(self._clock)
         if beginning.layers is None:

@@ -1,4 +1,4 @@
-"""The default engine: any causal LM that transformers loads, in this process, on CPU or CUDA."""
+"""The default engine, which runs causal LMs with transformers in this process, on CPU or CUDA."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tide.engines.local.packed_weights import speed_up
 from tide.engines.local.stream import Forward, Stream, cache_in, not_finite, pairs_in
 from tide.plugins.options import checked
 
-# Default batch sizes: a CPU gains little past this; a GPU reads the weights once per batch.
+# Default batch sizes. Larger batches gain little on a CPU; a GPU reads the weights once a batch.
 _MAX_BATCH = {"cpu": 64, "cuda": 256}
-# Maximum relative difference between logits in a batch and alone. A wrong mask causes 0.2, rounding
-# in bfloat16 0.02 in 24 layers.
+# Maximum relative difference between the logits of a row in a batch and alone. A wrong mask causes
+# a difference of 0.2, and rounding to bfloat16 a difference of 0.02 in 24 layers.
 _TOLERANCES = {torch.float32: 1e-4}
 _ROUNDED = 5e-2
 
@@ -37,16 +37,16 @@ class TransformersEngine(EmbeddingEngine):
 
     model: folder, hub id, "pocket", "pocket-reference" or "pocket-chat" (bundled).
     device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
-    dtype: "auto" (the checkpoint's on CUDA; float32 on the CPU, where every machine then gives the
-    same results up to the order of sums), "float32", "bfloat16" (the fastest on a CPU with
+    dtype: "auto" (the checkpoint's dtype on CUDA; float32 on the CPU, where all machines then give
+    the same results up to the order of sums), "float32", "bfloat16" (the fastest on a CPU with
     AVX512-BF16; logits are rounded to 8 bits), "float16".
-    max_batch: sequences run at once, None for a default by device.
-    prefix_tokens: capacity of the prefix cache in tokens. It holds keys and values of beginnings
-    that requests share or continue; models with other state have no cache. 0: no cache.
-    forward_tokens: tokens that the model has read so far; a shared beginning counts once.
+    max_batch: maximum number of sequences run at once; None for a default by device.
+    prefix_tokens: capacity of the prefix cache in tokens; 0 turns the cache off. It holds keys and
+    values of beginnings that requests share or continue; models with other state have no cache.
+    forward_tokens: number of tokens that the model has read so far; a shared beginning counts once.
 
-    Sequences enter and leave the running batch at any step if the model's state is keys and values
-    alone; other models complete one batch after another.
+    Sequences enter and leave the running batch at any step if the model's state consists of keys
+    and values only; other models complete one batch after another.
 
     Only safetensors weights are read, and code from the hub runs only with `trust_remote_code`.
     Raises EngineError if the model cannot be loaded whole, has no usable embedding layer, or does
@@ -77,7 +77,7 @@ class TransformersEngine(EmbeddingEngine):
     async def _load(
         self, device: str, dtype: Dtype, max_batch: int | None, prefix_tokens: int, trust: bool
     ) -> None:
-        # Runs in the engine's thread, as all computing does.
+        # This method runs in the engine's thread, as all computation does.
         with self._calling("loading"):
             self.device = find_device(device)
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
@@ -156,7 +156,7 @@ class TransformersEngine(EmbeddingEngine):
                 one.found.cancel()
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
-        """The handle's beginning, if `x` (T, d) begins with it, and the tokens to be read for x."""
+        """Return the handle's beginning if `x` (T, d) has it, and the number of tokens to read."""
         if not isinstance(handle, Handle) or (rows := handle.beginning.rows) is None:
             return None, len(x)
         if not handle.beginning.begins(x.float().cpu()):
@@ -173,11 +173,11 @@ class TransformersEngine(EmbeddingEngine):
         return pairs_in(self._forward.read([rows.to(self.device, self.dtype)]))
 
     def _verify(self) -> None:
-        """Find out whether rows may enter the batch while other rows are under way.
+        """Find out whether rows may enter the batch while other rows are running.
 
-        Raises EngineError unless token ids and their embeddings give equal next-token logits. They
-        differ if blocks also get other inputs than the embeddings; a search that moves embeddings
-        would then not control the text.
+        Raises EngineError unless token ids and their embeddings give equal next-token logits. The
+        logits differ if blocks also get inputs other than the embeddings; a search that perturbs
+        embeddings would then not control the text.
         """
         ids = torch.tensor(self._tokenize(["The weather today is"]), device=self.device)
         if ids.numel() == 0:
@@ -213,7 +213,7 @@ class TransformersEngine(EmbeddingEngine):
         except NotImplementedError:
             layer = None
         if getattr(layer, "weight", None) is None or layer.weight.ndim != 2:
-            raise EngineError(f"model {self.name}: no usable input embedding layer")
+            raise EngineError(f"model {self.name}: has no usable input embedding layer")
         return layer
 
 
@@ -221,7 +221,7 @@ class TransformersEngine(EmbeddingEngine):
 def load_model(
     name: str, device: torch.device, dtype: Dtype = "auto", *, trust_remote_code: bool = False
 ) -> tuple[Any, Any]:
-    """Tokenizer and model of a folder, hub id or bundled name. Raises EngineError if incomplete."""
+    """Load the tokenizer and model of a folder, hub id or bundled name, or raise EngineError."""
     from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
     source = source_of(name)
@@ -235,12 +235,12 @@ def load_model(
 
 @torch.inference_mode()
 def reads_alike(forward: Forward, x: Tensor) -> bool:
-    """Whether `x` (T, d), T > 3, gives equal logits alone and where rows enter or share a prefix.
+    """Return whether `x` (T, d), T > 3, has equal logits alone and in a batch that rows enter.
 
-    The model must keep keys and values, and obey masks.
+    The logits are equal if the model keeps keys and values, and obeys masks.
     """
     try:
-        # One row is under way while two enter: a longer one, and one read after a shared prefix.
+        # Two rows enter while one row is running: a longer row, and a row with a shared prefix.
         stream = Stream(forward, [x[:-2]])
         token = stream.logits.argmax(dim=-1)
         stream.advance(token)
@@ -249,7 +249,7 @@ def reads_alike(forward: Forward, x: Tensor) -> bool:
         entered, tokens = stream.logits, stream.logits.argmax(dim=-1)
         stream.advance(tokens)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return False  # the model does not support it
+        return False  # the model does not support such batches
     alone = [torch.cat([x[:-2], forward.embed(token)]), x, x[:-1]]
     longer = [torch.cat(pair) for pair in zip(alone, forward.embed(tokens)[:, None], strict=True)]
     found = torch.cat([entered, stream.logits]).float()

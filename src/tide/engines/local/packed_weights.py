@@ -1,9 +1,9 @@
 """Faster arithmetic for a loaded model on an x86 CPU, with the same results up to rounding.
 
 On these CPUs torch multiplies float32 matrices with MKL, which on AMD takes two to three times as
-long as oneDNN with packed weights. With packed weights SmolLM2 135M writes 1.4 (1 row) to 2.0 times
-(64 rows) as fast, Gemma 3 270M 1.7 to 2.4 times (`benchmarks/packed.py`). Weights are packed once,
-here; bfloat16 weights only if the CPU has instructions for bfloat16.
+long as oneDNN with packed weights. Packed weights make SmolLM2 135M 1.4 (1 row) to 2.0 times
+(64 rows) as fast, and Gemma 3 270M 1.7 to 2.4 times as fast (`benchmarks/packed.py`). Weights are
+packed once, here; bfloat16 weights are packed only if the CPU has instructions for bfloat16.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 # Packed weights are a second copy of the model; larger models are not packed, to save memory.
 MAX_PARAMETERS = 500_000_000
-# oneDNN packs weights for an expected number of rows; 16 was fastest for any number.
+# oneDNN packs weights for an expected number of rows; 16 was fastest for any number of rows.
 _ROWS_HINT = 16
 # Maximum error, relative to the largest result. Another order of float32 sums causes about 1e-6,
-# a rounding to bfloat16 at most 4e-3, a wrong result about 1.
+# and rounding to bfloat16 at most 4e-3. A wrong result has an error of about 1.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-# By default oneDNN and torch's layer above it cache kernels for the last 1024 shapes: half a
-# gigabyte in a long run, since shapes differ between batches. A batch needs about 20 shapes; more
-# than 64 in torch made nothing faster. Both read these variables when they are first used.
+# By default oneDNN and torch's layer above it cache kernels for the last 1024 shapes. Shapes differ
+# between batches, so the kernels take half a gigabyte in a long run. A batch needs about 20 shapes;
+# more than 64 in torch were not faster. Both libraries read these variables at their first use.
 _CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 256, "LRU_CACHE_CAPACITY": 64}
 
 
 def speed_up(model: nn.Module) -> None:
     """Change `model` in place if that is known to make it faster.
 
-    Parameters and state dict stay as they are. They must not move or change afterwards: a packed
-    layer would still use the old weights.
+    The parameters and the state dict stay as they are. The parameters must not move or change
+    afterwards, because a packed layer would still use the old weights.
     """
     from transformers.activations import NewGELUActivation  # noqa: PLC0415  (slow import)
 
@@ -56,9 +56,9 @@ def speed_up(model: nn.Module) -> None:
 
 @torch.no_grad()
 def pack(module: nn.Module) -> bool:
-    """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights; True if it does.
+    """Let a linear layer (nn.Linear or transformers' Conv1D) use packed weights, if it can.
 
-    Subclasses of the two types are left as they are: they may compute something else.
+    Returns whether it does. Subclasses may compute something else, and are left as they are.
     """
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
 
@@ -75,7 +75,7 @@ def pack(module: nn.Module) -> bool:
 def _packed_as(
     plain: Callable[[Tensor], Tensor], weight: Tensor, bias: Tensor | None
 ) -> Callable[[Tensor], Tensor] | None:
-    """A packed layer, if oneDNN has one on this machine and its output equals that of `plain`."""
+    """Return a packed layer if this machine supports it and its output equals `plain`'s output."""
     try:
         apply = _packed(weight, bias)
         probe = torch.linspace(-1, 1, 3 * weight.shape[1], dtype=weight.dtype).reshape(3, -1)
@@ -87,7 +87,7 @@ def _packed_as(
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    # The closure holds no reference to its module: the two would outlive `close` as a cycle.
+    # The closure does not refer to its module, since such a cycle would outlive `close`.
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
     multiply = torch.ops.mkldnn._linear_pointwise.default
 
@@ -99,7 +99,7 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 
 def _can_pack() -> bool:
-    # On other CPUs than x86 oneDNN has other kernels, which were not measured.
+    # oneDNN has other kernels on CPUs other than x86, and their speed was not measured.
     return (
         platform.machine().lower() in ("x86_64", "amd64")
         and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
@@ -109,6 +109,6 @@ def _can_pack() -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16; others convert each number to float32."""
-    # Not `torch.ops.mkldnn._is_mkldnn_bf16_supported`: it only checks for AVX512.
+    """Return whether this CPU has bfloat16 instructions; other CPUs convert to float32."""
+    # `torch.ops.mkldnn._is_mkldnn_bf16_supported` is not used: it only checks for AVX512.
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())

@@ -1,9 +1,9 @@
-"""Choosing the next token: temperature, top-k, top-p, and Gumbel noise that a seed determines.
+"""Choose the next token with temperature, top-k, top-p, and Gumbel noise from a seed.
 
 A token is drawn as the arg max of log-probability + Gumbel noise (the Gumbel-max trick, exact for
 any distribution). The noise is a hash of (seed, step, token id): it needs no generator state and is
-the same on every device and in every batch. Two sequences with one seed share it, so that they
-differ only by the model's probabilities (common random numbers).
+the same on every device and in every batch. Two sequences with one seed share their noise, so that
+they differ only by the model's probabilities (common random numbers).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 
-# Steps between looks at the drawn tokens, which find rows that end; each waits for the device.
+# Number of steps between checks for ended rows. Each check waits for the device.
 CHECK_EVERY = {"cpu": 1}
 CHECK_EVERY_ELSEWHERE = 4
-# Steps between checks for stop strings; each costs about as much as a small model's step.
+# Number of steps between checks for stop strings. Each check costs about a small model's step.
 LOOK_EVERY = 8
 
-# Number of keys of a sequence made at once.
+# Number of steps whose keys are made at once.
 _KEYS = 32
 
-# The noise lies in (-2.9, 16.7), so a token whose logit is this far below the best cannot win.
+# The noise lies in (-2.9, 16.7), so a token whose score is this far below the largest cannot win.
 _REACH = 19.6
-# From this number of scores on, noise is drawn only for the tokens that can win, if these are at
-# most one in _SMALL_SHARE.
+# With _MANY scores or more, noise is drawn only for the tokens that can win, unless more than one
+# in _SMALL_SHARE tokens can win.
 _MANY = 1 << 16
 _SMALL_SHARE = 16
 
@@ -44,19 +44,19 @@ class NoiseKeys:
         self._keys: list[list[int]] = []
 
     def __getitem__(self, step: int) -> list[int]:
-        """The keys of step number `step`, as two int32."""
+        """Return the two int32 keys of a step."""
         while step >= len(self._keys):
             self._keys += self._source.random_raw(_KEYS).view(np.int32).reshape(-1, 2).tolist()
         return self._keys[step]
 
 
 def _mix(x: Tensor, shift: int, mask: int) -> Tensor:
-    # int32 has no logical shift in torch: shift, then clear the bits that the sign filled.
+    # torch has no logical shift for int32, so the mask clears the bits that the sign filled.
     return x.bitwise_xor_((x >> shift).bitwise_and_(mask))
 
 
 def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise, float32, shape (..., B, V), for `keys` of shape (..., 2, B, 1).
+    """Return standard Gumbel noise (float32) of shape (..., B, V) for `keys` (..., 2, B, 1).
 
     tokens: int32 token ids, shape (V,), or (B, 1) for one token per row. The integer hash is
     lowbias32, with the second key mixed in between its two rounds.
@@ -65,7 +65,7 @@ def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
     _mix(x, 16, 0xFFFF).mul_(0x7FEB352D)
     _mix(x, 15, 0x1FFFF).bitwise_xor_(keys[..., 1, :, :]).mul_(-0x7B935975)  # 0x846CA68B as int32
     _mix(x, 16, 0xFFFF)
-    # 23 bits and a half: strictly inside (0, 1) in float32, so both logarithms are finite.
+    # 23 bits plus 0.5 scale to strictly inside (0, 1) in float32: both logarithms are finite.
     uniform = x.bitwise_and_(0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
     return uniform.log_().neg_().log_().neg_()
 
@@ -77,13 +77,13 @@ def _keep_top_k(logits: Tensor, top_k: Tensor, *, most: int) -> Tensor:
 
 
 def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
-    """`logits` (B, V) with -inf outside the top_p nucleus.
+    """Return `logits` (B, V) with -inf outside the top_p nucleus.
 
     The nucleus is the smallest set of most likely tokens whose mass reaches top_p; it always holds
-    the most likely one.
+    the most likely token.
     """
     if isinstance(top_p, float) and top_p >= 1:
-        return logits  # rounding errors in the sum would drop the least likely
+        return logits  # rounding errors in the sum would drop the least likely tokens
     ordered, order = logits.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
@@ -93,7 +93,7 @@ def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class _Sequence:
-    """A sequence that a sampler draws for. drawn: number of tokens drawn so far."""
+    """A sequence whose tokens a sampler draws. drawn: number of tokens drawn so far."""
 
     sampling: Sampling
     keys: NoiseKeys
@@ -104,7 +104,7 @@ class _Sequence:
 class Sampler:
     """Chooses one token per step for each of its sequences, which enter and leave between steps.
 
-    `prepare` and `warp` compute the scores for `draw`, and a caller may change them in between.
+    `prepare` and `warp` compute scores for `draw`; a caller may change the scores in between.
     The tokens of a sequence do not depend on the other sequences. A sequence at temperature 0 is
     not warped, and gets the token of the largest logit. stop_ids: tokens that end a text, (S,).
     """
@@ -113,7 +113,7 @@ class Sampler:
         self._device = device
         self._stop_ids = torch.empty(0, dtype=torch.int64) if stop_ids is None else stop_ids
         self._rows: list[_Sequence] = []
-        self._seen: Tensor | None = None  # ids under a repetition penalty, of each row
+        self._seen: Tensor | None = None  # ids of each row under a repetition penalty
         self._tokens = torch.empty(0, dtype=torch.int32, device=device)
         self._waiting: list[int] = []  # rows that may still be too short to stop
         self._banned: tuple[Tensor, ...] | None = None
@@ -126,10 +126,10 @@ class Sampler:
         prompts: Sequence[Sequence[int]] = (),
         banned: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Add sequences after the present ones.
+        """Append sequences.
 
-        prompts: the prompt ids of each, to which a repetition penalty also applies; needed if one
-        has such a penalty. banned: the ids of each that must not be drawn.
+        prompts: the prompt ids of each sequence, to which a repetition penalty also applies; needed
+        if any sequence has such a penalty. banned: ids that each sequence must not draw.
         """
         before = len(self._rows)
         for own, seed, out in zip(samplings, seeds, banned or [()] * len(seeds), strict=True):
@@ -137,25 +137,24 @@ class Sampler:
         if any(row.sampling.repetition_penalty != 1 for row in self._rows):
             rows = [[0]] * before if self._seen is None else self._seen.tolist()
             rows += [list(prompt) or [0] for prompt in prompts] or [[0]] * len(samplings)
-            # Padded by repeating ids, which has no effect.
+            # Rows are padded by repeating an id, which has no effect.
             longest = max(map(len, rows))
             padded = [row + row[:1] * (longest - len(row)) for row in rows]
             self._seen = torch.tensor(padded, dtype=torch.int64, device=self._device)
         self._arrange()
 
     def keep(self, order: Sequence[int]) -> None:
-        """Keep only these sequences, by their numbers, in this order."""
+        """Keep only the sequences with these numbers, in this order."""
         self._rows = [self._rows[row] for row in order]
         if self._seen is not None:
             self._seen = self._seen[list(order)]
         self._arrange()
 
     def prepare(self, logits: Tensor) -> Tensor:
-        """The model's `logits` (B, V) for the next tokens, with penalties; float32.
+        """Apply penalties to the model's `logits` (B, V) for the next tokens; returns float32.
 
-        The logits of banned ids become -inf in place, and so do those of stop ids while a row is
-        too short to end: any other reader of this step's logits must not count on these tokens
-        either.
+        The logits of banned ids become -inf in place, and so do the logits of stop ids while a row
+        is too short to end, because other readers of these logits must not count on these tokens.
         """
         if self._waiting:
             rows = self._rows
@@ -176,7 +175,7 @@ class Sampler:
         return scores.scatter(-1, ids, seen)
 
     def warp(self, logits: Tensor) -> Tensor:
-        """`logits` (B, V) divided by temperature, -inf outside top-k and then top-p; float32."""
+        """Apply temperature, then top-k, then top-p to `logits` (B, V); returns float32."""
         if self._greedy:
             return logits.float()
         scores: Tensor = logits.float() / self._temperature
@@ -188,9 +187,9 @@ class Sampler:
         return scores
 
     def draw(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids (B,) from the warped scores (B, V), and whether the scores of each were finite.
+        """Draw token ids (B,) by warped scores (B, V); returns whether scores are finite, too.
 
-        Only the largest score is checked: NaN and infinity win any arg max.
+        Only the largest score of a row is checked, because NaN and infinity win any arg max.
         """
         best, drawn = scores.amax(dim=-1), self._drawn_rows
         finite = best.isfinite()
@@ -207,7 +206,7 @@ class Sampler:
         return tokens, finite
 
     def _arrange(self) -> None:
-        """Rebuild the batch's tensors after rows have changed."""
+        """Rebuild the batch's tensors after rows enter or leave."""
         rows, device = self._rows, self._device
         samplings = [row.sampling for row in rows]
         self._waiting = [i for i, own in enumerate(samplings) if own.min_new_tokens]
@@ -234,13 +233,13 @@ class Sampler:
                 self._filters.append((_numbers(some, len(rows), device), keep, limit))
 
     def _draw(self, scores: Tensor, best: Tensor) -> Tensor:
-        """The arg max of scores (B, V) and noise. best: the largest score of each row."""
+        """Return the arg max of scores (B, V) plus noise. best: the largest score of each row."""
         device = scores.device
         if len(self._tokens) != scores.shape[-1]:
             self._tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=device)
         pairs = [row.keys[row.drawn] for row in self._noisy]
         keys = torch.tensor(pairs, dtype=torch.int32, device=device).T[..., None]
-        # On a GPU noise is cheap, and counting the tokens that can win would wait for it.
+        # On a GPU noise is cheap, but counting the tokens that can win would wait for the GPU.
         if scores.is_cpu and scores.numel() >= _MANY:
             rows, tokens = (scores >= best[:, None] - _REACH).nonzero(as_tuple=True)
             if len(rows) * _SMALL_SHARE <= scores.numel():
@@ -249,7 +248,7 @@ class Sampler:
 
 
 def _draw_among(scores: Tensor, keys: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """The arg max with noise for only these tokens (and their rows)."""
+    """Return the arg max of scores plus noise among these tokens, each in its entry of `rows`."""
     values = scores[rows, tokens] + gumbel_noise(keys[:, rows], tokens.int()[:, None])[:, 0]
     best = torch.full((len(scores),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
     wins = values == best[rows]
@@ -258,10 +257,10 @@ def _draw_among(scores: Tensor, keys: Tensor, rows: Tensor, tokens: Tensor) -> T
 
 
 def _numbers(rows: list[int], count: int, device: torch.device) -> Tensor | None:
-    """`rows` as an index into a batch of `count`; None if it is all of them."""
+    """Return `rows` as an index into a batch of `count` rows; None for all rows."""
     return None if len(rows) == count else torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 def _column(values: list[Any], device: torch.device) -> Tensor:
-    """One value of each row, (B, 1)."""
+    """Return a tensor (B, 1) with one value for each row."""
     return torch.tensor(values, device=device)[:, None]

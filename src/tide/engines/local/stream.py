@@ -1,4 +1,4 @@
-"""A causal LM's forward pass, and a stream of sequences that it reads token by token.
+"""A causal LM's forward pass, and a stream of sequences that the model reads token by token.
 
 `model.generate` has an overhead per step that exceeds a small model's arithmetic, so `Forward`
 calls the model directly, with a cache that is written in place (cache.py).
@@ -19,9 +19,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from tide.engines.checkpoint import context_length
 from tide.engines.local.cache import KeyValueCache, Pair
 
-# Fixed cost of a forward pass of a small model, in tokens read in the same time: the bundled model
-# reads some 45 tokens a millisecond on 2 cores, and a call costs 1.5 ms. For larger models a call
-# costs as much as fewer tokens.
+# Fixed cost of a small model's forward pass, in tokens that the model reads in the same time. The
+# bundled model reads about 45 tokens per millisecond on 2 cores, and a call costs 1.5 ms. The cost
+# of a larger model equals fewer tokens.
 _CALL = 64
 # Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -30,15 +30,15 @@ _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
 class Forward:
     """Calls a causal LM with just the arguments that its forward pass takes.
 
-    context: maximum sequence length, None without a limit. plain: whether the model's state is keys
-    and values alone, so that rows may enter and leave a batch. All of them are kept, also in layers
-    with a sliding window, where the mask hides those outside the window.
+    context: maximum sequence length, None without a limit. plain: whether the model's state
+    consists of keys and values only, so that rows may enter and leave a batch. Layers with a
+    sliding window keep all keys and values, and the mask hides tokens outside the window.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._accepts = set(inspect.signature(model.forward).parameters)
-        # `past_key_values` up to transformers 5.23, and in models that bring code of their own.
+        # The name is `past_key_values` up to transformers 5.23, and in models with remote code.
         self._cache = "cache" if self.accepts("cache") else "past_key_values"
         self.context = context_length(model.config)
         layers = DynamicCache(config=model.config).layers
@@ -58,12 +58,12 @@ class Forward:
         return self._model(attention_mask=mask, use_cache=True, return_dict=True, **inputs)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """The model's own embeddings of token ids (B,)."""
+        """Return the model's embeddings of token ids (B,)."""
         embeddings: Tensor = self._model.get_input_embeddings()(tokens)
         return embeddings
 
     def read(self, rows: Sequence[Tensor], *, keep: int = 1) -> Any:
-        """The output for (T_i, d) matrices, left-padded, with logits of the last `keep` tokens."""
+        """Read left-padded (T_i, d) matrices; the output has logits of the last `keep` tokens."""
         x, mask = left_pad(rows)
         positions = token_positions(mask)
         cache = DynamicCache() if self.plain else None
@@ -75,8 +75,7 @@ class Forward:
     ) -> tuple[Tensor, list[Pair]]:
         """Read `suffixes` (n, k, d) of rows whose beginning is cached in `before`.
 
-        Returns the logits (n, keep, V) of their last tokens, and the keys and values of the whole
-        rows.
+        Returns the logits (n, keep, V) of the last tokens, and the keys and values of whole rows.
         """
         rows, tokens, _ = suffixes.shape
         start, cache = before[0][0].shape[-2], DynamicCache()
@@ -91,14 +90,14 @@ class Forward:
 
 
 def not_finite(dtype: torch.dtype) -> str:
-    """The error for a model whose logits are not finite."""
+    """Return the error message for a model whose logits are not finite."""
     if dtype is torch.float16:
         return "logits are NaN or infinite in float16; use dtype bfloat16 or float32"
     return "logits are NaN or infinite; are its weights broken?"
 
 
 def cache_in(out: Any) -> Any:
-    """The key-value cache in a model's output, or None.
+    """Return the key-value cache in a model's output, or None.
 
     From transformers 5.24 on, models without keys and values (Mamba) have a cache object, too.
     """
@@ -108,17 +107,17 @@ def cache_in(out: Any) -> Any:
 
 
 def pairs_in(out: Any) -> list[Pair]:
-    """The keys and values in a model's output."""
+    """Return the keys and values in a model's output."""
     return [(layer.keys, layer.values) for layer in cache_in(out).layers]
 
 
 class Stream:
-    """A batch of sequences that a model reads token by token; each may enter or leave at any step.
+    """A batch of sequences that a model reads token by token; rows enter and leave at any step.
 
-    If the model is not `plain`, all enter at once. logits: (B, V), for the next token. cache: keys
-    and values of the tokens read. together: read all entering rows in one pass. By default a CPU
-    reads rows of similar length together; a GPU always reads all, since it can afford the padding.
-    multiple: see `KeyValueCache`.
+    If the model is not `plain`, all rows enter at once. logits: logits (B, V) of the next tokens.
+    cache: keys and values of the tokens read so far. together: read all entering rows in one pass.
+    By default a CPU reads rows of similar length together; a GPU always reads all rows in one pass,
+    since it can afford the padding. multiple: see `KeyValueCache`.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Stream:
         return self.cache.count
 
     def enter(self, rows: Sequence[Tensor]) -> None:
-        """Read (T_i, d) embeddings; these rows are then the last ones."""
+        """Read embeddings (T_i, d), and append their rows to the batch."""
         lengths = [len(row) for row in rows]
         if not self._forward.plain:
             assert not len(self)
@@ -179,24 +178,24 @@ class Stream:
             self._arrange()
         count = len(tokens)
         tokens = pad(tokens, (0, len(self._starts) - count))
-        # Ended rows are read along with the others; their positions stay within the context.
+        # Ended rows are read along with running rows; their positions stay within the context.
         positions = (cache.end - self._starts).clamp_(max=self._last)
         width = cache.end - cache.low + 1
         mask = None if self._mask is None else self._mask[..., :width]
-        assert mask is None or mask.shape[-1] == width  # attention would raise no error
+        assert mask is None or mask.shape[-1] == width  # attention would not raise an error
         own = cache.model_cache if self._own is None else self._own
         out = self._forward(mask, positions[:, None], own, input_ids=tokens[:, None])
         self.logits = out.logits[:count, -1]
         cache.end += 1
 
     def leave(self, rows: Sequence[int]) -> list[int]:
-        """Remove these rows; returns the old numbers of the others, in their new order."""
+        """Remove these rows; returns the old numbers of the remaining rows in their new order."""
         order = self.cache.without(rows)
         self.select(order)
         return order
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, by their numbers, in this order; a row may occur several times."""
+        """Keep the rows with these numbers, in this order; a row may occur several times."""
         if self._own is not None:
             self._own.batch_select_indices(torch.tensor(rows, device=self.logits.device))
         self.cache.select(rows)
@@ -210,7 +209,7 @@ class Stream:
     def _arrange(self) -> None:
         """Rebuild the tensors that describe the rows, after rows have changed or moved."""
         cache = self.cache
-        # The first row may resume, and then there are no logits yet.
+        # If the first row resumes, there are no logits yet.
         device = cache.stores[0][0].device if cache.stores else self.logits.device
         more = [cache.low] * (cache.shown - cache.count) if self._own is None else []
         starts = torch.tensor(cache.starts + more, dtype=torch.int64)
@@ -223,28 +222,28 @@ class Stream:
 
 
 def length_groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of `lengths` in the groups that are cheapest to read, from short to long.
+    """Group indices of `lengths`, from short to long, so that the groups are cheapest to read.
 
-    Dynamic programming over the distinct lengths, of which there are few.
+    Dynamic programming runs over the distinct lengths, of which there are few.
     """
     order = by_length(lengths)
-    # Number of rows up to each distinct length -> their least cost, and the ends of its groups.
+    # Number of rows up to a distinct length -> least cost of the rows, and ends of their groups.
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for length, same in groupby(order, key=lengths.__getitem__):
         end = max(best) + len(list(same))
-        # The last group begins at `start`; it costs a call, and its rows times `length`.
+        # The last group begins at `start`. It costs a call plus its number of rows times `length`.
         least, start = min((cost - start * length, start) for start, (cost, _) in best.items())
         best[end] = least + _CALL + end * length, [*best[start][1], end]
     return [order[start:end] for start, end in pairwise([0, *best[len(order)][1]])]
 
 
 def by_length(lengths: Sequence[int]) -> list[int]:
-    """Numbers of the rows from short to long: neighbours need little padding."""
+    """Return the numbers of rows from short to long, so that neighbours need little padding."""
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
 def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Stack (T_i, ...) tensors to (B, T, ...), zeros in front; with the mask (B, T), 1 = real."""
+    """Stack (T_i, ...) tensors to (B, T, ...) after zeros; also returns the mask (B, T) of 0, 1."""
     length = max(len(row) for row in rows)
     padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
     mask = torch.zeros(len(rows), length, dtype=torch.int64, device=rows[0].device)
@@ -255,5 +254,5 @@ def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def token_positions(mask: Tensor) -> Tensor:
-    """Positions of the tokens of left-padded rows, int64, from the mask (B, T); 0 for padding."""
+    """Return int64 positions of tokens by the mask (B, T) of left-padded rows; padding has 0."""
     return (mask.cumsum(dim=-1) - 1).clamp_(min=0)

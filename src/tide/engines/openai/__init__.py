@@ -1,1 +1,1 @@
-"""A model on any server that completes text: the engine, its words, and the parsing of answers."""
+"""The engine for any server that completes text, with its words and the parsing of answers."""

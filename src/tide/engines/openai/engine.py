@@ -1,10 +1,10 @@
-"""Any server with OpenAI's completions API: text in and text out, no embeddings.
+"""An engine for any server with OpenAI's completions API, which takes text and no embeddings.
 
     tide serve --engine openai --base-url http://HOST:PORT
 
-Chats with tools or a format of the answer are answered as a whole; their fields are passed on to
-the server. Before its first use a server is probed: whether it continues a last assistant message,
-and whether `logit_bias` bans a token.
+Chats with tools or a response format are answered as a whole, and their fields are passed on to the
+server. Before the first use of a server, probes find out whether the server continues an assistant
+message, and whether `logit_bias` bans a token.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _MAX_BATCH = 64
 
 
 class OpenAIEngine(PooledEngine):
-    """Servers at `base_urls`, which all serve `model` over OpenAI's completions API, streamed.
+    """Streams completions from servers at `base_urls`, which all serve `model`.
 
-    model: its name on the servers; any name if they serve a single model.
-    base_urls: one address or several, with or without `/v1`. max_batch: requests under way at once;
-    1 for a server that takes one at a time. deadline: seconds that a completion may take, including
-    retries. timeout: seconds after which a server that sends nothing counts as failed.
+    model: name of the model on the servers; any name if they serve a single model. base_urls: one
+    address or several, with or without `/v1`. max_batch: maximum number of running requests; 1 for
+    a server that takes one request at a time. deadline: seconds that a completion may take,
+    including retries. timeout: seconds after which a server that sends nothing counts as failed.
     api_key_env: the environment variable with the servers' API key. tokenizer: folder or hub id of
-    the model's tokenizer, if the server has no `/tokenize`; either lets words be banned by
-    `logit_bias`. Without both, a banned word is redrawn at a higher temperature.
+    the model's tokenizer, for servers without `/tokenize`. Words are banned by `logit_bias` with
+    the ids of the tokenizer or `/tokenize`, or else redrawn at a higher temperature.
 
-    Its tokens are words (see `words`). It has no embeddings and gives no likelihoods. Raises
-    InputError for options that cannot be used, and EngineError if no server can be used.
+    The engine's tokens are words (see `words`). It has no embeddings and gives no likelihoods.
+    Raises InputError for options that cannot be used, and EngineError if no server can be used.
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts"})
-    dtype: Any = None  # the server's own
+    dtype: Any = None  # only the server knows its dtype
 
     @checked
     def __init__(
@@ -116,7 +116,7 @@ class OpenAIEngine(PooledEngine):
         return text
 
     def supports_continuation(self, prompt: Sequence[int]) -> bool:
-        """False for a chat in parts, and for every chat if a server would begin a new message."""
+        """Return False for a chat `in_parts`, and for any chat if a server begins a new message."""
         chat = word_of(prompt[0]) if prompt else ""
         if not isinstance(chat, Chat):
             return True
@@ -134,7 +134,7 @@ class OpenAIEngine(PooledEngine):
         return items_of(work)
 
     async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
-        """Request text from a server until the answer ends. Another server may continue it."""
+        """Request text from a server until the answer ends; other servers may continue the text."""
         found = self._found[endpoint.url]
         while answer.reason is None:
             body = answer.body(found)
@@ -160,17 +160,16 @@ class OpenAIEngine(PooledEngine):
                 "preset 'relative' does"
             )
         if sampling.top_k and not all(one.off for one in self._found.values()):
-            raise InputError("top_k: not taken by the server; leave it at 0")
+            raise InputError("top_k: not supported by the server; leave it at 0")
 
     # Servers.
 
     @property
     def capability_notes(self) -> str:
         (first, *_) = self._found.values()
-        again = "drawing again when they come"
-        banned = f"logit_bias ({first.banned.name})" if first.banned else again
-        goes_on = "go on in blocks" if first.continued is not None else "are one block"
-        return f"serves {first.model}; words are banned by {banned}; answers to chats {goes_on}"
+        banned = f"logit_bias ({first.banned.name})" if first.banned else "redrawing text"
+        written = "in several blocks" if first.continued is not None else "in one block"
+        return f"serves {first.model}; bans words by {banned}; answers chats {written}"
 
     async def _admit(self, endpoint: Endpoint) -> None:
         found = await look_at(endpoint, self.name, self._named)
@@ -182,14 +181,14 @@ class OpenAIEngine(PooledEngine):
         await complete_probe(endpoint, self._found[endpoint.url])
 
 
-# Redraws of banned text: tokens per redraw, temperature step and limit, and redraws at one place.
+# Redraws of banned text: tokens per redraw, temperature step and maximum, redraws at one place.
 _DRAWN, _WARMER, _HOTTEST, _REDRAWS = 6, 0.3, 2.0, 8
 
 
 class Banned(Exception):
     """The server wrote a banned word, or ended the text before `min_new_tokens`.
 
-    reason: finish reason of the answer if redraws give nothing else.
+    reason: finish reason of the answer if all redraws fail.
     """
 
     def __init__(self, reason: FinishReason) -> None:
@@ -198,11 +197,11 @@ class Banned(Exception):
 
 
 class StreamedAnswer:
-    """The text of one request, written by one server or by several in turn.
+    """The text of one request, written by one server or by several servers in turn.
 
-    words: those written so far. They are given out at once; if the server could not continue the
-    answer, only at its end. aside: the answer's reasoning and tool calls. banned: words that must
-    not be written. left: tokens that may still be written. reason: why it has ended, or None.
+    words: words written so far. Words are sent on at once, or at the end of the answer if the
+    server could not continue it. aside: the answer's reasoning and tool calls. banned: words that
+    must not be written. left: number of tokens that may still be written. reason: finish reason.
     """
 
     def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
@@ -217,7 +216,7 @@ class StreamedAnswer:
 
     @property
     def least(self) -> int:
-        """Tokens that must still be written before the text may end."""
+        """Number of tokens that must still be written before the text may end."""
         written = 0 if self._whole else len(self.words)
         return max(0, self._request.sampling.min_new_tokens - written)
 
@@ -227,7 +226,7 @@ class StreamedAnswer:
         return min(most, _DRAWN) if self._drawn and not self._whole else most
 
     def body(self, found: Capabilities) -> dict[str, Any]:
-        """The body of a request that continues a text."""
+        """Return the body of an HTTP request for the rest of the answer."""
         assert isinstance(self._request.prompt, Sequence)
         first, *rest = (word_of(one) for one in self._request.prompt)
         if not isinstance(first, Chat):
@@ -254,16 +253,17 @@ class StreamedAnswer:
             "model": found.model,
             "max_tokens": self.left,
             "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
-            # From the place alone, whichever servers failed. Few servers take more than 31 bits.
+            # Failed servers do not change the seed. Few servers take more than 31 bits.
             "seed": (derive_seed(seed, *place) if any(place) else seed) % 2**31,
             "stream": True,
         }
-        if sampling.top_p < 1:  # some servers refuse 1; `off` has it for servers that take it
+        if sampling.top_p < 1:  # some servers refuse 1; `off` holds 1 for all other servers
             body["top_p"] = sampling.top_p
         if sampling.top_k:
             body["top_k"] = sampling.top_k
         if self.least:
-            # No stop strings: a server does not tell them from an end. The text is cut later.
+            # No stop strings are sent, since an answer does not say whether a stop string or the
+            # model ended it. The text is cut later.
             if "min_tokens" in found.off:
                 body["min_tokens"] = min(self.least, self.left)
         elif sampling.stop:
@@ -271,7 +271,7 @@ class StreamedAnswer:
         return body
 
     def take(self, words: Sequence[str]) -> None:
-        """Add words and give them out. Raises Banned before a banned one."""
+        """Add words and send them on. Raises Banned before a banned word."""
         for word in words:
             if same_word(word) in self._banned_spellings:
                 raise Banned("length")
@@ -283,7 +283,7 @@ class StreamedAnswer:
         """Take the server's last words. Raises Banned if the text ends too early."""
         drawn = bool(self._drawn) and reason == "length" and not self._whole
         if drawn and len(self.words) + len(words) < self._request.sampling.max_new_tokens:
-            # The last word may be incomplete, so it is drawn again, unless it is the only one.
+            # The last word may be incomplete, so it is drawn again, unless it is the only word.
             self.take(words if len(words) == 1 else words[:-1])
             self._drawn = 0
             return
@@ -294,7 +294,7 @@ class StreamedAnswer:
         self._finish(reason)
 
     def draw_again(self, wrote: bool, reason: FinishReason) -> None:
-        """Draw the next tokens at a higher temperature. wrote: words came before the banned one."""
+        """Redraw at a higher temperature. wrote: whether words came before the banned word."""
         self._drawn = self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
             self._finish(reason)  # the answer ends here

@@ -1,8 +1,8 @@
-"""A completions server: its capabilities, found by probing, and its streams.
+"""Probe the capabilities of a completions server, and read the streams of its answers.
 
-Its answers are validated; any other shape is refused. An answer to a chat may hold reasoning and
-tool calls beside its text. vLLM, llama.cpp, Ollama and others stream the parts of calls with
-different indexes and ids.
+Answers are validated; an answer of any other shape is refused. An answer to a chat may contain
+text, reasoning and tool calls. vLLM, llama.cpp, Ollama and other servers stream the parts of tool
+calls with different indexes and ids.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Function(BaseModel):
 
 
 class CallDelta(BaseModel):
-    """The next piece of a tool call. index, id: identify the call; either may be missing."""
+    """The next piece of a tool call, which `index` and `id` identify; either may be missing."""
 
     index: int | None = None
     id: _Name | None = None
@@ -44,7 +44,7 @@ class CallDelta(BaseModel):
 
 
 class Delta(BaseModel):
-    """The next piece of an answer. Reasoning has two names; a server that sends both repeats it."""
+    """The next piece of an answer. A server that sends both reasoning fields repeats the text."""
 
     content: _Text | None = None
     reasoning_content: _Text | None = None
@@ -57,7 +57,7 @@ class Delta(BaseModel):
 
     @property
     def size(self) -> int:
-        """Characters of reasoning and tool calls."""
+        """Number of characters of reasoning and tool calls."""
         functions = [one.function for one in self.tool_calls or ()]
         calls = sum(len(one.name or "") + len(one.arguments or "") for one in functions)
         return len(self.thought) + calls
@@ -66,7 +66,7 @@ class Delta(BaseModel):
 class Aside:
     """Assembles the reasoning and the tool calls of an answer.
 
-    thoughts: takes the text; separates leading reasoning from it, if `inline`.
+    thoughts: separates reasoning at the beginning of the text from the text, if `inline`.
     """
 
     def __init__(self, *, inline: bool) -> None:
@@ -75,7 +75,7 @@ class Aside:
         self.thoughts = Thoughts(inline=inline)
 
     def add(self, delta: Delta) -> None:
-        """Raises ServerFailed for too many calls."""
+        """Add a piece of the answer. Raises ServerFailed for too many tool calls."""
         self._reasoning += delta.thought
         for new in delta.tool_calls or ():
             call = self._call_of(new)
@@ -91,7 +91,7 @@ class Aside:
 
     @property
     def parts(self) -> Parts:
-        """Raises ServerFailed for a call without a name."""
+        """The assembled parts. Raises ServerFailed for a tool call without a name."""
         calls = []
         for one in self._calls:
             if not one.function.name:
@@ -104,9 +104,9 @@ class Aside:
         return Parts(reasoning=reasoning, tool_calls=tuple(calls), num_tokens=tokens)
 
     def _call_of(self, new: CallDelta) -> CallDelta | None:
-        """The call that `new` continues; None if it begins one.
+        """Return the tool call that `new` continues, or None if `new` begins a call.
 
-        Ollama, and older versions of vLLM and SGLang, leave out the index or send the same for all
+        Ollama, and older versions of vLLM and SGLang, leave out the index or send one index for all
         calls. So another id begins another call, and so does a name without an index.
         """
         alike = [one for one in self._calls if one.index == new.index]
@@ -120,14 +120,14 @@ class Aside:
         return last
 
 
-# Features that a server may have on by default, switched off. `repeat_penalty` is llama.cpp's name.
+# Values that turn off a server's default features. `repeat_penalty` is a field of llama.cpp.
 OFF = {**NEUTRAL, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "repeat_penalty": 1.0}
 
 
 class Part(BaseModel):
     """The next piece of a completion (`text`) or of an answer to a chat (`delta`).
 
-    LocalAI leaves out empty pieces, and Azure the piece of an event with a filter's results.
+    LocalAI leaves out an empty piece; Azure leaves out the piece in events with filter results.
     """
 
     index: Literal[0]
@@ -136,7 +136,7 @@ class Part(BaseModel):
     finish_reason: Annotated[str | None, Field(max_length=100)] = None
 
     def read(self, chat: bool) -> Delta:
-        """The piece as a Delta. Raises ServerFailed for a completion in a chat, or the reverse."""
+        """Return the piece as a Delta; ServerFailed for a completion in a chat, or the reverse."""
         if chat and not self.text:
             return self.delta or Delta()
         if not chat and self.delta is None and self.text is not None:
@@ -163,7 +163,7 @@ class ServedModels(BaseModel):
     data: Rows[Served] = Field(min_length=1, max_length=10_000)
 
 
-# Finish reasons of servers: the last two are TGI's, "eos" is Together's.
+# Finish reasons of servers. TGI sends the last two, and Together sends "eos".
 _ENDS: dict[str, FinishReason] = {
     "length": "length",
     "stop": "stop",
@@ -178,10 +178,10 @@ _REFUSALS = ("content_filter", "tool_calls", "function_call")
 async def streamed(
     endpoint: Endpoint, body: dict[str, Any], aside: Aside | None = None
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
-    """The text that a server streams, up to its end. aside: gets the other parts of an answer.
+    """Yield the text that a server streams. aside: gets the other parts of the answer.
 
-    Raises ServerFailed for an invalid stream, and EndpointRefused if a filter or a tool call that
-    was not asked for ends it.
+    Raises ServerFailed for an invalid stream, and EndpointRefused if a filter or an unrequested
+    tool call ends the stream.
     """
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
@@ -195,8 +195,9 @@ async def streamed(
                 new = part.read(chat)
                 text, reason = new.content or "", _end_of(part.finish_reason, new, has_tools)
                 if reason == "eos_token":
-                    text = ""  # TGI writes the token that ends the text, as "</s>"
-                end = _ENDS.get(reason) if reason else None  # Ollama, LocalAI, TGI: "" before
+                    text = ""  # TGI writes the token that ends the text, such as "</s>"
+                # Ollama, LocalAI and TGI send the reason "" before the end.
+                end = _ENDS.get(reason) if reason else None
                 read += len(text) + new.size
                 if read > most:
                     raise ServerFailed(f"wrote more than {body['max_tokens']} tokens")
@@ -207,7 +208,7 @@ async def streamed(
                 if last is not None:
                     # Some servers send the end twice; Azure sends a filter's results after it.
                     if new.size or (text, end) not in (("", None), ("", last[1]), last):
-                        raise ServerFailed("wrote on after ending the text")
+                        raise ServerFailed("sent more text after the finish_reason")
                 elif end is not None:
                     last = text, end
                 else:
@@ -218,9 +219,9 @@ async def streamed(
 
 
 def _end_of(reason: str | None, new: Delta, has_tools: bool) -> str | None:
-    """The finish reason. Raises EndpointRefused for a filter, or a call without tools."""
+    """Return the finish reason; EndpointRefused for filtered text or calls of unsent tools."""
     if new.tool_calls and not has_tools:
-        raise EndpointRefused("called a tool although it was sent none")
+        raise EndpointRefused("called a tool although the request had no tools")
     if reason == "tool_calls" and has_tools:
         return "stop"
     if reason in _REFUSALS:
@@ -228,7 +229,7 @@ def _end_of(reason: str | None, new: Delta, has_tools: bool) -> str | None:
     return reason
 
 
-# Questions for chats, to test whether a server continues an answer.
+# Questions of chats that test whether a server continues an answer.
 _ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
 _PROBES = (
     "The people of the town were kind, and in the morning",
@@ -246,11 +247,11 @@ _CONTINUED: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Capabilities:
-    """The capabilities of a server, as probed.
+    """The capabilities of a server, found by probing.
 
-    model: the model's name there. context: maximum tokens, if known. off: fields of every request.
-    continued: fields that make it continue an assistant's message; None if it cannot. banned: finds
-    the token ids of banned words; None if `logit_bias` does not work.
+    model: name of the model on the server. context: maximum number of tokens, if known. off: fields
+    of every request. continued: fields that make the server continue an assistant message; None if
+    it cannot. banned: finds token ids of banned words; None if `logit_bias` does not work.
     """
 
     model: str
@@ -261,9 +262,9 @@ class Capabilities:
 
 
 async def look_at(endpoint: Endpoint, name: str, named: BannedWords | None) -> Capabilities:
-    """Find the capabilities of a server. named: gives token ids in place of the server's endpoint.
+    """Find the capabilities of a server. named: gives token ids in place of the server.
 
-    Raises ServerFailed and EndpointRefused if it cannot be used.
+    Raises ServerFailed or EndpointRefused if the server cannot be used.
     """
     found = Capabilities(*await _find_model(endpoint, name), dict(OFF))
     try:
@@ -271,7 +272,7 @@ async def look_at(endpoint: Endpoint, name: str, named: BannedWords | None) -> C
     except EndpointRefused as error:
         if error.status not in _UNKNOWN_FIELDS:
             raise
-        found.off = {}  # it takes no fields beyond OpenAI's
+        found.off = {}  # the server takes only OpenAI's fields
     found.banned = await _find_banned(endpoint, found, named)
     found.continued = await _find_continued(endpoint, found)
     return found
@@ -292,7 +293,7 @@ async def _find_model(endpoint: Endpoint, name: str) -> tuple[str, int | None]:
     ours = [one for one in models if one.id == name]
     if not ours and len(models) > 1:
         some = ", ".join(one.id for one in models[:5])
-        raise EndpointRefused(f"has no model {name!r}; --model is one of: {some}")
+        raise EndpointRefused(f"has no model {name!r}; set --model to one of: {some}")
     (model, *_) = ours or models
     return model.id, model.max_model_len
 
@@ -300,7 +301,7 @@ async def _find_model(endpoint: Endpoint, name: str) -> tuple[str, int | None]:
 async def _find_banned(
     endpoint: Endpoint, found: Capabilities, named: BannedWords | None
 ) -> BannedWords | None:
-    """The source of token ids, if a bias on them keeps a first word from being written again."""
+    """Return the source of token ids, if a bias on a word's ids makes the server avoid the word."""
     banned = named or await ask_server(endpoint, found.model)
     for prompt in _PROBES:
         written = await _complete(endpoint, found, {"prompt": prompt})
@@ -326,9 +327,9 @@ async def _find_banned(
 
 
 async def _find_continued(endpoint: Endpoint, found: Capabilities) -> dict[str, Any] | None:
-    """The fields with which a server continues an assistant's message; None if it cannot.
+    """Return the fields with which a server continues an assistant message; None if it cannot.
 
-    The server gets the first half of its own answer; it can if it writes the second half.
+    The server is sent the first half of an earlier answer, and must write the second half.
     """
     for asked in _ASKED:
         messages = [{"role": "user", "content": asked}]
@@ -336,7 +337,7 @@ async def _find_continued(endpoint: Endpoint, found: Capabilities) -> dict[str, 
         try:
             whole = words_of(await _complete(endpoint, found, body))
         except (EndpointRefused, ServerFailed):
-            return None  # it has no chats
+            return None  # the server takes no chats
         half = len(whole) // 2
         begun, rest = "".join(whole[:half]), "".join(whole[half:])
         # In repetitive text a continuation cannot be told from a repetition.
@@ -355,7 +356,7 @@ async def _find_continued(endpoint: Endpoint, found: Capabilities) -> dict[str, 
 
 
 async def _complete(endpoint: Endpoint, found: Capabilities, more: dict[str, Any]) -> str:
-    """A server's greedy answer to a probe."""
+    """Return a server's greedy answer to a probe."""
     body = {"model": found.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
     text = ""
     async with aclosing(streamed(endpoint, found.off | body | more)) as parts:

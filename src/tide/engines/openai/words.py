@@ -1,14 +1,14 @@
 """Words as tokens, for an engine that does not know its model's tokenizer.
 
-A word includes the spaces before it; runs of punctuation, and two emoji or characters of a script
-without spaces, are words, too. So there are rarely more words than model tokens, and they do not
-depend on how a server cuts its text into events. Each part of a word has a maximum length, so that
-little text waits for the end of a word. The id of a word is its UTF-8 read as one number: no table
-is needed, and every process gives the same ids.
+A word includes the spaces before it. Runs of punctuation are words, too, and so are two emoji or
+characters of a script without spaces. So a text rarely has more words than model tokens, and its
+words do not depend on how a server cuts the text into events. Each part of a word has a maximum
+length, so that little text waits for the end of a word. The id of a word is its UTF-8 text read as
+one number, so no table is needed and every process gives the same ids.
 
-`BannedWords` finds the model's tokens that begin banned words. It asks the server (`/tokenize` and
-`/detokenize` of vLLM and llama.cpp, below `/extras` in llama-cpp-python), or a tokenizer that was
-named.
+`BannedWords` finds the model's tokens that begin banned words. It uses a tokenizer that the user
+names, or the server's `/tokenize` and `/detokenize` (vLLM and llama.cpp; llama-cpp-python has these
+paths below `/extras`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tide.engines.base import MOST_SPELLINGS
 
 _Text = Annotated[str, Field(max_length=1_000_000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# Maximum characters of a token: a server that sends more ignores `max_tokens`.
+# Maximum number of characters of a token. A server that sends more ignores `max_tokens`.
 LONGEST_TOKEN = 256
 _LETTERS = rf"[\p{{L}}\p{{M}}--[{UNSPACED}]]{{1,24}}"
 _WORD = regex.compile(
@@ -36,7 +36,7 @@ _WORD = regex.compile(
     rf"|{_LETTERS}(?:['\u2019]{_LETTERS}){{0,3}}|\d{{1,24}}"
     rf"|[[^\w\s]--[{UNSPACED}]]{{1,24}}|_{{1,24}}|\w)|\s{{1,24}}"
 )
-# A word may still continue if no text but one of these follows it.
+# A word at the end of a text may still continue if one of these strings is all that follows.
 _OPEN_ENDS = ("", "'", "\u2019")
 _TEXT, _CHAT = 1, 2
 
@@ -49,12 +49,12 @@ class ChatText(Rendered):
 
 
 def words_of(text: str) -> list[str]:
-    """The words of `text`; joined, they are the text."""
+    """Split a text into words; joined, the words are the text."""
     return [word.group() for word in _WORD.finditer(text)]
 
 
 def id_of(word: str | Chat) -> int:
-    """The token id of a word, or of a whole chat."""
+    """Return the token id of a word or of a whole chat."""
     if isinstance(word, Chat):
         written = word.model_dump_json(exclude_defaults=True).encode()
         return int.from_bytes(bytes([_CHAT]) + written, "big")
@@ -62,29 +62,29 @@ def id_of(word: str | Chat) -> int:
 
 
 def word_of(token_id: int) -> str | Chat:
-    """The inverse of `id_of`. Raises ValueError for any other number."""
+    """Return the word or chat of an id from `id_of`. Raises ValueError for any other number."""
     if token_id < 0:
-        raise ValueError("a token id below 0")
+        raise ValueError("a token id is below 0")
     kind, *_ = written = token_id.to_bytes((token_id.bit_length() + 7) // 8 or 1, "big")
     if kind == _CHAT:
         return Chat.model_validate_json(written[1:])
     if kind != _TEXT:
-        raise ValueError("a token id that stands for no text")
+        raise ValueError("a token id encodes neither a word nor a chat")
     return written[1:].decode()
 
 
 def text_of(token_ids: tuple[int, ...]) -> str:
-    """The text of words. Raises ValueError for a chat, which has none."""
+    """Return the text of word ids. Raises ValueError for the id of a chat."""
     found = [word_of(one) for one in token_ids]
     if any(isinstance(word, Chat) for word in found):
-        raise ValueError("a chat in the middle of a text")
+        raise ValueError("a token id in a text encodes a chat")
     return "".join(map(str, found))
 
 
 class Words:
-    """Cuts streamed text into at most `most` words; the last holds the rest.
+    """Cuts streamed text into at most `most` words; the last word holds the rest of the text.
 
-    `add` and `end` return the words that are complete; the cuts of the stream do not affect them.
+    `add` and `end` return complete words, which do not depend on how the stream cuts the text.
     """
 
     def __init__(self, most: int) -> None:
@@ -114,7 +114,7 @@ class Words:
         return [*words[:most], *(["".join(words[most:])] if words[most:] else [])]
 
 
-# Words are tokenised after this text: some tokenizers add a space at the beginning of a text.
+# Words are tokenized after this text, since some tokenizers add a space at the start of a text.
 _ANCHOR = "\n"
 _PROBE = "\n kind people"
 _KNOWN = 20_000
@@ -134,7 +134,7 @@ class Detokenized(BaseModel):
 
 
 class _TokenApi(NamedTuple):
-    """A server's API for tokens: two paths, the field for a text, and further fields."""
+    """A server's token API. field: name of the field for a text. more: further fields."""
 
     tokenize: str
     detokenize: str
@@ -158,7 +158,7 @@ _TOKEN_APIS = (
 
 
 class BannedWords:
-    """Finds the first tokens of words, in every spelling. name: where the tokens come from."""
+    """Finds the first tokens of words, in every spelling. name: source of the tokens."""
 
     def __init__(self, name: str, tokenize: Tokenize, detokenize: Detokenize) -> None:
         self.name = name
@@ -167,10 +167,10 @@ class BannedWords:
         self._anchor: list[int] | None = None
 
     async def ids(self, words: Sequence[str]) -> list[int]:
-        """The ids to ban for these words, which include the spaces before them.
+        """Return the ids to ban for these words, which include the spaces before them.
 
-        A word has none if they cannot be found, or if its first token is a single non-ASCII letter,
-        with which many other words begin. Raises ServerFailed for invalid answers.
+        A word has no ids if its tokens cannot be found, or if its first token is a single non-ASCII
+        letter, with which many other words begin. Raises ServerFailed for invalid answers.
         """
         for word in words:
             if word in self._known:
@@ -186,13 +186,13 @@ class BannedWords:
         return list(dict.fromkeys(token for word in words for token in self._known[word]))
 
     async def _tokens(self, word: str) -> tuple[int, ...]:
-        """The word's first token, and tokens that differ from it only in case and spaces.
+        """Return the word's first token, and the tokens that differ only in case and spaces.
 
-        Not the first tokens of the word's spellings: one may be a single letter, which is needed.
+        The first token of another spelling may be a single letter, which must not be banned.
         """
         for token in await self._read(word):
             text = await self._detokenize([token])
-            if core := text.strip():  # not a space that stands alone
+            if core := text.strip():  # a token may be a space alone
                 break
         else:
             return ()
@@ -203,7 +203,7 @@ class BannedWords:
         return tuple(found)[:MOST_SPELLINGS]
 
     async def _read(self, text: str) -> list[int]:
-        """The tokens of `text` after the anchor; none if they cannot be told apart from its own."""
+        """Return the tokens of `text` after the anchor; none if the anchor's tokens change."""
         if self._anchor is None:
             self._anchor = await self._tokenize(_ANCHOR)
         before = self._anchor
@@ -212,7 +212,7 @@ class BannedWords:
 
 
 def spellings(word: str) -> list[str]:
-    """A word as a model may write it: with a space and without, and with other capitals."""
+    """Return spellings of a word, with and without a space and with other capitals."""
     core = word.strip()
     if not core:
         return [word]
@@ -221,31 +221,31 @@ def spellings(word: str) -> list[str]:
 
 
 def same_word(word: str) -> str:
-    """A key that is equal for all spellings of a word."""
+    """Return a key that is equal for all spellings of a word."""
     return word.strip().casefold() or word
 
 
 async def ask_server(endpoint: Endpoint, model: str) -> BannedWords | None:
-    """The server as a source of token ids, or None. Raises ServerFailed for impossible answers."""
+    """Make the server a source of token ids, if it can be. ServerFailed for impossible answers."""
     for api in _TOKEN_APIS:
         tokenize = partial(api.tokens, endpoint, model)
         try:
             ids = await tokenize(_PROBE)
-        except EndpointRefused:  # it has another API, or none
+        except EndpointRefused:  # the server has another API, or no API for tokens
             continue
         detokenize = partial(api.text, endpoint, model)
-        if not ids:  # it looked for the text in another field
+        if not ids:  # the server looked for the text in another field
             continue
         if not (await detokenize(ids)).endswith(_PROBE.strip()):  # a token for BOS may come before
             raise ServerFailed(
-                f"{api.tokenize}: answered tokens that are not those of the text it was sent"
+                f"{api.tokenize}: answered tokens that do not decode to the text of the request"
             )
         return BannedWords(f"the server's {api.tokenize}", tokenize, detokenize)
     return None
 
 
 def ask_tokenizer(name: str, tokenizer: Any) -> BannedWords:
-    """A transformers tokenizer as a source of token ids."""
+    """Make a transformers tokenizer a source of token ids."""
 
     async def tokenize(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))

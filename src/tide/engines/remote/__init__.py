@@ -1,1 +1,1 @@
-"""A model on one or several vLLM servers: the engine and their protocol."""
+"""The engine for one or several vLLM servers, and the protocol of these servers."""

@@ -1,10 +1,10 @@
-"""One or several vLLM servers, used over the OpenAI completions API.
+"""An engine for one or several vLLM servers, used over the OpenAI completions API.
 
     vllm serve MODEL --enable-prompt-embeds
 
-The servers hold the model; tokenizer and embeddings are read here, from the same checkpoint. Each
-completion is written by one server, and any server writes the same. If a server fails, another
-continues its streamed completions.
+The servers run the model; this process reads the tokenizer and embeddings of the same checkpoint.
+Each completion is written by one server, and any server writes the same text. If a server fails,
+another server continues its streamed completions.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ _T = TypeVar("_T")
 _Asked = TypeVar("_Asked")
 
 _MAX_BATCH = 256
-# Maximum sequences in one request: some MB, all repeated if the server fails.
+# Maximum number of sequences per request (a few MB). All are repeated if the server fails.
 _REQUEST_SIZE = 64
-# Minimum tokens in an event of a stream: fewer cost throughput, more delay the first text.
+# Minimum number of tokens per stream event. Fewer cost throughput; more delay the first text.
 _STREAM_INTERVAL = 2
 
 
 class RemoteEngine(PooledEngine, EmbeddingEngine):
     """vLLM servers at `base_urls`, which all serve `model`.
 
-    model: the folder or hub id that the servers run, for its tokenizer and embeddings, or "pocket".
-    base_urls: one address or several, `http://HOST:PORT`, with or without `/v1`. dtype: the
-    servers' compute dtype; "auto" is the checkpoint's, as for vLLM. max_batch: sequences under way
-    at once. deadline: seconds that a completion or likelihood may take, including retries. timeout:
-    seconds after which a server that does not answer counts as failed. api_key_env: the environment
-    variable with the servers' API key, if they need one.
+    model: folder or hub id of the model that the servers run, or "pocket". base_urls: one address
+    or several, `http://HOST:PORT`, with or without `/v1`. dtype: the servers' compute dtype; "auto"
+    is the checkpoint's dtype, as for vLLM. max_batch: maximum number of running sequences.
+    deadline: seconds that a completion or likelihood may take, including retries. timeout: seconds
+    after which a server that does not answer counts as failed. api_key_env: the environment
+    variable with the servers' API key, if any.
 
     Sequences with equal sampling and seed share requests, and so do greedy sequences with equal
-    sampling; other sequences need one each. A request at which a server fails goes to the other
-    servers. If the server also fails a check, it leaves the pool until it works again; otherwise
-    only the request fails (CompletionError).
+    sampling; every other sequence needs a request. If a server fails on a request, the request goes
+    to the other servers. If the server also fails a check, it leaves the pool until it works again;
+    otherwise only the request fails (CompletionError).
 
-    Raises InputError for options that cannot be used, and EngineError if no server answers, if they
-    run a vLLM before 0.32, or if the embeddings cannot be read. Warns if a server does not
-    write the same from embeddings as from their token ids.
+    Raises InputError for options that cannot be used, and EngineError if no server answers, if the
+    servers run a vLLM before 0.32, or if the embeddings cannot be read. Warns if a server writes
+    other tokens from embeddings than from token ids.
     """
 
     @checked
@@ -95,7 +95,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         self._differences: dict[str, str] = {}
         self._connect(base_urls, timeout, deadline, api_key_env)
         usable = [endpoint.url for endpoint in self.pool.endpoints if endpoint.available]
-        # One less than the servers': for a likelihood they have to write a token after the text.
+        # Servers write a token after the text of a likelihood, so the limit is one token less.
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -110,7 +110,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
         async def work(put: Callable[[Piece], None]) -> None:
             async def ask(endpoint: Endpoint) -> None:
-                # A server that takes over continues after the tokens that were given out already.
+                # A server that takes over continues after the tokens that were already sent on.
                 rest = request if not given else self.after(request, given)
                 async with aclosing(self._parts(endpoint, rest)) as parts:
                     async for piece in parts:
@@ -201,21 +201,21 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         )
 
     def _prompts(self, prompts: Sequence[Sequence[int] | Tensor]) -> dict[str, Any]:
-        """The request's field for prompts, which are all token ids or all embeddings."""
+        """Return the request's field for prompts, which are all token ids or all embeddings."""
         ids = [list(prompt) for prompt in prompts if isinstance(prompt, Sequence)]
         rows = [protocol.encode(x.to(self.dtype)) for x in prompts if not isinstance(x, Sequence)]
         return {"prompt": ids} if ids else {"prompt_embeds": rows}
 
     def _verify(self) -> None:
-        """Raise EngineError if a server did not write the same from embeddings as from token ids.
+        """Raise EngineError if a server wrote other tokens from embeddings than from token ids.
 
-        Each server was checked when it entered the pool, with only a warning.
+        The check of a server that enters the pool only warns.
         """
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")
 
     def _split(self, rows: Sequence[_T]) -> list[Sequence[_T]]:
-        """`rows` in parts that spread over the servers."""
+        """Split `rows` into parts that spread over the servers."""
         servers = sum(endpoint.available for endpoint in self.pool.endpoints)
         size = max(1, min(_REQUEST_SIZE, math.ceil(len(rows) / max(servers, 1))))
         return [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -223,9 +223,9 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
     async def _choices(
         self, body: dict[str, Any], asked: Sequence[_Asked], read: Callable[[Choice, _Asked], _T]
     ) -> list[_T]:
-        """`read(choice, one)` for each `one` of `asked`, with the server's choice for it.
+        """Return `read(choice, one)` for each server's choice and its `one` of `asked`.
 
-        If `read` raises ServerFailed, that counts as a failure of the server.
+        A ServerFailed from `read` counts as a failure of the server.
         """
 
         async def work(endpoint: Endpoint) -> list[_T]:
@@ -234,8 +234,8 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         return await self.pool.run(len(asked), work)
 
     async def _ask(self, endpoint: Endpoint, body: dict[str, Any], count: int) -> list[Choice]:
-        """One request: the choices of `endpoint` for its `count` prompts."""
-        # At most 1 KiB per token that is written or read, and a share of the embeddings' size.
+        """Send one request; returns the choices of `endpoint` for its `count` prompts."""
+        # The limit is 1 KiB per token that is written or read, and a share of the embeddings' size.
         tokens = count * body["max_tokens"] + sum(map(len, body.get("prompt", ())))
         limit = MIB + 1024 * tokens + sum(map(len, body.get("prompt_embeds", ()))) // 64
         full = self._full(endpoint, body)

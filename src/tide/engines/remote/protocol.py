@@ -1,8 +1,8 @@
 """Requests and answers of vLLM's completions API; answers of any other shape are refused.
 
-`difference` checks whether a vLLM, here or on a server, writes the same from token ids as from our
-embeddings of them. It does not if it runs another model, or scales embeddings before its first
-block. The check compares the most likely token after a few sentences.
+`difference` checks whether vLLM, in this process or on a server, writes the same tokens from token
+ids as from their embeddings. It does not if it runs another model, or scales embeddings before its
+first block. The check compares the most likely token after a few sentences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tide.engines.base import Engine, FinishReason, Request
 if TYPE_CHECKING:  # the engine 'openai' imports this module, and needs no torch
     from torch import Tensor
 
-# Bounded, so that sums are finite.
+# Log-probabilities are bounded, so that sums are finite.
 _LogProbability = Annotated[float, Field(ge=-1e9, le=1e-3)]  # above 0 only by rounding
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 _Name = Annotated[str, Field(max_length=1000)]
@@ -31,14 +31,14 @@ _Name = Annotated[str, Field(max_length=1000)]
 # Older versions have known security holes in loading embeddings (CVE-2025-62164 and later).
 OLDEST = Version("0.32")
 # A server's defaults may include penalties, and a penalty with embeddings crashes vLLM (its issue
-# 57719): so each is sent with its neutral value.
+# 57719). So each of these fields is sent with its neutral value.
 NEUTRAL = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-# The strongest bias that vLLM takes: at usual temperatures such a token is never drawn.
+# The strongest bias that vLLM takes. At usual temperatures a token with this bias is never drawn.
 NEVER = -100.0
 
 PROBES = (
@@ -48,8 +48,8 @@ PROBES = (
     "Two plus two equals",
 )
 
-# Natural-log probabilities. Half precision and other kernels change one by a few hundredths, and
-# change the most likely token only if two are about equally likely.
+# Differences of natural-log probabilities. Half precision and other kernels cause a few hundredths,
+# and change the most likely token only if two tokens are about equally likely.
 _TIE = 0.05
 _CLOSE = 0.25
 
@@ -65,7 +65,7 @@ class _LogProbs(BaseModel):
 
 
 class Choice(BaseModel):
-    """The server's answer for one prompt; fields not asked for are None."""
+    """The server's answer for one prompt; fields that were not requested are None."""
 
     index: _Count
     finish_reason: Literal["length", "stop"]
@@ -107,17 +107,17 @@ class ServedModels(BaseModel):
 
 
 def encode(x: Tensor) -> str:
-    """Embeddings in the API's format: base64 of a `torch.save` file."""
-    import torch  # noqa: PLC0415  (only where there are embeddings)
+    """Encode embeddings in the API's format, which is base64 of a `torch.save` file."""
+    import torch  # noqa: PLC0415  (needed only for embeddings)
 
     buffer = io.BytesIO()
-    # A copy, because a view would be saved with its whole storage.
+    # A copy is saved, because a view would be saved with its whole storage.
     torch.save(x.detach().cpu().contiguous().clone(), buffer)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def sampling_fields(request: Request) -> dict[str, Any]:
-    """The sampling of a request in vLLM's terms, here and on a server."""
+    """Return a request's sampling fields for vLLM, in this process or on a server."""
     sampling = request.sampling
     return {
         "max_tokens": sampling.max_new_tokens,
@@ -132,13 +132,13 @@ def sampling_fields(request: Request) -> dict[str, Any]:
 
 
 def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
-    """Mean log-probability of the `completion` that ends the prompt of `choice`.
+    """Return the mean log-probability of the `completion` that ends the prompt of `choice`.
 
-    Raises ServerFailed if the server did not send all of them.
+    Raises ServerFailed if the server did not send the log-probability of each token.
     """
     positions = (choice.prompt_logprobs or [])[-len(completion) :]
     try:
-        # Only the completion's are validated: those of the prompt may be many, and are not used.
+        # The prompt's log-probabilities may be many, and are neither validated nor used.
         read = [
             _LogProb.model_validate(position[str(token)], strict=True).logprob
             for position, token in zip(positions, completion, strict=True)
@@ -158,10 +158,10 @@ def is_older(version: str) -> bool:
 def without_end(
     ids: tuple[int, ...], reason: FinishReason | None, stopped_by: int | str | None
 ) -> tuple[tuple[int, ...], FinishReason | None]:
-    """The token ids and finish reason of vLLM, without the token that ended the text.
+    """Return vLLM's token ids and finish reason, without the token that ended the text.
 
-    After a stop string, whose tokens are included, the reason becomes "length": the caller finds
-    the string in the text and cuts it.
+    After a stop string, whose tokens are included, the reason becomes "length", because the caller
+    finds the stop string in the text and cuts the text.
     """
     if reason != "stop":
         return ids, reason
@@ -171,13 +171,13 @@ def without_end(
 async def difference(
     engine: Engine, first: Callable[[Sequence[Any]], Awaitable[list[FirstToken]]]
 ) -> str | None:
-    """How a vLLM's output differs between the engine's embeddings and token ids; None if equal.
+    """Return how vLLM's output from embeddings differs from that from token ids; None if equal.
 
-    first: gives the most likely token after each prompt, with its log-probability, for prompts that
-    are all token ids or all embeddings.
+    first: returns the most likely token after each prompt, with its log-probability, for prompts
+    that are all token ids or all embeddings.
     """
     by_ids, rows = await first(engine.tokenize(PROBES)), engine.embed(PROBES)
-    # The embeddings as they are, and with the scalings that models use.
+    # The embeddings are tried unscaled, and with the scalings that models use.
     factors = 1.0, math.sqrt(engine.dim), 1.0 / math.sqrt(engine.dim)
     by_scaled = await first([factor * x for factor in factors for x in rows])
     agreeing = []
@@ -190,7 +190,7 @@ async def difference(
         return None
     if agreeing:
         return (
-            f"expects embeddings multiplied by {agreeing[0]:.4g}: it and this version of "
-            "transformers disagree on where they are scaled"
+            f"expects embeddings multiplied by {agreeing[0]:.4g}; vLLM and this version of "
+            "transformers scale embeddings in different places"
         )
-    return "writes something else from embeddings than from token ids: does it run another model?"
+    return "writes other tokens from embeddings than from token ids; does vLLM run another model?"
