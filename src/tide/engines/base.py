@@ -451,7 +451,7 @@ class Engine(ABC):
                 yield number, self.fewest(rows[number], holds)
 
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
-        """Return the length of the shortest prefix whose text satisfies `enough`, or of `ids`."""
+        """Return the length of the shortest prefix of `ids` whose text satisfies `enough`."""
         return bisect_left(
             range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
         )

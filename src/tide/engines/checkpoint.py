@@ -90,7 +90,7 @@ def read_vocabulary(
 ) -> tuple[Any, torch.nn.Module]:
     """Read the tokenizer and input embedding layer (on the CPU, in `dtype`) of a folder or hub id.
 
-    The embedding tensor is read alone from its safetensors file. Raises EngineError if there is no
+    Only the embedding tensor is read from its safetensors file. Raises EngineError if there is no
     safetensors file with embeddings.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  (slow import)
@@ -241,7 +241,7 @@ def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
     free = shutil.disk_usage(folder.parent).free
     if size > free:
         raise ValueError(
-            f"needs {size / 1e9:.1f} GB of disk in {folder.parent}, where {free / 1e9:.1f} are free"
+            f"needs {size / 1e9:.1f} GB in {folder.parent}, where {free / 1e9:.1f} GB are free"
         )
     _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
     quiet_transformers()

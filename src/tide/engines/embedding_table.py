@@ -1,4 +1,4 @@
-"""Base class of engines with a local tokenizer and embedding layer, whatever runs the model."""
+"""Base class of engines with a local tokenizer and embedding layer."""
 
 from __future__ import annotations
 

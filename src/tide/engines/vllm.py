@@ -39,7 +39,7 @@ class VllmEngine(EmbeddingEngine):
     `max_num_seqs`. options: further arguments of vLLM's `AsyncEngineArgs`.
 
     Raises MissingDependencyError without vLLM, InputError for options that vLLM does not know or
-    that would crash it, and EngineError if vLLM cannot load the model or writes other tokens from
+    that would crash it, and EngineError if vLLM cannot load the model or writes different text from
     embeddings than from token ids.
     """
 
@@ -147,7 +147,7 @@ class VllmEngine(EmbeddingEngine):
             yield output
 
     def _verify(self) -> None:
-        """Raise EngineError if vLLM writes other tokens from embeddings than from token ids."""
+        """Raise EngineError if vLLM writes different text from embeddings than from token ids."""
         if problem := self.portal.run(difference, self, self._first_tokens):
             raise EngineError(f"vLLM with {self.name}: {problem}")
 

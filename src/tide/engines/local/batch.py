@@ -35,9 +35,9 @@ from tide.engines.local.sampler import (
 )
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
-# Rows of the first lane have at most this number of tokens; each further lane allows 4 times more.
+# Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
 _SHORT = 256
-# Waiting rows enter once there are 1/_SHARE as many as running rows, or after _STEPS steps.
+# Waiting rows enter once they are 1/_SHARE of the number of running rows, or after _STEPS steps.
 _SHARE, _STEPS = 4, 6
 # Maximum number of prompt tokens read at once, including padding.
 _TOKENS = 1 << 15
@@ -201,7 +201,7 @@ class Batch:
         self._numbers = count()
         self.lanes: dict[int, Lane] = {}  # key: the maximum number of tokens of a row
         self._steps_waited = 0
-        # Number of ended rows without a replacement, and the time until which to expect some.
+        # Number of ended rows without a replacement, and the time until which these may come.
         self._ended, self._until = 0, 0.0
         self._pause = 0.0  # seconds to wait for the next replacement
         self._task: asyncio.Task[None] | None = None
@@ -298,7 +298,7 @@ class Batch:
     # 1. Admit.
 
     def admit(self) -> None:
-        """Admit waiting rows that resume; admit new rows only if many wait or one waits long."""
+        """Admit resuming rows; admit new rows only if there are many or they have waited long."""
         while self._waiting and self._waiting[0][1].aborted:
             heappop(self._waiting)
         running = self._running
@@ -439,7 +439,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self, lane: Lane) -> None:
-        """Draw and read a token of each row. Of a resuming row, read the last prompt token."""
+        """Draw and read a token for each row, or read the last prompt token of a resuming row."""
         sampler = lane.sampler
         tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
         if lane.rows:

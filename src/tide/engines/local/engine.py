@@ -156,7 +156,7 @@ class TransformersEngine(EmbeddingEngine):
                 one.found.cancel()
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
-        """Return the handle's beginning if `x` (T, d) has it, and the number of tokens to read."""
+        """Return the cached beginning of `x` (T, d), or None, and the number of tokens to read."""
         if not isinstance(handle, Handle) or (rows := handle.beginning.rows) is None:
             return None, len(x)
         if not handle.beginning.begins(x.float().cpu()):

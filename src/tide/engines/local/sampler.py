@@ -187,7 +187,7 @@ class Sampler:
         return scores
 
     def draw(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw token ids (B,) by warped scores (B, V); returns whether scores are finite, too.
+        """Draw token ids (B,) from warped scores (B, V); also returns whether rows were finite.
 
         Only the largest score of a row is checked, because NaN and infinity win any arg max.
         """
@@ -248,7 +248,7 @@ class Sampler:
 
 
 def _draw_among(scores: Tensor, keys: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """Return the arg max of scores plus noise among these tokens, each in its entry of `rows`."""
+    """Return the arg max of each row's scores plus noise, among the entries (`rows`, `tokens`)."""
     values = scores[rows, tokens] + gumbel_noise(keys[:, rows], tokens.int()[:, None])[:, 0]
     best = torch.full((len(scores),), -torch.inf).scatter_reduce_(0, rows, values, "amax")
     wins = values == best[rows]

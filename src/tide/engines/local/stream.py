@@ -20,8 +20,8 @@ from tide.engines.checkpoint import context_length
 from tide.engines.local.cache import KeyValueCache, Pair
 
 # Fixed cost of a small model's forward pass, in tokens that the model reads in the same time. The
-# bundled model reads about 45 tokens per millisecond on 2 cores, and a call costs 1.5 ms. The cost
-# of a larger model equals fewer tokens.
+# bundled model reads about 45 tokens per millisecond on 2 cores, and a call costs 1.5 ms. For a
+# larger model a call costs as much as fewer tokens.
 _CALL = 64
 # Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -243,7 +243,7 @@ def by_length(lengths: Sequence[int]) -> list[int]:
 
 
 def left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Stack (T_i, ...) tensors to (B, T, ...) after zeros; also returns the mask (B, T) of 0, 1."""
+    """Left-pad (T_i, ...) tensors to (B, T, ...); also returns the mask (B, T), 0 for padding."""
     length = max(len(row) for row in rows)
     padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
     mask = torch.zeros(len(rows), length, dtype=torch.int64, device=rows[0].device)

@@ -136,7 +136,7 @@ class Part(BaseModel):
     finish_reason: Annotated[str | None, Field(max_length=100)] = None
 
     def read(self, chat: bool) -> Delta:
-        """Return the piece as a Delta; ServerFailed for a completion in a chat, or the reverse."""
+        """Return the piece as a Delta, or raise ServerFailed for a piece of the wrong kind."""
         if chat and not self.text:
             return self.delta or Delta()
         if not chat and self.delta is None and self.text is not None:
@@ -219,7 +219,7 @@ async def streamed(
 
 
 def _end_of(reason: str | None, new: Delta, has_tools: bool) -> str | None:
-    """Return the finish reason; EndpointRefused for filtered text or calls of unsent tools."""
+    """Return the finish reason. Filtered text or unrequested tool calls raise EndpointRefused."""
     if new.tool_calls and not has_tools:
         raise EndpointRefused("called a tool although the request had no tools")
     if reason == "tool_calls" and has_tools:
@@ -229,7 +229,7 @@ def _end_of(reason: str | None, new: Delta, has_tools: bool) -> str | None:
     return reason
 
 
-# Questions of chats that test whether a server continues an answer.
+# Chat questions that test whether a server continues an answer.
 _ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
 _PROBES = (
     "The people of the town were kind, and in the morning",

@@ -226,7 +226,7 @@ def same_word(word: str) -> str:
 
 
 async def ask_server(endpoint: Endpoint, model: str) -> BannedWords | None:
-    """Make the server a source of token ids, if it can be. ServerFailed for impossible answers."""
+    """Find the server's token API, if it has one. Impossible answers raise ServerFailed."""
     for api in _TOKEN_APIS:
         tokenize = partial(api.tokens, endpoint, model)
         try:

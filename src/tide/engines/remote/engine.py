@@ -62,7 +62,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
     Raises InputError for options that cannot be used, and EngineError if no server answers, if the
     servers run a vLLM before 0.32, or if the embeddings cannot be read. Warns if a server writes
-    other tokens from embeddings than from token ids.
+    different text from embeddings than from token ids.
     """
 
     @checked
@@ -207,7 +207,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         return {"prompt": ids} if ids else {"prompt_embeds": rows}
 
     def _verify(self) -> None:
-        """Raise EngineError if a server wrote other tokens from embeddings than from token ids.
+        """Raise EngineError if a server wrote different text from embeddings than from token ids.
 
         The check of a server that enters the pool only warns.
         """

@@ -1,8 +1,8 @@
 """Requests and answers of vLLM's completions API; answers of any other shape are refused.
 
 `difference` checks whether vLLM, in this process or on a server, writes the same tokens from token
-ids as from their embeddings. It does not if it runs another model, or scales embeddings before its
-first block. The check compares the most likely token after a few sentences.
+ids as from their embeddings. The tokens differ if vLLM runs another model, or scales embeddings
+before its first block. The check compares the most likely token after a few sentences.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def without_end(
 async def difference(
     engine: Engine, first: Callable[[Sequence[Any]], Awaitable[list[FirstToken]]]
 ) -> str | None:
-    """Return how vLLM's output from embeddings differs from that from token ids; None if equal.
+    """Return how vLLM's output from embeddings differs from its output from token ids, or None.
 
     first: returns the most likely token after each prompt, with its log-probability, for prompts
     that are all token ids or all embeddings.
@@ -193,4 +193,4 @@ async def difference(
             f"expects embeddings multiplied by {agreeing[0]:.4g}; vLLM and this version of "
             "transformers scale embeddings in different places"
         )
-    return "writes other tokens from embeddings than from token ids; does vLLM run another model?"
+    return "writes different text from embeddings than from token ids; does vLLM run another model?"
