@@ -79,7 +79,7 @@ class OpenAIEngine(PooledEngine):
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
                 read = read_tokenizer(source_of(tokenizer))
                 self._named = tokens.ask_tokenizer(str(tokenizer), read)
-        self._found: dict[str, Capabilities] = {}  # by address
+        self._found: dict[str, Capabilities] = {}  # key: address of the server
         self._connect(base_urls, timeout, deadline, api_key_env)
         self.name = next(iter(self._found.values())).model
 

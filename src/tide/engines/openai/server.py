@@ -141,7 +141,7 @@ class Part(BaseModel):
             return self.delta or Delta()
         if not chat and self.delta is None and self.text is not None:
             return Delta(content=self.text)
-        raise ServerFailed("answered in the shape of " + ("a completion" if chat else "a chat"))
+        raise ServerFailed("answered with the fields of " + ("a completion" if chat else "a chat"))
 
 
 class Event(BaseModel):

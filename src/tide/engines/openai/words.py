@@ -182,7 +182,7 @@ class BannedWords:
             except ServerFailed:
                 if word.isascii():
                     raise
-                self._known[word] = ()  # its tokens are parts of characters
+                self._known[word] = ()  # the word's tokens are parts of characters
         return list(dict.fromkeys(token for word in words for token in self._known[word]))
 
     async def _tokens(self, word: str) -> tuple[int, ...]:

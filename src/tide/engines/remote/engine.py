@@ -91,7 +91,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
             super().__init__(*vocabulary, config)
         self.context_length = None
         self._waiting: list[tuple[Request, asyncio.Future[Piece]]] = []
-        self._served: dict[str, ServedModel] = {}  # by address
+        self._served: dict[str, ServedModel] = {}  # key: address of the server
         self._differences: dict[str, str] = {}
         self._connect(base_urls, timeout, deadline, api_key_env)
         usable = [endpoint.url for endpoint in self.pool.endpoints if endpoint.available]
@@ -251,7 +251,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
     def _check_ids(self, ids: Sequence[int], count: int, most: int) -> None:
         if count > most:
-            raise ServerFailed(f"wrote more than the {most} tokens asked for")
+            raise ServerFailed(f"wrote more than the {most} requested tokens")
         known = len(self._layer.weight)
         if max(ids, default=0) >= known:
             raise ServerFailed(f"wrote a token outside the vocabulary of {known}")
@@ -280,8 +280,8 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         model = next((m for m in models if m.id in ours or m.root in ours), models[0])
         if self.context_length is not None and model.max_model_len <= self.context_length:
             raise ServerFailed(
-                f"has a context of {model.max_model_len} tokens; this run began with "
-                f"{self.context_length + 1}"
+                f"has a context of {model.max_model_len} tokens, but this run began with a context "
+                f"of {self.context_length + 1}"
             )
         self._served[endpoint.url] = model
         problem = await protocol.difference(self, partial(self._first_tokens, endpoint))
@@ -291,7 +291,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
             _log.warning("%s: %s", endpoint.url, problem)
 
     async def _check(self, endpoint: Endpoint) -> None:
-        """Let a server write a token after embeddings, its most frequent task."""
+        """Raise ServerFailed unless a server writes a token after embeddings."""
         await self._first_tokens(endpoint, self.embed(protocol.PROBES[:1]))
 
     async def _first_tokens(self, endpoint: Endpoint, prompts: Sequence[Any]) -> list[FirstToken]:

@@ -144,7 +144,7 @@ def mean_log_prob(choice: Choice, completion: Sequence[int]) -> float:
             for position, token in zip(positions, completion, strict=True)
         ]
     except (KeyError, TypeError, ValueError):
-        raise ServerFailed("answered without the log-probabilities asked for") from None
+        raise ServerFailed("answered without the requested log-probabilities") from None
     return float(np.mean(read))
 
 
