@@ -489,7 +489,7 @@ class Engine(ABC):
                 if getattr(sampling, name) != Settings.model_fields[name].default:
                     raise InputError(
                         f"{name}: only the engine 'openai' separates tool calls and reasoning from "
-                        "the scored text; leave the option out"
+                        "the scored text; leave it out"
                     )
         for name in ("min_new_tokens", "stop", "repetition_penalty"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default

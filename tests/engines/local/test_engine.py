@@ -240,7 +240,7 @@ def test_a_gemma_whose_layer_does_not_scale_is_refused(
     folder = save_causal_lm(tmp_path, "gemma2")
     layer = type(TransformersEngine(folder).model.get_input_embeddings())
     monkeypatch.setattr(layer, "forward", torch.nn.Embedding.forward)
-    with pytest.raises(EngineError, match=r"1 times the rows .* needs transformers >= 5\.4"):
+    with pytest.raises(EngineError, match=r"1 times the rows .* install transformers >= 5\.4"):
         TransformersEngine(folder)
 
 

@@ -70,7 +70,7 @@ def test_what_a_word_is() -> None:
 def test_a_chat_is_one_token() -> None:
     chat = Chat.said("Hello \u4eba")
     assert word_of(id_of(chat)) == chat
-    with pytest.raises(ValueError, match="a chat in the middle"):
+    with pytest.raises(ValueError, match="a token id in a text encodes a chat"):
         text_of((id_of(chat),))
     for wrong in (-1, 0, 255, 3 * 256, 1 * 256 + 0xFF):
         with pytest.raises(ValueError):  # noqa: PT011

@@ -403,7 +403,7 @@ def test_a_likelihood_that_was_not_sent(
     for wrong in (None, [None, None], [None, {"7": {"logprob": -1.0}}]):
         answer = {"choices": [{**choice, "prompt_logprobs": wrong}]}
         servers[0].misbehave = lambda body, answer=answer: (200, answer)
-        with pytest.raises(EngineError, match="without the log-probabilities"):
+        with pytest.raises(EngineError, match="without the requested log-probabilities"):
             likelihoods(engine, [[5]], [[6]])
         servers[0].misbehave = lambda body: None
         wait_until(lambda: engine.pool.endpoints[0].available)
@@ -436,7 +436,7 @@ def test_an_old_vllm_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("scale", "message"), [(1 / 16.0, "multiplied by 16:"), (5.0, "does it run another model?")]
+    ("scale", "message"), [(1 / 16.0, "multiplied by 16;"), (5.0, "does vLLM run another model?")]
 )
 def test_a_server_that_writes_something_else_from_embeddings(
     scale: float,

@@ -56,4 +56,4 @@ def test_what_counts_as_the_same(plain: list[FirstToken], problem: str | None) -
 
 def test_a_scaling_is_named() -> None:
     found, _ = compared(BY_IDS, [*OTHER, *BY_IDS, *OTHER])
-    assert "multiplied by 8:" in str(found)
+    assert "multiplied by 8;" in str(found)
