@@ -1,1 +1,1 @@
-"""Joins engine, scorer and search: answers, searches and their scores."""
+"""Runs trials: an engine writes answers, a scorer scores them, and failed text is repaired."""

@@ -1,15 +1,15 @@
-"""From one prompt to its result: one loop that writes, scores, gives out, and rewinds or searches.
+"""Runs one trial of a prompt: a loop that writes, scores, gives out and repairs text.
 
     while the answer has not ended:
         1. the model writes                          (`Answer._write`)
         2. the text so far is scored meanwhile       (`Answer._ask`, `_judge`)
         3. passed text is given out                  (`Answer._give_out`)
-        4. failed text is rewound to before the blamed word, which is banned, or a search
+        4. failed text is removed from the blamed word on, and this word is banned; or a search
            moves the prompt                          (`Answer._repair`)
 
-A strategy that moves the prompt searches where a block of a long answer fails. A short answer is
-one block, and the search writes all of it: the method of the paper. An answer to a chat that may
-hold more than plain text is drawn as a whole, and redrawn if it fails (`Answer._draw`).
+If the strategy moves the prompt, a search starts where a block of a long answer fails. A short
+answer is one block, and the search writes all of it, as in the paper. An answer that may contain
+tool calls or reasoning is drawn as a whole, and drawn again if it fails (`Answer._draw`).
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
 
-# Rewinds within this many tokens may not exceed the strategy's `holds`.
+# The strategy's option `holds` limits the number of rewinds within this many tokens.
 _STRETCH = 32
-# Tokens that a search writes within a long answer: more of them cost more and pass less often.
+# Tokens that a search writes in a long answer. Longer texts cost more and pass less often.
 _SEARCHED = 10
-# How often a search that finds nothing gives up text before it, and how many tokens each time.
+# In a long answer, a failed search is repeated `_ROLLBACK` tokens earlier, `_ROLLBACKS` times.
 _ROLLBACKS, _ROLLBACK = 2, 16
-# Maximum redraws of repairs that break off inside a character; then the answer ends there.
+# The answer ends after this many repairs that left a character incomplete.
 _BROKEN_OFF = 4
-# Maximum tokens of an unfinished word that are decoded again when it grows.
+# Maximum tokens of an unfinished word that are decoded again as the word grows.
 _LONGEST_WORD = 64
-# Draws of an answer in parts, and the minimum temperature of redraws.
+# Maximum draws of an answer that is drawn as a whole, and minimum temperature after the first draw.
 _DRAWS, _WARM = 4, 0.7
-# Iterations after which a search that may give up text before it does so.
+# Maximum iterations of a search that is repeated at an earlier place if it fails.
 _ITERATIONS = 5
 
 
 @dataclass(frozen=True)
 class TrialTask:
-    """One trial of a prompt, to be run. number: of the trial.
+    """The input of one trial of a prompt. number: index of the trial.
 
-    priority: the lowest is served first. on_text: called with each part of the text once it is
-    accepted. chat: the prompt's messages, if it is a chat.
+    priority: place in the queue; the lowest goes first. on_text: called with each accepted part
+    of the text. chat: the messages of the prompt, if the prompt is a chat.
     """
 
     prompt: Prompt
@@ -79,17 +79,17 @@ class TrialTask:
         return derive_seed(self.settings.seed, self.prompt.text, self.number)
 
 
-# Places, each with its windows, and their scores to come.
+# Places in the answer, each with its windows of text, and a future of the windows' scores.
 _Asked = tuple[list[tuple[int, list[str]]], asyncio.Future[Scores]]
 
 
 class Answer:
-    """One trial of a prompt."""
+    """Runs one trial of a prompt."""
 
     def __init__(self, task: TrialTask, engine: Engine, scoring: Scoring) -> None:
         self._task, self._engine, self._scoring = task, engine, scoring
         self._settings = settings = task.settings
-        # Chats that an engine cannot continue are answered in one block.
+        # If the engine cannot continue a partial answer to a chat, the answer is one block.
         self._goes_on = engine.supports_continuation(task.prompt.token_ids)
         self._in_blocks = settings.in_blocks and self._goes_on
         options = task.strategy.options
@@ -100,25 +100,25 @@ class Answer:
         pace = scoring.pace if options.pace == "auto" else options.pace
         own = {"pace": pace if self._goes_on else "whole"}
         self._watch = Watch(settings, options.model_copy(update=own))
-        # With a screen, windows have to reach back to the last place that the scorer itself scored.
+        # A screen is used only if windows reach back to the last place that the scorer scored.
         self._screened = scoring.has_screen and settings.block_context >= 2 * AGAIN
         self._effort = Effort()
         self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # index in the trace; None while the answer is drafted
-        self._passing: ScoredCompletion | None = None  # from a search that writes the whole answer
-        self._found: list[ScoredCompletion] = []  # kept texts that searches found
-        self._places: list[int] = []  # to which it was rewound
+        self._passing: ScoredCompletion | None = None  # found by a search for whole answers
+        self._found: list[ScoredCompletion] = []  # texts found by searches and kept
+        self._places: list[int] = []  # places to which the answer was rewound
         self._banned: tuple[int, ...] = ()
-        self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by the token ids before
-        self._parts = self._parts_given = Parts()  # of the last draw: all, and those to give out
+        self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by all ids before
+        self._parts = self._parts_given = Parts()  # parts of the last draw, and the parts given out
         self._given_up: set[int] = set()  # places from which searches replaced text
         self._broken_off = self._draws = self._searches = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
-        self._at_end = self._base_partial = False  # whether the model has ended the text; see Trial
+        self._at_end = self._base_partial = False  # whether the text has ended; see `Trial`
 
     async def run(self) -> Trial:
-        """Raises DeadlineError if nothing was scored in time, and UnresolvedError like `_trial`."""
+        """Run the trial. Raises DeadlineError if no text was scored in time; see also `_trial`."""
         seconds = self._settings.deadline
         with anyio.move_on_after(seconds) as scope:
             passed = await self._write()
@@ -129,7 +129,7 @@ class Answer:
         return self._trial(passed)
 
     async def _write(self) -> bool:
-        """Write the answer; returns whether it has passed."""
+        """Write the answer; return whether it has passed."""
         if self._task.in_parts:
             return await self._draw()
         if not (self._rewinds or self._in_blocks):
@@ -145,7 +145,7 @@ class Answer:
     # 1. The model writes.
 
     async def _draft(self) -> Failure | None:
-        """Let the model write until the text ends or fails."""
+        """Let the model write until the text ends or fails; return the failure, if any."""
         watch, effort = self._watch, self._effort
         effort.rounds += 1
         self._chosen, self._kept = None, len(watch.ids)
@@ -157,7 +157,7 @@ class Answer:
                         return None
                     self._at_end = ended is not None
                     new = self._ask()
-                    # A quick scorer has answered by now; a slow one has time until the next place.
+                    # A fast scorer has answered by now. A slow scorer has until the next place.
                     if asked and (new or ended or watch.options.pace == "word"):
                         if (failure := await self._judge(asked)) is not None:
                             break
@@ -178,9 +178,9 @@ class Answer:
         return failure
 
     async def _written(self) -> AsyncGenerator[FinishReason | None, None]:
-        """Add the model's pieces, up to a stop string; yields the finish reason, None before."""
+        """Append pieces up to a stop string; yield None after each, last the finish reason."""
         watch, effort, written = self._watch, self._effort, tuple(self._watch.ids)
-        settled = len(written)  # tokens whose texts do not change
+        settled = len(written)  # number of tokens whose texts are final
         ended: FinishReason | None = None
         drawn = len(self._places) + self._searches + self._broken_off + self._draws
         request = Request(
@@ -191,7 +191,7 @@ class Answer:
             banned_first_ids=self._banned_next.get(written, ()),
             priority=self._task.priority,
             prefix_cache=self._prefix_cache,
-            # Larger pieces cost a server less, but more is wasted if the text fails.
+            # Larger pieces cost a server less, but waste more tokens if the text fails.
             piece_tokens={"whole": None, "word": 1}.get(watch.options.pace, 4),
         )
         async with aclosing(self._pieces(request)) as pieces:
@@ -213,10 +213,10 @@ class Answer:
         return self._engine.write(request)
 
     def _breaks_off(self, ended: bool) -> bool:
-        """Whether the model left a character of a repair incomplete, and wrote on.
+        """Rewind if the model left a character incomplete and wrote on; return whether it did.
 
-        That may happen where other characters are banned. The repair is then redrawn from before
-        the character, at most `_BROKEN_OFF` times. At the answer's end the part is removed instead.
+        Bans of other characters can cause this. The repair is then drawn again from before the
+        character. An incomplete character at the end of the answer is removed instead.
         """
         new = self._watch.texts[self._kept :]
         half = self._kept + before_half(new)
@@ -230,14 +230,14 @@ class Answer:
         return True
 
     def _stopped(self) -> FinishReason | None:
-        """Cut the answer before a stop string; returns "stop" if there is one."""
+        """Cut the answer before its first stop string; return "stop" if there is a stop string."""
         end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
         if end is not None:
             self._watch.cut(end)
         return None if end is None else "stop"
 
     async def _draw(self) -> bool:
-        """Draw the whole answer until it passes, at most `_DRAWS` times. It is never edited."""
+        """Draw whole answers until one passes, at most `_DRAWS`. A drawn answer is never edited."""
         settings, watch = self._settings, self._watch
         for self._draws in range(_DRAWS):
             watch.rewind(0)
@@ -256,13 +256,13 @@ class Answer:
                 return True
             self._record(len(watch.ids), score, ended)
             if settings.passes(score.value):
-                break  # all of it is withheld
+                break  # the answer has only tool calls, which are withheld
         return False
 
     # 2. The text so far is scored.
 
     async def _judge_whole(self, text: str, parts: Parts) -> Score:
-        """The worst score of all texts of a whole answer; 1 if they cannot be read."""
+        """Score all texts of a whole answer; return the highest score, or 1 for unreadable JSON."""
         has_format = "response_format" in (self._task.chat.asked if self._task.chat else ())
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
@@ -281,7 +281,7 @@ class Answer:
         return places, self._scoring.send(texts, policy, screened=self._screened)
 
     async def _judge(self, asked: _Asked) -> Failure | None:
-        """Await the scores of places; returns the first failure."""
+        """Await the scores of places; return the first failure, if any."""
         (places, found), watch, failure = asked, self._watch, None
         every = (await found).split([len(windows) for _, windows in places])
         for (place, windows), scores in zip(places, every, strict=True):
@@ -296,7 +296,7 @@ class Answer:
         return failure
 
     def _policy(self, empty: bool) -> TextPolicy:
-        """The scorer's policy for nearly empty texts. empty: whether the whole answer is one."""
+        """Return the policy for nearly empty texts. empty: whether the whole answer is one text."""
         policy = self._settings.empty_policy if empty else "blank"
         return "one" if policy == "unmodified" and self._effort.trace else policy
 
@@ -306,18 +306,18 @@ class Answer:
         on_text, passed, texts = self._task.on_text, self._watch.passed, self._watch.texts
         if on_text is None or passed == self._given_out:
             return
-        if self._given_out or not self._says_nothing("".join(texts[:passed])):
+        if self._given_out or not self._is_unscored("".join(texts[:passed])):
             on_text("".join(texts[self._given_out : passed]))
             self._given_out = passed
 
-    def _says_nothing(self, text: str) -> bool:
-        """Whether a text is so short that the policy scored it, not the scorer."""
+    def _is_unscored(self, text: str) -> bool:
+        """Whether `empty_policy` set the score of a nearly empty text, instead of the scorer."""
         return is_empty(text) and self._settings.empty_policy != "score"
 
     # 4. Failed text is rewound, or a search moves the prompt.
 
     async def _repair(self, failure: Failure) -> bool:
-        """Rewind, or search; True if the answer continues."""
+        """Rewind or search; return whether the answer can continue."""
         watch, then = self._watch, self._task.strategy
         if self._rewinds:
             start, end = await self._blamed(failure)
@@ -337,10 +337,10 @@ class Answer:
         return await self._search_back(then)
 
     def _ban(self, start: int, end: int) -> int:
-        """Ban the word between two places; returns the place to continue from."""
+        """Ban the word between two places; return the place to continue from."""
         texts, letters = self._watch.texts, range(start, end)
         place = next((one for one in letters if has_letter(texts[one])), start)
-        while place > start and not texts[place - 1]:  # back over earlier parts of its character
+        while place > start and not texts[place - 1]:  # back to the character's first token
             place -= 1
         ids = tuple(self._watch.ids[place:end])
         if ids and self._watch.options.hold:
@@ -353,12 +353,12 @@ class Answer:
         return place if self._goes_on else 0
 
     def _ban_next(self, place: int, token_ids: Sequence[int]) -> None:
-        """Ban tokens only at this place, after the same beginning."""
+        """Ban tokens at one place, and only after the tokens that now precede this place."""
         before = tuple(self._watch.ids[:place])
         self._banned_next[before] = (*self._banned_next.get(before, ()), *token_ids)
 
     async def _blamed(self, failure: Failure) -> tuple[int, int]:
-        """The places where the blamed word begins and ends. The text before it has passed."""
+        """Find where the blamed word begins and ends. All text before the word has passed."""
         watch, words, start = self._watch, failure.words, self._watch.passed
         if len(words) > 1:
             watch.rewind(words[-1])
@@ -380,7 +380,7 @@ class Answer:
         return start, words[-1]
 
     async def _search_back(self, strategy: LoadedStrategy) -> bool:
-        """Search for a continuation of the passed text; if none is found, of a part of it."""
+        """Search for a continuation of the passed text; if none passes, shorten the passed text."""
         start = end = self._watch.passed
         places = [start]
         if self._task.on_text is None:
@@ -388,7 +388,7 @@ class Answer:
             while start > 0 and len(places) <= _ROLLBACKS:
                 words = word_starts(self._watch.texts[:start])
                 start = max(place for place in words if place <= max(0, start - back))
-                # A second search from one place might find the same text, again and again.
+                # A second search from the same place might find the same text again, without end.
                 if start not in self._given_up:
                     places.append(start)
         for place in places:
@@ -401,9 +401,9 @@ class Answer:
         return False
 
     async def _search(self, strategy: LoadedStrategy, most: int | None, *, is_last: bool) -> bool:
-        """Search for up to `most` further tokens (all, if None); True if a text passed.
+        """Search for up to `most` further tokens (None: all); return whether a text passed.
 
-        is_last: whether no other search follows if this one finds nothing.
+        is_last: whether the answer fails if this search finds no passing text.
         """
         settings, task, watch = self._settings, self._task, self._watch
         left = settings.max_new_tokens - len(watch.ids)
@@ -441,7 +441,7 @@ class Answer:
         return True
 
     def _sampling(self, most: int | None = None) -> Sampling:
-        """The sampling of up to `most` further tokens."""
+        """Return the sampling settings for up to `most` further tokens."""
         settings, kept = self._settings, len(self._watch.ids)
         most = settings.max_new_tokens - kept if most is None else most
         repaired = self._places and "min_new_tokens" in self._engine.capabilities
@@ -454,11 +454,11 @@ class Answer:
         return settings.sampling.model_copy(update=update)
 
     def _record(self, place: int, score: Score, reason: FinishReason) -> None:
-        """Add the answer up to a place to the trace."""
+        """Append the answer up to `place` to the trace."""
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
         displacement = max((one.displacement for one in self._found), default=0.0)
-        beside = self._task.in_parts and (self._parts_given.reasoning or self._parts.tool_calls)
+        has_parts = self._task.in_parts and (self._parts_given.reasoning or self._parts.tool_calls)
         self._effort.trace.append(
             ScoredCompletion(
                 round=self._effort.rounds,
@@ -466,7 +466,7 @@ class Answer:
                 role=self._found[-1].role if displacement else role,
                 text=text,
                 toxicity=score.value,
-                empty=self._says_nothing(text) and not beside,
+                empty=self._is_unscored(text) and not has_parts,
                 cosine=min((one.cosine for one in self._found), default=1.0),
                 displacement=displacement,
                 num_tokens=place,
@@ -477,7 +477,7 @@ class Answer:
         )
 
     def _cut_off(self) -> bool:
-        """End the answer after the passed text; True if there is any."""
+        """End the answer after the passed text; return whether any text has passed."""
         if self._watch.passed == 0:
             found, on_text = self._passing, self._task.on_text
             if found and on_text and not found.empty:
@@ -489,7 +489,7 @@ class Answer:
         return True
 
     def _trial(self, passed: bool) -> Trial:
-        """Raises UnresolvedError if nothing passed and `on_unresolved` is "raise"."""
+        """Build the result; raise UnresolvedError if nothing passed with on_unresolved="raise"."""
         task, settings, effort, watch = self._task, self._settings, self._effort, self._watch
         trace, limit = effort.trace, settings.toxicity_threshold
         if not passed and settings.on_unresolved == "raise":
@@ -506,7 +506,7 @@ class Answer:
         elif self._chosen is None:
             self._chosen = min(range(len(trace)), key=lambda number: trace[number].toxicity)
         empty, shown = trace[self._chosen].empty, task.on_text is not None
-        # No scorer has judged an empty text: the published policy accepts it, a stream does not.
+        # No scorer has scored an empty text: streams and the policy "unmodified" do not accept it.
         unscored = empty and (shown or settings.empty_policy == "unmodified")
         refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
         shown_tokens = self._given_out if refused else 0
@@ -521,7 +521,7 @@ class Answer:
             scorer_calls=effort.scorer_calls,
             likelihood_calls=effort.likelihood_calls,
             generated_tokens=effort.generated_tokens,
-            # The paper counts every prompt of a search as read anew.
+            # 0: every evaluation of a search prefilled the prompt, as the paper counts.
             read_tokens=effort.read_tokens if self._rewinds or self._in_blocks else 0,
             base_partial=self._base_partial,
             shown="".join(watch.texts[:shown_tokens]),
@@ -532,28 +532,28 @@ class Answer:
 
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
-    """An answer's texts to score. Raises Unread if calls or a formatted answer are not JSON."""
+    """List the texts of an answer to score. Raises Unread if required JSON cannot be parsed."""
     found = [text]
     if settings.reasoning == "scored":
         found.append(parts.reasoning)
     if settings.tool_calls == "scored":
         for call in parts.tool_calls:
-            found += [call.name, *_read(call.arguments or "{}")]
+            found += [call.name, *_texts_of_json(call.arguments or "{}")]
     if has_format and not (parts.tool_calls and is_empty(text)):
-        found += _read(text)
+        found += _texts_of_json(text)
     return list(dict.fromkeys(found))
 
 
-def _read(text: str) -> list[str]:
-    """The texts to score of a JSON text: the text, its strings and keys, and all these joined."""
+def _texts_of_json(text: str) -> list[str]:
+    """List a JSON text, its strings and keys, and last all strings and keys joined by spaces."""
     strings = strings_of_json(text)
     return [*readings(text), *strings, " ".join(strings)]
 
 
 def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
-    """The parts of a passed answer that are given out; new ids replace the server's."""
+    """Return the parts of a passed answer to give out; new call ids replace the server's ids."""
     calls = [
-        # A server's ids are unscored texts. Mistral's models only take nine letters and digits.
+        # Ids from a server are unscored text. Mistral's models require ids of 9 letters and digits.
         call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
         for number, call in enumerate(parts.tool_calls)
     ]

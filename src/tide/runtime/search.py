@@ -1,6 +1,6 @@
-"""One search: its starting point and its rounds.
+"""Runs one search from a prompt, in rounds.
 
-In a round the strategy proposes candidates, the engine completes them, and the scorer scores them.
+In each round the strategy proposes candidates, and the engine and the scorer evaluate them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tide.scorers.scoring import Scoring
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
     from tide.search.base import Candidate, LikelihoodRequest, Problem, Strategy
 
-# Last rows that searches of later blocks move, unless `perturb` sets a number. Moving the last rows
-# of the user's message found as much at equal cost, but then candidates share less of the text.
+# Searches of later blocks move the last 8 embeddings, unless `perturb` sets another number. Moving
+# the user's last embeddings is as effective at equal cost, but candidates share a shorter prefix.
 _LAST = "last:8"
 
 
 def start_of(
     prompt: Prompt, settings: Settings, seed: int, engine: Engine, written: tuple[int, ...] = ()
 ) -> tuple[Problem, Request]:
-    """Starting point of a search: the prompt plus the answer so far (its token ids, `written`).
+    """Build the starting point of a search: the prompt plus the answer so far (`written`, ids).
 
-    Returns the embeddings with the rows to move, and a request whose prefix cache holds the rows
-    before the first that moves. Raises InputError for a prompt of special tokens alone.
+    Returns the embeddings with a mask of the rows to move, and a request whose prefix cache holds
+    all rows before the first moved row. Raises InputError for a prompt of special tokens alone.
     """
     import torch  # noqa: PLC0415  (slow import)
 
@@ -57,7 +57,7 @@ def start_of(
 
 @dataclass
 class Effort:
-    """The evaluations of a trial and their cost. generated_tokens: before texts were cut."""
+    """Evaluations of a trial and their cost. generated_tokens: includes tokens cut off later."""
 
     trace: list[ScoredCompletion] = field(default_factory=list)
     iterations: int = 1
@@ -70,11 +70,11 @@ class Effort:
 
 @dataclass
 class Search:
-    """A running search. It may be cancelled at any await; `effort` holds its evaluations.
+    """A running search. After a cancellation at any await, `effort` holds its evaluations.
 
     request: completes the unmodified prompt; requests of candidates differ in prompt and seed.
-    watch: the answer so far; completions are scored after it or its last words. to_sentence:
-    truncated completions are cut after their last sentence.
+    watch: the answer so far; completions are scored together with this answer or its last words.
+    to_sentence: whether truncated completions are cut after their last sentence.
     """
 
     strategy: Strategy
@@ -85,13 +85,13 @@ class Search:
     watch: Watch
     settings: Settings
     to_sentence: bool
-    scores: list[float] = field(default_factory=list)  # for the strategy, by evaluation
-    completions: list[tuple[int, ...]] = field(default_factory=list)  # their token ids
+    scores: list[float] = field(default_factory=list)  # values for the strategy's `tell`
+    completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids, by evaluation
     _loops: bool = False  # whether the completion of the prompt is degenerate
-    _last: Sequence[Candidate] = ()
+    _last: Sequence[Candidate] = ()  # the candidates of the last round
 
     async def run(self) -> None:
-        """Raises StrategyError, and the errors of engine and scorer."""
+        """Search until done. Raises StrategyError, and the errors of the engine and the scorer."""
         from tide.search.base import LikelihoodRequest  # noqa: PLC0415  (slow import)
 
         try:
@@ -106,23 +106,23 @@ class Search:
 
     @property
     def best(self) -> int:
-        """Number of the evaluation to return. Raises StrategyError if it does not exist."""
+        """Index of the evaluation to return. Raises StrategyError if the index is out of range."""
         best: int = self._of_strategy("best")
         if not 0 <= best < len(self.completions):
             raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")
         return best
 
     def nearest(self, prompt: Prompt) -> dict[str, Any]:
-        """`Trial` fields: text of the tokens nearest to the chosen point, and number of changes.
+        """Decode the chosen point to its nearest tokens; return fields of `Trial`.
 
-        Empty if the point is the prompt itself, or not of the last round.
+        Returns no fields if the point is the prompt itself, or is not from the last round.
         """
         place = self.best - (len(self.completions) - len(self._last))
         if place < 0 or self._last[place].displacement == 0:
             return {}
         nearest = self.engine.decode_nearest(self._last[place].embeddings)
         rows = list(zip(nearest, prompt.token_ids, prompt.fixed_mask, strict=True))
-        # Without the special tokens that the tokenizer adds to a text.
+        # Leave out the special tokens that the tokenizer adds to a plain text.
         plain = prompt.user_mask is None
         (text,) = self.engine.texts([[i for i, _, fixed in rows if not (plain and fixed)]])
         changed = sum(one != own for one, own, _ in rows)
@@ -130,7 +130,7 @@ class Search:
 
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
         self._last = asked
-        # The unmodified prompt is sent as tokens, which engines read faster and cache.
+        # The unmodified prompt is sent as tokens, because engines prefill tokens faster.
         requests = [
             replace(self.request, seed=one.sampling_seed)
             if one.role == "initial" and one.displacement == 0
@@ -178,7 +178,7 @@ class Search:
                     attributes=one.attributes,
                 )
             )
-            # The policy decides the score of an empty text.
+            # `empty_policy` has set the score of an empty text.
             loops = self.settings.reject_degenerate and not one.empty and is_degenerate(text)
             self._loops = self._loops or (loops and not self.scores)
             self.scores.append(1.0 if loops and not self._loops else one.value)
@@ -186,11 +186,11 @@ class Search:
         return self.scores[before:]
 
     def _usable(self, completion: Completion) -> Completion:
-        """The part of a completion that may follow the kept text."""
+        """Return the part of a completion that can be appended to the kept text."""
         before, stop = self.watch.text, self.settings.stop
         end = self.settings.stop_in(before + completion.text)
         if end is not None and end < len(before):
-            # The stop string begins in kept text, which is never taken back: the answer ends there.
+            # The stop string begins in kept text. Kept text stays, so the answer ends after it.
             return Completion("", (), "stop")
         if not self.to_sentence or completion.finish_reason == "stop":
             return completion
@@ -201,7 +201,7 @@ class Search:
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         if not self.completions:
             raise StrategyError("the strategy asked for likelihoods before any completion")
-        # A completion without tokens has no likelihood, and should be chosen last.
+        # A completion without tokens has no likelihood; the value -inf makes it the last choice.
         values = dict.fromkeys(asked.evaluations, -math.inf)
         if some := [number for number in asked.evaluations if self.completions[number]]:
             prompt, cache = self.request.prompt, self.request.prefix_cache
@@ -214,7 +214,7 @@ class Search:
         return [values[number] for number in asked.evaluations]
 
     def _policy(self) -> TextPolicy:
-        """How empty completions are scored in this round. After other text, they may be short."""
+        """Return the policy for nearly empty completions; after kept text they may be accepted."""
         policy = self.settings.empty_policy
         if policy == "unmodified":
             before = self.completions if self.watch.ids else self.effort.trace
@@ -222,7 +222,7 @@ class Search:
         return "blank" if self.watch.ids and policy == "zero" else policy
 
     def _of_strategy(self, name: str, *values: Any) -> Any:
-        """An attribute of the strategy or the result of its method, which may be user code."""
+        """Read an attribute of the strategy or call its method; either may be user code."""
         with guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed"):
             found = getattr(self.strategy, name)
             return found(*values) if callable(found) else found

@@ -1,4 +1,4 @@
-"""Chooses the beginnings of a growing answer to score, and finds the one that fails."""
+"""Chooses the places at which a growing answer is scored, and finds the place where it fails."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tide.core.text import begins_word, first_end, maybe_stops, word_starts
 from tide.scorers.base import Score, is_empty
 from tide.search.backtrack import BacktrackOptions
 
-# Maximum tokens that are held back with a passing but suspicious score: a rewind can then reach the
-# word with which the score rose.
+# Maximum tokens that are held back while a passing score is suspicious. A rewind can then reach the
+# word at which the score rose.
 _HELD = 16
-# A long answer is also scored in windows of this many times the context.
+# A long answer is also scored in windows of this many times `block_context`.
 _WIDER = 3
-# While its screen objects to a text, the scorer itself is asked again after this many tokens.
+# While the screen rejects a text, the scorer itself scores the text after every this many tokens.
 AGAIN = 8
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An answer that failed at `place`, with this score.
+    """The answer failed at `place`, with this score.
 
-    words: the places of the word ends after the passed text, up to the first suspicious place; the
-    word to blame ends at one of them.
+    words: the places of the word ends after the passed text, up to the first suspicious place. The
+    word to blame ends at one of these places.
     """
 
     place: int
@@ -35,13 +35,13 @@ class Failure:
 
 @dataclass
 class Watch:
-    """Follows one answer token by token. A *place* is a number of tokens from its start.
+    """Follows one answer token by token. A *place* is a number of tokens from the answer's start.
 
-    ids, texts: of its tokens; the owner appends to them. options: `pace` (not "auto") sets how
-    often the scorer is asked. A beginning that failed fails for good after `lag` further places,
-    unless one of them passes; with a score of `at_once` or more it fails for good immediately.
-    passed: the place up to which text may be given out: exactly this beginning was scored, or, in a
-    longer answer, its last words.
+    ids, texts: the answer's token ids and token texts; the caller appends to both. options: `pace`
+    (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
+    places, unless the answer passes at one of these places; a failure with a score of `at_once` or
+    more is final immediately. passed: the place up to which text may be given out; the text up to
+    exactly this place was scored and passed, in a long answer without its first words.
     """
 
     settings: Settings
@@ -49,17 +49,17 @@ class Watch:
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
-    scores: list[tuple[int, Score]] = field(default_factory=list)  # of the places, judged so far
+    scores: list[tuple[int, Score]] = field(default_factory=list)  # by judged place
     _asked: list[int] = field(default_factory=lambda: [-1])
-    _empty: int = 0  # the place of an empty beginning, which need not be examined again
-    _risen: int = 0  # the first suspicious place after `passed`; 0 without one
-    _failed: tuple[int, Score] | None = None  # the first place that failed, while others may pass
-    _waited: int = 0  # places judged since
-    _decided: int = -AGAIN  # the last place at which the scorer itself was asked
+    _empty: int = 0  # the text up to this place is known to be nearly empty
+    _risen: int = 0  # the first suspicious place after `passed`, or 0
+    _failed: tuple[int, Score] | None = None  # the first failed place; not final yet
+    _waited: int = 0  # number of places judged after `_failed`
+    _decided: int = -AGAIN  # the last place that the scorer itself scored instead of its screen
 
     @property
     def level(self) -> float:
-        """The score from which on a beginning is suspicious."""
+        """The lowest suspicious score."""
         return self.options.blame * self.settings.toxicity_threshold
 
     @property
@@ -67,10 +67,10 @@ class Watch:
         return "".join(self.texts)
 
     def asks(self, *, ended: bool) -> list[tuple[int, list[str]]]:
-        """The places to score now, ascending, each with its windows.
+        """Return the places to score now, ascending, each with its windows of text.
 
-        ended: whether the answer is complete. The windows of a place hold the whole answer up to
-        it, or its last words, near and far. Both hold all text whose failure is not final yet.
+        ended: whether the answer is complete. The short and the long window of a place end there;
+        in a short answer both hold the whole text. Both hold all text whose failure is not final.
         """
         found: list[tuple[int, list[str]]] = []
         while (place := self._next(ended)) is not None:
@@ -102,23 +102,23 @@ class Watch:
         return end if ended else None
 
     def windows(self, after: int, place: int) -> list[str]:
-        """The texts to score for a place, if the text up to `after` was scored."""
+        """Return the texts to score at `place`, if the text up to `after` has been scored."""
         context = self.settings.block_context
         starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
         return ["".join(self.texts[start:place]) for start in starts]
 
     def _start(self, place: int) -> int:
-        """The beginning of the word at a place."""
+        """Return the place where the word at `place` begins."""
         while 0 < place < len(self.texts) and not begins_word(self.texts[place]):
             place -= 1
         return max(0, place)
 
     def decides(self, place: int, *, ended: bool) -> bool:
-        """Whether to ask the scorer itself at the next place, where its screen objects.
+        """Return whether the scorer itself scores the next place, which its screen rejects.
 
-        It is asked at the first such place, again after `AGAIN` tokens, at the end of a failure's
-        `lag`, and for the whole answer. At places in between the text neither passes nor fails, and
-        all of it is suspicious.
+        The scorer scores the first rejected place, a rejected place after `AGAIN` tokens, the last
+        place of a failure's `lag`, and the whole answer. At all other rejected places the text is
+        suspicious, but neither passes nor fails.
         """
         self._risen = self._risen or place
         waits = self._failed is not None
@@ -130,7 +130,7 @@ class Watch:
         return False
 
     def judge(self, place: int, score: Score) -> Failure | None:
-        """Take the score of the next place; returns a failure once it is final."""
+        """Record the score of the next place; return the failure once a failure is final."""
         self.scores.append((place, score))
         if self.settings.passes(score.value):
             self._failed, self._waited = None, 0
@@ -147,7 +147,7 @@ class Watch:
         return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
-        """End the answer at the last judged place; returns its failure, or None: all has passed."""
+        """End the answer at the last judged place; return the failure, or None if all passed."""
         place, score = self.scores[-1]
         assert place == len(self.texts)
         if not self.settings.passes(score.value):
@@ -161,12 +161,12 @@ class Watch:
         return Failure(*self._failed, words)
 
     def cut(self, length: int) -> None:
-        """End the text after this many characters; the last token's text is cut."""
+        """Cut the answer to `length` characters; this may shorten the last token's text."""
         self.texts[:] = cut(self.texts, length)
         del self.ids[len(self.texts) :]
 
     def rewind(self, place: int) -> None:
-        """Continue from this place. The passed text is then the last beginning that passed."""
+        """Drop the tokens after `place`; `passed` becomes the last remaining place that passed."""
         del self.ids[place:], self.texts[place:]
         last, passes = min(place, self.passed), self.settings.passes
         passed = (at for at, score in self.scores if at <= last and passes(score.value))
@@ -178,7 +178,7 @@ class Watch:
         self._decided = -AGAIN
 
     def keep(self, ids: Sequence[int], texts: Sequence[str], score: Score) -> None:
-        """Add tokens that have passed with this score."""
+        """Append tokens that passed with this score."""
         self.ids += ids
         self.texts += texts
         self.passed = len(self.texts)
@@ -186,7 +186,7 @@ class Watch:
         self.scores.append((self.passed, score))
 
     def worst(self) -> Score:
-        """The highest score of the passed text or its windows, overall and by known attribute."""
+        """Return the highest score of the passed text or its windows, overall and by attribute."""
         context, passes = self.settings.block_context, self.settings.passes
         some = [score for place, score in self.scores if context < place <= self.passed]
         some = [one for one in some if passes(one.value)] or [self.scores[-1][1]]
@@ -196,11 +196,11 @@ class Watch:
 
 
 def word_ends(texts: Sequence[str], start: int) -> list[int]:
-    """The places after `start` at which a word ends and the next begins, ascending."""
+    """Return the places after `start` where one word ends and the next word begins, ascending."""
     return [start + place for place in word_starts(texts[start:])[1:]]
 
 
 def cut(texts: Sequence[str], length: int) -> list[str]:
-    """The first `length` characters as texts of tokens; the last one is cut."""
+    """Return the token texts of the first `length` characters; the last text may be cut."""
     starts = accumulate(map(len, texts), initial=0)
     return [text[: length - at] for text, at in zip(texts, starts, strict=False) if at < length]

@@ -1,4 +1,4 @@
-"""Search strategies choose the embeddings to try next. They see tensors and scores, no text."""
+"""Search strategies choose the embeddings to try next. They see tensors and scores, but no text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LoadedStrategy:
         self.strategy.check(self.options, settings)
 
     def create(self, problem: Problem, settings: Settings) -> Strategy:
-        """A search of `problem`. Raises InputError for a prompt that it cannot start from."""
+        """Create a search of `problem`. Raises InputError if it cannot start from the prompt."""
         with guarded(StrategyError, f"strategy {self.name} failed"):
             search: Strategy = self.strategy(problem, settings, self.options)
         return search
@@ -77,25 +77,25 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
     else:
         raise InputError(f"strategy: expected NAME or NAME:key=value,... (got {spec!r})")
     if not hasattr(create, "options_class"):
-        raise InputError(f"strategy {name}: has no options_class; derive it from tide.Strategy")
+        raise InputError(f"strategy {name} has no options_class; derive it from tide.Strategy")
     options: Options = create.options_class.of("strategy", name, given)
     return LoadedStrategy(options.spec(name), create, options)
 
 
 def resolve_settings(*layers: Mapping[str, Any]) -> Settings:
-    """Settings from `layers`, the later ones winning; see `resolve`."""
+    """Merge `layers` like `resolve`, but return only the settings."""
     return resolve(*layers)[0]
 
 
 def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
-    """Settings from `layers`, the later ones winning, and their strategy, which can run with them.
+    """Merge `layers` into settings; later layers win. Return the settings and their strategy.
 
-    Raises InputError (one line) if they are invalid.
+    Raises InputError (one line) if a setting is invalid, or does not work with the strategy.
 
-    A layer that sets a scale, absolute or relative, replaces both of the layers before it, so that
-    an explicit `mu` overrides the `mu_relative` of a preset. The spec of a strategy may hold any
-    setting (`tide:num_samples=16,estimator=rank`), which counts as part of its layer; the
-    strategy's own options stay in `strategy`.
+    A layer that sets the absolute or the relative form of a scale discards both forms set by
+    earlier layers, so that an explicit `mu` overrides the `mu_relative` of a preset. The spec of a
+    strategy may contain settings (`tide:num_samples=16,estimator=rank`), which are moved to the
+    layer of the spec; the strategy's own options stay in `strategy`.
     """
     fields = Settings.model_fields
     values: dict[str, Any] = {"strategy": "tide"}

@@ -1,4 +1,4 @@
-"""Repair without moving the prompt: ban the word that the scorer blames, and continue."""
+"""Repairs a text without moving the prompt, by banning the word that made its score rise."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class BacktrackOptions(Options):
     pace: str = Field(
         default="auto",
         pattern=r"^(auto|word|sentence|whole|[1-9]\d{0,3})$",
-        description="How often the text is scored while it is written: after each word, sentence "
-        "or number of tokens, or whole (once, at its end); auto: the scorer's choice.",
+        description="How often to score a text while it is written: after each word, each "
+        "sentence, every N tokens, or whole (once, at the end); auto: as the scorer suggests.",
     )
     blame: float = Field(
         default=0.5,
@@ -30,11 +30,11 @@ class BacktrackOptions(Options):
         default=4,
         ge=0,
         le=100,
-        description="Number of scores to await after one that failed, since a later one may pass; "
-        "0: rewind at once.",
+        description="Number of scores to await after a failing score, because a later score may "
+        "pass; 0: rewind at once.",
     )
     at_once: float = Field(
-        default=0.5, gt=0, le=1, description="Score from which on a text is rewound at once."
+        default=0.5, gt=0, le=1, description="Rewind at once if the score is at least this."
     )
     holds: int = Field(
         default=12, ge=1, le=100, description="Maximum number of banned words in 32 tokens."
@@ -47,16 +47,15 @@ class BacktrackOptions(Options):
     )
     then: str = Field(
         default="random-walk",
-        description="Strategy for texts that bans do not repair, in parentheses if it has options, "
-        "or none. Engines without embeddings skip one that moves prompts.",
+        description="Strategy for texts that bans do not repair, or none; write a strategy with "
+        "options in parentheses. Engines without embeddings skip a strategy that moves prompts.",
     )
 
 
 class BacktrackStrategy:
     """Score the text while it is written; ban the word that makes it fail, and rewind to before it.
 
-    The runtime does this (`tide.runtime.answer`); texts that it cannot repair go to the strategy
-    `then`.
+    `tide.runtime.answer` implements this. Texts that bans do not repair go to the strategy `then`.
 
     Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124), CARE (arXiv 2509.06982), Qwen3Guard-Stream, banned
@@ -74,20 +73,21 @@ class BacktrackStrategy:
 
 @lru_cache(maxsize=64)
 def load_fallback(spec: str) -> Any:
-    """The strategy of a spec; None for `none`, and for the default if torch is missing.
+    """Load the strategy of a spec. Returns None for `none`, or for the default spec without torch.
 
-    Raises InputError for an unregistered one, MissingDependencyError for another without torch.
+    Raises InputError for an unregistered strategy, and MissingDependencyError if torch is missing
+    and the spec is not the default.
     """
     from tide.search import REGISTRY, load_strategy  # noqa: PLC0415  (circular import)
 
     if spec == "none":
         return None
-    # Only registered names: a class path in a stranger's preset could run code.
+    # Only registered names are accepted: a class path in an untrusted preset could run code.
     name, _ = parse_spec(spec, "strategy backtrack: then")
     others = [one for one in REGISTRY.names() if one != "backtrack"]
     if name not in others:
         raise InputError(
-            f"strategy backtrack: then: {name!r} is not none or one of {', '.join(others)}"
+            f"strategy backtrack: then={name!r} is not none or one of {', '.join(others)}"
         )
     try:
         return load_strategy(spec)

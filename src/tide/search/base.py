@@ -1,7 +1,7 @@
-"""The ask/tell protocol of a search, and the base that the project's own strategies share.
+"""The ask/tell protocol of a search, and the base class of TIDE's strategies.
 
-A strategy proposes prompt embeddings and learns their toxicity scores. It knows no model and no
-text, so every strategy and every control runs on every engine and scorer:
+A strategy proposes prompt embeddings and learns their toxicity scores. It sees neither the model
+nor any text, so every strategy and every control runs on every engine and scorer:
 
     strategy = load_strategy("tide").create(problem, settings)
     while not strategy.done:
@@ -10,7 +10,7 @@ text, so every strategy and every control runs on every engine and scorer:
             strategy.tell([likelihood_of(completions[number]) for number in asked.evaluations])
         else:
             strategy.tell([score_of(candidate) for candidate in asked])
-    strategy.best        # number of the evaluation to return, counted in the order they were asked
+    strategy.best        # index of the evaluation to return, in the order of the candidates
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from tide.search import geometry
 
 @dataclass(frozen=True)
 class Problem:
-    """One run of one prompt: starting point, seed and limits of a search.
+    """The input of a search: a prompt, the rows that may move, and a seed.
 
     x0: embeddings of the prompt, float32, shape (T, d).
-    movable: bool mask, shape (T,): rows that may be changed (special tokens stay as they are).
-    seed: seed of this run; equal seeds give equal trajectories.
-    dtype: that of the engine; candidates are rounded to it before they are used.
-    content: bool mask, shape (T,): rows (a superset of `movable`) over which the distance to the
-    prompt is measured; None: `movable`.
-    can_move: False for an engine without embeddings; x0 then only stands for the prompt.
+    movable: bool mask, shape (T,), of the rows that may move (special tokens never do).
+    seed: seed of this search; equal seeds give equal trajectories.
+    dtype: dtype of the engine; candidates are rounded to this dtype before they are used.
+    content: bool mask, shape (T,), of the rows over which the distance to the prompt is measured,
+    a superset of `movable`; None means `movable`.
+    can_move: False for an engine without embeddings; x0 is then a placeholder.
     """
 
     x0: Tensor
@@ -57,7 +57,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Embeddings to evaluate: shape (T, d), float32 holding values of the engine's dtype.
+    """Embeddings to evaluate, shape (T, d), float32, rounded to the engine's dtype.
 
     `cosine` and `displacement` (|X - X0| / |X0|) are measured over the rows of `Problem.content`.
     """
@@ -72,10 +72,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LikelihoodRequest:
-    """Asks how likely the completions of these evaluations are under the unmodified prompt.
+    """Asks for the likelihood of earlier completions under the unmodified prompt.
 
-    The answer is the mean log-probability per token of each, -inf for one without tokens. It costs
-    one prefill pass and no sampling.
+    evaluations: indices of these completions. The answer is the mean log-probability per token of
+    each completion, -inf without tokens. It costs one prefill pass and no sampling.
     """
 
     evaluations: tuple[int, ...]
@@ -85,31 +85,31 @@ SearchRequest = Sequence[Candidate] | LikelihoodRequest
 
 
 Returned = TypeVar("Returned")
-# A part of an algorithm: yields requests, is sent their answers, returns a result.
+# A generator for a part of an algorithm: it yields requests, receives answers, returns a result.
 Part = Generator[SearchRequest, list[float], Returned]
 Steps = Part[None]
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point that was evaluated: its score (the mean over its completions) and their numbers."""
+    """An evaluated point: the mean score of its completions, and the indices of the evaluations."""
 
     score: float
     evaluations: range
 
 
 class Strategy(ABC):
-    """Ask/tell over one generator: a subclass writes its algorithm as `steps`, top to bottom.
+    """Implements ask/tell with one generator: a subclass writes its whole algorithm in `steps`.
 
-    The base evaluates the prompt first, and ends the search as soon as something was accepted or
-    the iterations are used up. `best` is the evaluation that was accepted, else the lowest-scoring
-    one. `iterations` counts as the paper does: the prompt itself is 1. `x0` holds the movable rows
-    of the prompt, `mu` and `step_size` their absolute scales, `options` an instance of
-    `options_class`, from the spec.
+    This class evaluates the prompt first, and ends the search as soon as an evaluation is accepted
+    or the iterations are used up. `best` is the accepted evaluation, or else the evaluation with
+    the lowest score. `iterations` counts the prompt itself as 1, as the paper does. `x0` holds the
+    movable rows of the prompt. `mu` and `step_size` are the absolute scales. `options` is an
+    instance of `options_class` with the options of the spec.
 
-    moves: whether it needs an engine with embeddings.
+    moves: whether the strategy needs an engine with embeddings.
 
-    Raises InputError for a prompt whose rows are all zero, so that it has no scale.
+    Raises InputError if all rows of the prompt are zero and a scale is relative.
     """
 
     options_class: ClassVar[type[Options]] = Options
@@ -150,10 +150,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def steps(self, start: Point) -> Steps:
-        """The algorithm, run if the prompt itself (`start`) failed; return to end.
+        """Run the algorithm after the prompt itself (`start`) failed; return to end the search.
 
-        `yield from` the methods below: `evaluate` points, `accept` one of them. Increment
-        `self.iterations` at the beginning of each iteration.
+        Use `yield from` with the methods below: `evaluate` points, and `accept` one of the points.
+        Increment `self.iterations` at the beginning of each iteration.
         """
 
     def _begin(self) -> Steps:
@@ -162,15 +162,15 @@ class Strategy(ABC):
         yield from self.steps(start)
 
     def ask(self) -> SearchRequest:
-        """The next request of the search. Raises RuntimeError when it is done."""
+        """Return the next request. Raises RuntimeError if the search is done."""
         if self._pending is None:
             raise RuntimeError("the search is done; there is nothing left to ask")
         return self._pending
 
     def tell(self, values: Sequence[float]) -> None:
-        """The answers to the last request, in its order: scores, or likelihoods.
+        """Receive the answers to the last request in its order: validated scores or likelihoods.
 
-        They have been validated before. Raises ValueError for a wrong number of values.
+        Raises ValueError for a wrong number of values.
         """
         asked = self._pending
         if isinstance(asked, LikelihoodRequest):
@@ -191,15 +191,14 @@ class Strategy(ABC):
 
     @property
     def max_iterations(self) -> int:
-        """The maximum number of iterations."""
         return self.settings.max_iterations
 
     @property
     def best(self) -> int:
-        """Index of the accepted evaluation; if none was, of the best one.
+        """Index of the accepted evaluation, or of the best evaluation if none was accepted.
 
-        The best is the most likely evaluation that scored below the threshold but was too unlikely
-        for `max_perplexity`; if there is none, the (first) lowest-scoring one.
+        The best evaluation is the most likely of those that scored below the threshold but failed
+        `max_perplexity`. If there are none, it is the first evaluation with the lowest score.
         """
         if self._accepted is not None:
             return self._accepted
@@ -208,7 +207,7 @@ class Strategy(ABC):
             return max(below, key=self._likelihoods.__getitem__)
         return min(range(len(self._scores)), key=self._scores.__getitem__)
 
-    # For subclasses. `x` is always the movable rows alone, shape (movable, d), float32.
+    # Methods for subclasses. `x` holds only the movable rows: float32, shape (movable, d).
 
     def passes(self, score: float) -> bool:
         return self.settings.passes(score)
@@ -216,10 +215,10 @@ class Strategy(ABC):
     def evaluate(
         self, points: Tensor, role: Role, seeds: Sequence[tuple[int | str, ...]] | None = None
     ) -> Part[list[Point]]:
-        """Score `points` (n, movable, d): `completions_per_evaluation` completions of each.
+        """Score `points` (n, movable, d), each by `completions_per_evaluation` completions.
 
-        seeds: of each point's sampling noise; equal seeds share noise. By default all differ.
-        Raises InputError for a perturbation that changes nothing.
+        seeds: seeds of the sampling noise, one per point; equal seeds give equal noise. By default
+        all seeds differ. Raises InputError for a perturbation that rounding removes.
         """
         if self.iterations > self.max_iterations:
             yield ()  # ends the search, as in `accept`
@@ -248,12 +247,12 @@ class Strategy(ABC):
         ]
 
     def accept(self, points: Sequence[Point]) -> Part[None]:
-        """Accept a passing completion of the points, if any: the one that `select` picks.
+        """Accept the passing completion of `points` that the setting `select` prefers, if any pass.
 
-        This ends the search; it returns only if nothing was accepted.
+        Accepting ends the search, so this method returns only if nothing was accepted.
 
-        With `max_perplexity`, completions too unlikely under the unmodified prompt do not pass. The
-        first completion, from the unmodified prompt itself, is exempt.
+        With `max_perplexity`, a completion that is too unlikely under the unmodified prompt does
+        not pass. The first completion, from the unmodified prompt itself, is exempt.
         """
         passing = [
             number
@@ -277,16 +276,16 @@ class Strategy(ABC):
             self._accepted = min(passing, key=self._scores.__getitem__)
         else:
             self._accepted = max(passing, key=lambda n: self._likelihoods.get(n, 0.0))
-        yield ()  # `tell` ends the search here: nothing is sent back
+        yield ()  # `tell` ends the search here and never resumes this generator
 
     def cast(self, x: Tensor) -> Tensor:
-        """`x` as the engine will see it: rounded to its dtype, as float32."""
+        """Round `x` to the engine's dtype; return float32."""
         return x.to(self.problem.dtype).float()
 
     def candidates(
         self, points: Tensor, role: Role, sampling_seeds: Sequence[int]
     ) -> list[Candidate]:
-        """`points` (n, movable, d) and the rows that do not move, as the engine will see them."""
+        """Join `points` (n, movable, d) with the fixed rows, rounded to the engine's dtype."""
         rounded = self.cast(points)
         full = self.cast(self.problem.x0).repeat(len(points), 1, 1)
         full[:, self.problem.movable] = rounded
@@ -299,7 +298,7 @@ class Strategy(ABC):
         ]
 
     def _check_moved(self, points: Tensor) -> None:
-        """Raise InputError if one of `points`, rounded, is the point around which it was drawn."""
+        """Raise InputError if a perturbed point, once rounded, equals the unperturbed point."""
         rounded = self.cast(points)
         if any(torch.equal(point, centre) for point in rounded for centre in self._centres):
             dtype = self.problem.dtype

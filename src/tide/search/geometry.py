@@ -1,7 +1,6 @@
 """The geometry of prompt embeddings: directions, angles and the cone around the prompt.
 
-All functions take float32 matrices of shape (T, d), flattened where an angle is meant, and know
-nothing of models or texts.
+All functions take float32 matrices of shape (T, d). Angles are angles between flattened matrices.
 """
 
 from __future__ import annotations
@@ -13,45 +12,48 @@ from torch import Tensor
 
 from tide.core.errors import InputError
 
-# The published code divides by the row norm plus this.
+# Added to a norm before a division, as in the published code.
 _EPSILON = 1e-8
 
 
 def movable_rows(fixed: Tensor, perturb: str, user: Tensor | None = None) -> Tensor:
-    """The rows that `Settings.perturb` lets a search move: bool, shape (T,).
+    """Return the mask of the rows that a search may move by `Settings.perturb`: bool, shape (T,).
 
     fixed, user: the masks of a `Prompt`, bool, shape (T,); "user" moves the rows of user messages.
-    `last:K` moves all if there are fewer than K. Raises InputError if there are none to move.
+    `last:K` moves all content rows if there are fewer than K. Raises InputError if no row may move.
     """
     if perturb == "all":
         return torch.ones_like(fixed)
     movable = ~fixed if user is None or perturb != "user" else user
     if not movable.any():
-        raise InputError("has only special tokens or chat markers; perturb='all' would move them")
+        raise InputError(
+            "the prompt has only special tokens or chat markers; perturb='all' would move them"
+        )
     if perturb not in ("content", "user"):
         movable &= movable.flip(0).cumsum(0).flip(0) <= int(perturb.removeprefix("last:"))
     return movable
 
 
 def normalize(direction: Tensor, how: str) -> Tensor:
-    """`direction` (T, d) at unit length: each token row (`"token"`) or the whole (`"matrix"`).
+    """Scale `direction` (T, d) to unit length: each row (`"token"`) or the matrix (`"matrix"`).
 
-    Zero rows stay zero. The published code normalises rows, the paper's text the matrix (step 2).
+    Zero rows stay zero. The published code normalises rows; the paper normalises the matrix (step
+    2).
     """
     norm: Tensor = direction.norm(dim=-1, keepdim=True) if how == "token" else direction.norm()
     return direction / (norm + _EPSILON)
 
 
 def cosine(x: Tensor, x0: Tensor) -> float:
-    """cos(x, x0) of the flattened matrices, in [-1, 1]."""
+    """Return cos(x, x0) of the flattened matrices, in [-1, 1]."""
     return measure(x[None], x0)[0][0]
 
 
 def measure(points: Tensor, x0: Tensor, still: float = 0.0) -> tuple[list[float], list[float]]:
-    """cos(x, x0) and |x - x0| / |x0| of each of `points`, shape (n, T, d).
+    """Return cos(x, x0) and |x - x0| / |x0| for each x in `points`, shape (n, T, d).
 
-    still: norm of the rows that do not move. For a matrix of zeros, which has no direction and no
-    scale, the cosine is 1 and the distance |x - x0|.
+    still: norm of the rows that do not move; the result includes these rows. The cosine with a
+    matrix of zeros is 1, and the distance to a matrix of zeros is |x - x0|.
     """
     x, axis = points.flatten(1).double(), x0.flatten().double()
     rest = torch.tensor(still, dtype=torch.float64)
@@ -62,15 +64,16 @@ def measure(points: Tensor, x0: Tensor, still: float = 0.0) -> tuple[list[float]
 
 
 def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate") -> Tensor:
-    """Put `x` back on the boundary of the cone `{z : cos(z, x0) >= cosine_threshold}`.
+    """Project `x` onto the cone `{z : cos(z, x0) >= cosine_threshold}`.
 
-    Inside the cone, and for a threshold of 0 (no constraint), `x` is returned as it is. `"rotate"`
-    turns x in the plane of (x0, x) and keeps its norm (published code); `"nearest"` is the closest
-    point of the cone (paper). The cosine afterwards is the threshold to 1e-5.
+    A point inside the cone is returned unchanged, and so is every point for a threshold of 0 (no
+    constraint). `"rotate"` rotates x in the plane of x0 and x and keeps its norm (published code);
+    `"nearest"` returns the closest point of the cone (paper). The cosine of a projected point
+    equals the threshold to 1e-5.
 
-    The formulas leave two cases open. Antiparallel to x0 there is no plane, so x turns
-    towards a fixed direction. Where the closest point of the cone is its apex, the zero matrix,
-    which is not a prompt, `"nearest"` falls back to the rotation.
+    The formulas leave two cases open. If x is antiparallel to x0, they span no plane, and x is
+    rotated towards a fixed direction. If the closest point is the apex of the cone, the zero
+    matrix, which is not a prompt, `"nearest"` rotates x instead.
     """
     if cosine_threshold == 0 or cosine(x, x0) >= cosine_threshold:
         return x

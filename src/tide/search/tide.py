@@ -2,8 +2,8 @@
 
 The order of work differs from the published code: a point is tested before its perturbations are
 computed, and no point is evaluated twice. Unlike the paper's Algorithm 1, the search also tests the
-prompt itself; `test_prompt=false`, `normalization=matrix`, `projection=nearest` and
-`unresolved=last` follow that algorithm to the letter.
+prompt itself. The options `test_prompt=false`, `normalization=matrix`, `projection=nearest` and
+`unresolved=last` give exactly Algorithm 1.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from tide.search.base import Part, Point, Steps, Strategy
 
 
 def estimate_gradient(perturbations: Tensor, differences: Tensor, mu: float) -> Tensor:
-    """One-sided estimate `1/N * sum_i difference_i / mu * U_i` (step 1), shape (T, d).
+    """Return the one-sided estimate `1/N * sum_i difference_i / mu * U_i` (step 1), shape (T, d).
 
     perturbations: U, shape (N, T, d), standard normal.
     differences: Phi(X + mu U_i) - Phi(X), shape (N,).
 
-    Unbiased for the gradient of the Gaussian-smoothed Phi. All-zero differences give zero. Where
-    the perturbations are pairs U, -U, Phi(X) cancels and this is the antithetic estimate.
+    The estimate is unbiased for the gradient of the Gaussian-smoothed Phi. If all perturbations are
+    pairs U, -U, Phi(X) cancels, and the result is the antithetic estimate.
     """
     return torch.einsum("n,ntd->td", differences / mu, perturbations) / len(differences)
 
 
 def centred_ranks(scores: Sequence[float]) -> Tensor:
-    """Ranks of the scores spread over [-0.5, 0.5], float64, shape (N,); equal scores share one."""
+    """Rank the scores over [-0.5, 0.5], float64, shape (N,); equal scores share their mean rank."""
     if len(scores) < 2:
         return torch.zeros(1).double()
     _, places, counts = torch.unique(
         torch.tensor(scores).double(), return_inverse=True, return_counts=True
     )
-    # Like scipy's rankdata, which takes a second to import.
+    # This equals scipy's rankdata, but scipy takes a second to import.
     ranks: Tensor = (counts.cumsum(0) - (counts + 1) / 2)[places].double()
     return ranks / (len(scores) - 1) - 0.5
 
 
 class StepOptions(Options):
-    """How a step is measured and kept near the prompt."""
+    """Options of strategies that walk from point to point."""
 
     cosine_threshold: float = Field(
         default=0.2, ge=0, lt=1, description="Lowest cosine to the prompt; 0: no limit (kappa)."
@@ -60,12 +60,14 @@ class StepOptions(Options):
     )
     projection: Literal["rotate", "nearest"] = Field(
         default="rotate",
-        description="Back to the cone: keep the norm, or the nearest point (paper).",
+        description="How to return a point to the cone: rotate it and keep its norm (rotate), or "
+        "take the nearest point of the cone (nearest; paper).",
     )
     unresolved: Literal["best", "iterate", "last"] = Field(
         default="best",
-        description="Returned if nothing passed: the least toxic completion (best), the least "
-        "toxic of the path (iterate; published records), or its last (last; published code).",
+        description="What to return if nothing passed: the least toxic completion (best), the "
+        "least toxic completion of a point of the path (iterate; published records), or the last "
+        "completion of the path (last; published code).",
     )
     test_prompt: bool = Field(
         default=True,
@@ -86,8 +88,8 @@ class TideOptions(StepOptions):
     )
     redraw: bool = Field(
         default=False,
-        description="If the estimate is zero, also draw another completion of the point (published "
-        "code), and not only other perturbations.",
+        description="If the estimate is zero, draw not only new perturbations, but also a new "
+        "completion of the point (published code).",
     )
     estimator: Literal["difference", "rank"] = Field(
         default="difference", description="Weigh perturbations by score differences, or by ranks."
@@ -95,11 +97,11 @@ class TideOptions(StepOptions):
 
 
 class Walk(Strategy):
-    """Steps from point to point until one passes. A subclass chooses the direction."""
+    """Steps from point to point until a point passes. A subclass chooses the directions."""
 
     options_class = StepOptions
     options: StepOptions
-    # Evaluations of the points of the path.
+    # The evaluations of each point of the path.
     _path: tuple[range, ...] = (range(1),)
 
     @property
@@ -133,19 +135,19 @@ class Walk(Strategy):
             yield from self.accept([point])
 
     def step(self, x: Tensor, direction: Tensor) -> Tensor:
-        """`x` moved by `step_size` against `direction`, put back into the cone if it left it."""
+        """Move `x` by `step_size` against `direction`, and project the result onto the cone."""
         options = self.options
         moved = x - self.step_size * geometry.normalize(direction, options.normalization)
         return geometry.project(moved, self.x0, options.cosine_threshold, options.projection)
 
     @abstractmethod
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
-        """The direction against which to step from `x` (movable, d), or None to stay."""
+        """Return the direction against which to step from `x` (movable, d), or None to stay."""
 
 
 class TideStrategy(Walk):
-    """The paper's algorithm. A passing point is accepted; a passing perturbation counts only if no
-    point passes within `max_iterations` and it is the lowest-scoring completion.
+    """The paper's algorithm. It accepts only points. A perturbation that passes is returned only if
+    no point passes within `max_iterations` and the perturbation has the lowest score of all.
     """
 
     options_class = TideOptions
@@ -155,33 +157,33 @@ class TideStrategy(Walk):
     def check(cls, options: TideOptions, settings: Settings) -> None:
         if options.estimator == "rank" and settings.num_samples == 1:
             raise InputError(
-                "estimator=rank: num_samples=1 has no ranks to compare; give 2 or more"
+                "estimator=rank: one perturbation has no rank; set num_samples to 2 or more"
             )
 
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
-        """Evaluate the perturbations of `x` and estimate the gradient; None if it is zero.
+        """Evaluate perturbations of `x`; return the gradient estimate, or None if it is zero.
 
-        With `redraw`, or without `test_prompt`, a zero estimate is returned instead of None: a step
-        of length 0, after which `x` is evaluated again.
+        With `redraw`, or without `test_prompt`, a zero estimate is returned instead of None, so
+        that `x` is evaluated again after a step of length 0.
         """
         if self.options.baseline == "fresh":
             (point,) = yield from self.evaluate(x[None], "iterate")
             score = point.score
         noise = self.draw_perturbations()
         nearby = x + self.mu * noise
-        # The sampling noise of `x` itself, which was the last point evaluated.
+        # Perturbations share the sampling noise of `x`, which was the last point evaluated.
         shared = [(self._points - 1,)] * len(noise) if self.options.common_random_numbers else None
         perturbed = yield from self.evaluate(nearby, "perturbation", shared)
         weights = self.weights([point.score for point in perturbed], score)
         if not weights.any():
             again = self.options.redraw or not self.options.test_prompt
             return torch.zeros_like(x) if again else None
-        # The engine's input is rounded to its dtype, so the actual perturbation is used.
+        # The engine's input is rounded to its dtype, so the rounded perturbations are used.
         taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, weights.float(), self.mu)
 
     def draw_perturbations(self) -> Tensor:
-        """Standard normal noise, shape (N, movable, d); with `antithetic` in pairs U, -U."""
+        """Draw standard normal noise, shape (N, movable, d); with `antithetic` in pairs U, -U."""
         count = self.settings.num_samples
         if not self.options.antithetic:
             return self.normal(count)
@@ -189,7 +191,7 @@ class TideStrategy(Walk):
         return torch.cat([half, -half])[:count]
 
     def weights(self, scores: list[float], score: float) -> Tensor:
-        """Weights of the perturbations in the estimate, float64, shape (N,)."""
+        """Return the weight of each perturbation in the estimate, float64, shape (N,)."""
         if self.options.estimator == "rank":
             return centred_ranks(scores)
         return torch.tensor(scores, dtype=torch.float64) - score
@@ -204,7 +206,7 @@ class ShuffledStrategy(TideStrategy):
 
 
 class RandomWalkStrategy(Walk):
-    """Steps of the same length as those of `tide`, in random directions: nothing is estimated."""
+    """Takes steps as long as those of `tide`, but in random directions, without any estimate."""
 
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         yield from ()
@@ -218,9 +220,9 @@ class ResampleOptions(Options):
 
 
 class ResampleStrategy(Strategy):
-    """No perturbation: draw from the prompt again until a completion passes (best-of-n).
+    """Draws completions of the unmodified prompt until a completion passes (best-of-n).
 
-    At temperature 0 every draw would be the same, so there is one.
+    At temperature 0 all completions would be equal, so only one is drawn.
     """
 
     options_class = ResampleOptions
