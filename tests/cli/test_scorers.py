@@ -156,7 +156,7 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
     problems = {
         "perspective": "set the environment variable PERSPECTIVE_API_KEY",
         "openai-moderation": "OPENAI_MODERATION_QPS: Input should be less than or equal to 10000",
-        "tei:http://127.0.0.1:9": "TEI_API_KEY: holds characters that a key cannot have",
+        "tei:http://127.0.0.1:9": "TEI_API_KEY: contains characters that a key cannot have",
         "uninstalled": "pip install",
     }
     output = tmp_path / "figures.json"

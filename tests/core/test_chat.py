@@ -232,7 +232,7 @@ def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
             [HELLO[0] | {"tool_call_id": "x"}],
             r"messages\.0: tool_call_id: required for the role tool",
         ),
-        ([HELLO[0] | {"tool_calls": [CALL]}], r"messages\.0: tool_calls: refused in a message"),
+        ([HELLO[0] | {"tool_calls": [CALL]}], r"messages\.0: tool_calls: not allowed in a message"),
         (
             [*HELLO, CALLING | {"tool_calls": [{}]}],
             r"messages\.1\.tool_calls\.0\.id: Field required",

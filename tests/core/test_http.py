@@ -225,7 +225,7 @@ class _Body(BaseModel):
 def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) -> None:
     with pytest.raises(ServerFailed) as refused:
         Reply(200, httpx.Headers(), body).parse(_Body)
-    assert str(refused.value).startswith("an answer that cannot be used: ")
+    assert str(refused.value).startswith("the answer cannot be used: ")
     assert len(str(refused.value)) < 200
 
 

@@ -89,7 +89,7 @@ def test_all_calls_are_awaited_in_one_loop() -> None:
         (KeyError("x"), ScorerError, "failed: KeyError"),
         (KeyboardInterrupt(), ScorerError, "KeyboardInterrupt"),
         (SystemExit(3), ScorerError, "SystemExit"),
-        (asyncio.CancelledError(), ScorerError, "ended before it was done"),
+        (asyncio.CancelledError(), ScorerError, "the work was cancelled"),
     ],
 )
 def test_what_it_raises_is_an_error_and_never_a_score(

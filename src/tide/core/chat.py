@@ -1,4 +1,4 @@
-"""Chats: messages, the text that the model's chat template renders, and the user's spans in it.
+"""Messages of a chat, and their text as rendered by a chat template, with spans of user messages.
 
     detox.chat([{"role": "user", "content": "Tell me about your neighbours."}])
 
@@ -33,7 +33,7 @@ from tide.core.validation import problem
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# A private-use character: a placeholder for user messages while a template is analysed.
+# A private-use character, the placeholder for user messages while a template is analysed.
 _MARK = "\ue000"
 _THOUGHTS = ("reasoning_content", "reasoning")
 
@@ -67,13 +67,13 @@ class ToolCall(BaseModel):
 
     @model_serializer
     def dump(self) -> dict[str, Any]:
-        """The call in the format of OpenAI's API."""
+        """Return the call in the format of OpenAI's API."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class Parts(BaseModel):
-    """Parts of an answer besides its text. num_tokens: their total length."""
+    """Parts of an answer besides its text. num_tokens: total number of tokens in these parts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +83,7 @@ class Parts(BaseModel):
 
 
 class Message(BaseModel):
-    """One message. User messages are never empty.
+    """One message of a chat. User messages are never empty.
 
     tool_calls: calls that an assistant made. tool_call_id: the call that a tool message answers.
     An assistant's reasoning (`reasoning_content`, `reasoning`) is accepted and dropped, because
@@ -107,9 +107,9 @@ class Message(BaseModel):
     @model_validator(mode="after")
     def _of_its_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"tool_calls: refused in a message of the role {self.role}")
+            raise ValueError(f"tool_calls: not allowed in a message of the role {self.role}")
         if (self.tool_call_id is None) is (self.role == "tool"):
-            raise ValueError("tool_call_id: required for the role tool, refused for all others")
+            raise ValueError("tool_call_id: required for the role tool, not allowed for others")
         return self
 
     @property
@@ -120,7 +120,7 @@ class Message(BaseModel):
 
     @model_serializer
     def dump(self) -> dict[str, Any]:
-        """The message in the format of OpenAI's API."""
+        """Return the message in the format of OpenAI's API."""
         calls = {"tool_calls": [one.dump() for one in self.tool_calls]} if self.tool_calls else {}
         answers = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
         return {"role": self.role, "content": self.content, **calls, **answers}
@@ -152,7 +152,7 @@ class Chat(BaseModel):
 
     @classmethod
     def of(cls, messages: Any, asks: Mapping[str, Any] | None = None) -> Self:
-        """From `[{"role": "user", "content": "..."}, ...]`. Raises InputError (one line)."""
+        """Create a chat from `[{"role": "user", "content": "..."}, ...]`. Raises InputError."""
         if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
             found = type(messages).__name__
             raise InputError(
@@ -165,16 +165,16 @@ class Chat(BaseModel):
 
     @classmethod
     def said(cls, content: str) -> Self:
-        """A chat with one message, from the user."""
+        """Create a chat with one message, from the user."""
         return cls.of([{"role": "user", "content": content}])
 
     def dump(self) -> list[dict[str, Any]]:
-        """The messages in the format that `of` accepts."""
+        """Return the messages in the format that `of` accepts."""
         return [message.dump() for message in self.messages]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """`asks`, parsed."""
+        """The request fields of `asks`, parsed from JSON."""
         found: dict[str, Any] = json.loads(self.asks or "{}")
         return found
 
@@ -185,7 +185,7 @@ class Chat(BaseModel):
 
     @property
     def unanswered(self) -> list[str]:
-        """The last user message, and all `readings` of the tool calls and results after it.
+        """The last user message, and the `readings` of all later tool calls and tool results.
 
         Raises Unread.
         """
@@ -200,7 +200,7 @@ class Chat(BaseModel):
 
 
 class Rendered(str):
-    """A chat rendered by its template. The text is complete: engines add no special tokens.
+    """A chat rendered by its template. Engines add no special tokens to this text.
 
     spans: start and end of each user message in the text, in order.
     """
@@ -214,9 +214,9 @@ class Rendered(str):
         return made
 
     def spans_of(self, tokens: Iterable[tuple[int, int]]) -> list[int]:
-        """For each token, the index of the span that contains it, counted back from the last (0).
+        """Return for each token the index of the span that contains all of it, or -1.
 
-        -1 if no span contains the whole token. tokens: start and end of each token.
+        Indices count back from the last span (0). tokens: start and end of each token.
         """
         begins, found = [begin for begin, _ in self.spans], []
         for begin, end in tokens:
@@ -229,8 +229,8 @@ class Rendered(str):
 def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
     """Render `chat` with `template`, and locate each user message in the rendered text.
 
-    A second rendering, with placeholders for the user messages, shows the text around them. The
-    template may strip white space from messages. model: name of the model, for errors.
+    A second rendering, with placeholders for the user messages, shows the text around the messages.
+    The template may strip white space from messages. model: name of the model, for errors.
     Raises InputError if the template fails, or omits, repeats or rewrites a user message.
     """
     messages = chat.dump()
@@ -264,7 +264,7 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
 
 
 def as_lines(messages: Sequence[dict[str, Any]]) -> str:
-    """A template for models without one: a line `ROLE: CONTENT CALLS` for each message."""
+    """Render messages without a chat template, each as a line `ROLE: CONTENT CALLS`."""
     lines = []
     for message in messages:
         calls = [json.dumps(one["function"]) for one in message.get("tool_calls", ())]

@@ -28,11 +28,11 @@ _MAKING = threading.Lock()
 class Portal:
     """Runs coroutines in an event loop in a daemon thread, for callers in any thread or loop.
 
-    Closing it ends all running work with `error`. Work that raises KeyboardInterrupt or SystemExit
-    ends with `error`, too, instead of ending the thread. owner: name of the owner, for errors.
+    Closing a portal ends all running work with `error`. Work that raises KeyboardInterrupt or
+    SystemExit also ends with `error`, and the thread goes on. owner: name of the owner, for errors.
 
-    Unlike anyio's BlockingPortal, it survives these exceptions, never blocks a caller's event loop
-    while its own is busy, and can be closed by the garbage collector and by its own work.
+    Unlike anyio's BlockingPortal, a Portal survives these exceptions, never blocks a caller's event
+    loop while its own loop is busy, and can be closed by the garbage collector or by its own work.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Portal:
 
     @property
     def is_forked(self) -> bool:
-        """Whether the process was forked since: the portal's thread is missing in the fork."""
+        """Whether this process is a fork, in which the portal's thread does not exist."""
         return self._process != os.getpid()
 
     def check_fork(self) -> None:
@@ -83,7 +83,7 @@ class Portal:
         return future
 
     def run(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Run `call(*arguments)` in the loop and block until it ends. Not for the loop's thread."""
+        """Run `call(*arguments)` in the loop and block until it ends; not in the loop's thread."""
         future = self.start(call, *arguments)
         if (abort := ABORT.get()) is not None:
             abort.add_done_callback(lambda _: future.cancel())
@@ -93,7 +93,7 @@ class Portal:
             future.cancel()  # Ctrl-C stops the work, too
 
     async def call(self, call: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Like `run`, but awaited in another loop instead of blocking."""
+        """Like `run`, but await the result in the caller's loop instead of blocking."""
         return await asyncio.wrap_future(self.start(call, *arguments))
 
     def iterate(
@@ -153,7 +153,7 @@ class Portal:
                 result = await call(*arguments)
             except asyncio.CancelledError:
                 if not future.cancelled():
-                    what = f"ended before it was done: the {self._owner} was closed"
+                    what = f"the work was cancelled because the {self._owner} was closed"
                     future.set_exception(self._error(what))
             except Exception as error:
                 future.set_exception(error)
@@ -164,7 +164,7 @@ class Portal:
 
 
 def portal_of(owner: object, kind: str = "engine", error: type[TideError] = EngineError) -> Portal:
-    """The portal of an object, made at the first call and closed when the object is collected."""
+    """Return the portal of `owner`, made at the first call, closed when `owner` is collected."""
     found: Portal | None = vars(owner).get("_portal")
     if found is None:
         with _MAKING:
@@ -177,7 +177,7 @@ def portal_of(owner: object, kind: str = "engine", error: type[TideError] = Engi
 
 
 class Mailbox(Generic[_T]):
-    """Takes items from any thread; one coroutine iterates over them until `end`."""
+    """Takes items from any thread. One coroutine iterates over the items until `end` is called."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -188,7 +188,7 @@ class Mailbox(Generic[_T]):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     def end(self, *_: object) -> None:
-        """No more items will come."""
+        """End the iteration after all items put before."""
         self.put()
 
     async def __aiter__(self) -> AsyncGenerator[_T, None]:
@@ -199,7 +199,7 @@ class Mailbox(Generic[_T]):
 async def items_of(
     work: Callable[[Callable[[_T], None]], Awaitable[None]],
 ) -> AsyncGenerator[_T, None]:
-    """Yield the items that `work` puts, and raise its error. Closing this cancels `work`."""
+    """Yield the items that `work` puts; raise its error. Closing the generator cancels `work`."""
     items: Mailbox[_T] = Mailbox()
     running = asyncio.ensure_future(work(items.put))
     running.add_done_callback(items.end)
@@ -213,7 +213,7 @@ async def items_of(
 
 
 async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All results, in order. The first failure cancels the rest; it is raised after they end."""
+    """Await all `work`; return the results in order. A failure cancels the rest and is raised."""
     coroutines = list(work)
     if len(coroutines) == 1:
         return [await coroutines[0]]
@@ -226,22 +226,22 @@ async def gather(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
                 task.cancel()
             await asyncio.gather(*unfinished, return_exceptions=True)
         for coroutine in coroutines:
-            coroutine.close()  # else Python would warn of those that never started
+            coroutine.close()  # else Python would warn of coroutines that never ran
 
 
 async def _contained(coroutine: Coroutine[Any, Any, _T]) -> _T:
     try:
         return await coroutine
-    except (KeyboardInterrupt, SystemExit) as error:  # raised in a task, these would end the loop
+    except (KeyboardInterrupt, SystemExit) as error:  # in a task, they would end the loop
         raise EngineError(f"the work failed: {described(error)}") from error
 
 
 def release_openmp_threads() -> None:
     """Release the calling thread's OpenMP threads; its next parallel work makes new ones.
 
-    GNU's OpenMP counts the threads of all callers. With more threads than cores it puts each to
-    sleep after every parallel loop, and a step of a small model takes three times as long. So a
-    waiting thread should hold no OpenMP threads. The call takes 15 microseconds.
+    GNU's OpenMP counts the threads of all callers. If there are more threads than cores, it puts
+    every thread to sleep after each parallel loop, and a step of a small model takes three times as
+    long. So a waiting thread should hold no OpenMP threads. The call takes 15 microseconds.
     """
     if "torch" in sys.modules and (pause := _openmp_pause()) is not None:
         pause(1)  # omp_pause_soft
@@ -249,7 +249,7 @@ def release_openmp_threads() -> None:
 
 @functools.cache
 def _openmp_pause() -> Any:
-    """`omp_pause_resource_all` of the OpenMP library bundled with torch; None without one."""
+    """Return `omp_pause_resource_all` of torch's own OpenMP library, or None without a library."""
     with suppress(Exception):
         folder = Path(sys.modules["torch"].__file__ or "").parent / "lib"
         for library in folder.glob("libgomp*.so*"):

@@ -11,7 +11,7 @@ from tide.core.sanitize import shown
 
 
 class TideError(Exception):
-    """Base of all errors below; the command line prints its text and exits with 1.
+    """Base class of all errors below. The command line prints the error's text and exits with 1.
 
     The text is one line without keys or control characters, even where it quotes untrusted text.
     """
@@ -21,7 +21,7 @@ class TideError(Exception):
 
 
 class InputError(TideError, ValueError):
-    """A prompt, file, name or setting that cannot be used; nothing was run with it."""
+    """A prompt, file, name or setting cannot be used; nothing was run with it."""
 
 
 class EnvironmentVariableError(InputError):
@@ -37,11 +37,11 @@ class EngineError(TideError):
 
 
 class CompletionError(TideError):
-    """The language model cannot complete this one prompt; others are unaffected."""
+    """The language model cannot complete this one prompt; other prompts are unaffected."""
 
 
 class ScorerError(TideError):
-    """A scorer failed or answered with something that is not a score in [0, 1]."""
+    """A scorer failed, or returned a value that is not a score in [0, 1]."""
 
 
 class ScorerUnavailableError(ScorerError):
@@ -49,14 +49,14 @@ class ScorerUnavailableError(ScorerError):
 
 
 class ScorerRefusedError(ScorerError):
-    """The service has shut down or refuses the key; retrying does not help."""
+    """The service has shut down or refuses the API key; retrying does not help."""
 
 
 class ScorerBrokenError(ScorerError):
     """A scorer fails even on a harmless test text; no prompt is to blame."""
 
 
-# The scorer is down: no text or prompt is to blame.
+# Errors of a scorer that is down. No text or prompt is to blame.
 SCORER_DOWN = (ScorerUnavailableError, ScorerRefusedError)
 
 
@@ -77,12 +77,12 @@ class PromptRefusedError(TideError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its type if the text is empty."""
+    """Return the first line of an error's text, or the error's type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def described(error: BaseException) -> str:
-    """Type and text of a third-party error, on one line."""
+    """Return the type and the text of a third-party error on one line."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # a third party's `__str__` may fail
@@ -94,7 +94,7 @@ def described(error: BaseException) -> str:
 def guarded(
     kind: type[TideError], what: str | Callable[[], str], *, awaits: bool = False
 ) -> Iterator[None]:
-    """Turn exceptions of third-party code into `kind`: one line that begins with `what`.
+    """Turn exceptions of third-party code into a `kind` whose one line begins with `what`.
 
     what: a text, or a function that makes it after the exception. awaits: the block awaits or
     yields, so it may be cancelled. A TideError, cancellation and Ctrl-C pass unchanged.
@@ -105,13 +105,13 @@ def guarded(
         if isinstance(error, TideError) or ends_work(error, awaits):
             raise
         text = first_line(error) if type(error) is OSError else described(error)
-        # These types add nothing to their text.
+        # The names of these types add nothing to the text.
         text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
         raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error
 
 
 def ends_work(error: BaseException, awaits: bool = False) -> bool:
-    """Whether the error stops the work from outside, such as Ctrl-C, and is not a failure."""
+    """Whether the error is not a failure, but stops the work from outside, like Ctrl-C."""
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return awaits
     if isinstance(error, Exception | SystemExit) or type(error).__name__ == "PanicException":

@@ -1,4 +1,4 @@
-"""HTTP client for untrusted servers, with limits of size and time; reads API keys and addresses.
+"""HTTP client for untrusted servers, with limits on size and time; reads API keys and addresses.
 
 No redirect is followed, so that texts and keys go only to the given address. Proxies are taken
 from the environment; a .netrc file is not read.
@@ -30,12 +30,12 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _Item = TypeVar("_Item")
 
 
-class _AtTheFirstFault(FailFast):
+class _StopAtFirstFault(FailFast):
     __hash__ = object.__hash__  # unions hash their members
 
 
-# A list from a server. Validation stops at the first fault: reporting all could fill the memory.
-Rows = Annotated[list[_Item], _AtTheFirstFault()]
+# A list from a server. Validation stops at the first fault: a report of all could fill the memory.
+Rows = Annotated[list[_Item], _StopAtFirstFault()]
 _MOST_FAULTS = 100
 # A duration in seconds.
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -43,9 +43,9 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 MIB = 2**20
 _CONNECT = 5.0  # seconds
 _KEEP_ALIVE = 3.0  # vLLM closes connections after 5 idle seconds
-# Errors when the server closes an idle connection just as it is used again.
+# Errors raised if the server closes an idle connection just as the client uses it again.
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
-# Statuses below 500 of a server or proxy that may recover.
+# Statuses below 500 after which a server or proxy may recover.
 _PASSING = (408, 409, 425, 429)
 
 # These loggers write addresses, which may contain a key (Perspective), and text from servers.
@@ -54,10 +54,10 @@ for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy
 
 
 class ServerFailed(Exception):
-    """A server failed; the same request may succeed later, or elsewhere.
+    """A server failed; the same request may succeed later, or on another server.
 
-    The text is one line without keys. pause: seconds that the server asked to wait. broken: the
-    connection broke.
+    The text is one line without API keys. pause: seconds that the server asked the client to wait.
+    broken: whether the connection broke.
     """
 
     def __init__(self, text: str, pause: float = 0.0, *, broken: bool = False) -> None:
@@ -85,12 +85,12 @@ class Reply:
             return kind.model_validate_json(self.body, strict=True)
         except ValidationError as error:
             if (count := error.error_count()) > _MOST_FAULTS:
-                raise ServerFailed(f"an answer with {count} invalid values") from None
+                raise ServerFailed(f"the answer has {count} invalid values") from None
             what = problem(error, "JSON")
-            raise ServerFailed(f"an answer that cannot be used: {what}") from None
+            raise ServerFailed(f"the answer cannot be used: {what}") from None
 
     def pause(self, default: float) -> float:
-        """Seconds to wait by `Retry-After`; `default` if it is not a number of seconds."""
+        """Return the seconds of the header `Retry-After`, or `default` if it is not a number."""
         try:
             seconds = float(self.headers.get("retry-after", default))
         except ValueError:  # a date
@@ -98,7 +98,7 @@ class Reply:
         return seconds if 0 <= seconds < math.inf else default
 
     def message(self) -> str:
-        """The error message of an OpenAI-like server, on one line."""
+        """Return the error message of an OpenAI-compatible server on one line."""
         try:
             body = from_json(self.body)
             error = body.get("error", body)
@@ -111,10 +111,10 @@ class Reply:
 
 
 class Client(httpx.AsyncClient):
-    """HTTP client that waits at most `timeout` seconds for each answer, or event of a stream.
+    """HTTP client that waits at most `timeout` seconds for each answer or each event of a stream.
 
     key: sent as a bearer token. options: `headers` or `params` that are sent with every request.
-    under_way: requests not yet answered.
+    under_way: number of unanswered requests.
     """
 
     def __init__(self, timeout: float, *, key: SecretStr | None = None, **options: Any) -> None:
@@ -133,7 +133,7 @@ class Client(httpx.AsyncClient):
 
     async def ask(self, method: str, url: str, body: Any = None, *, limit: int = MIB) -> Reply:
         """Send a request and return its answer of at most `limit` bytes. Raises ServerFailed."""
-        # JSON in ASCII: a text may contain a lone surrogate, which UTF-8 cannot encode.
+        # The JSON is ASCII, because a text may contain a lone surrogate, which UTF-8 cannot encode.
         content = None if body is None else json.dumps(body).encode()
         with self._asking(), anyio.fail_after(self._seconds):
             async with self._opened(method, url, content) as response:
@@ -142,9 +142,9 @@ class Client(httpx.AsyncClient):
     async def events(
         self, url: str, body: Any, *, limit: int = MIB
     ) -> AsyncGenerator[Reply | bytes, None]:
-        """POST `body`; yield the data of each server-sent event, or the answer if it is no stream.
+        """POST `body`; yield the data of each server-sent event, or an answer that is not a stream.
 
-        limit: bytes of all events. Raises ServerFailed, also if an event does not arrive in time.
+        limit: maximum bytes of all events together. Raises ServerFailed, also if an event is late.
         """
         content = json.dumps(body).encode()
         with self._asking():
@@ -158,7 +158,7 @@ class Client(httpx.AsyncClient):
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Counts a request as under way; any failure inside becomes ServerFailed."""
+        """Count an unanswered request; raise any failure in the block as ServerFailed."""
         self.under_way += 1
         try:
             yield
@@ -183,7 +183,7 @@ class Client(httpx.AsyncClient):
             async for chunk in response.aiter_raw():
                 read += len(chunk)
                 if read > limit:
-                    raise ServerFailed(f"an answer of more than {limit:,} bytes")
+                    raise ServerFailed(f"the answer has more than {limit:,} bytes")
                 rest += chunk
                 if b"\n" not in chunk:  # split a long line once, not at each of its chunks
                     continue
@@ -198,12 +198,12 @@ class Client(httpx.AsyncClient):
     async def _opened(
         self, method: str, url: str, content: bytes | None
     ) -> AsyncIterator[httpx.Response]:
-        # No compression: an answer could unpack to a thousand times the bytes that were counted.
+        # Compression is refused: an answer could unpack to a thousand times the counted bytes.
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":
-                raise ServerFailed(f"a compressed answer ({encoding}), which was not asked for")
+                raise ServerFailed(f"sent a compressed answer ({encoding}), which is refused")
             yield response
 
 
@@ -212,12 +212,12 @@ async def _whole(response: httpx.Response, limit: int) -> Reply:
     async for chunk in response.aiter_raw():
         read += chunk
         if len(read) > limit:
-            raise ServerFailed(f"an answer of more than {limit:,} bytes")
+            raise ServerFailed(f"the answer has more than {limit:,} bytes")
     return Reply(response.status_code, response.headers, bytes(read))
 
 
 class _NoCookies(CookieJar):
-    """Drops all cookies: one that is not ASCII would break all later requests."""
+    """Drops all cookies, because a cookie that is not ASCII would break all later requests."""
 
     def extract_cookies(self, *_: Any) -> None:
         pass
@@ -229,27 +229,27 @@ def _certificates() -> ssl.SSLContext:
 
 
 def read_key(variable: str, given: str | None = None) -> SecretStr | None:
-    """The given key, else the key in the environment variable; None without either.
+    """Return the given key, or the key in the environment variable, or None if both are missing.
 
-    From then on the key is hidden in every message. Raises EnvironmentVariableError, which does not
-    quote the key, for characters that an HTTP header cannot carry.
+    The key is hidden in all later messages. Raises EnvironmentVariableError, which does not quote
+    the key, if the key has characters that an HTTP header cannot carry.
     """
     key = (os.environ.get(variable, "") if given is None else given).strip()
     if not key:
         return None
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise EnvironmentVariableError(
-            f"{variable}: holds characters that a key cannot have; set only the key"
+            f"{variable}: contains characters that a key cannot have; set it to the key alone"
         )
     hide(key)
     return SecretStr(key)
 
 
 def base_url(url: str, name: str) -> str:
-    """`url` without trailing slashes. name: the option or variable that it comes from.
+    """Return `url` without trailing slashes. name: the option or variable that contains the URL.
 
-    Raises InputError, which does not quote the address, unless it is http(s)://HOST[:PORT][/PATH]:
-    a password in an address would end up in logs and records.
+    Raises InputError unless the URL is http(s)://HOST[:PORT][/PATH]. The error does not quote the
+    URL, because a password in a URL would end up in logs and records.
     """
     try:
         parts = httpx.URL(url.strip())
@@ -260,8 +260,8 @@ def base_url(url: str, name: str) -> str:
         raise InputError(f"{name}: expected an address like https://HOST:PORT/PATH")
     if parts.userinfo or parts.query or parts.fragment:
         raise InputError(
-            f"{name}: an address with a user, password, query or fragment is not taken, because "
-            "addresses are logged; give the key by its environment variable"
+            f"{name}: an address must not hold a user, password, query or fragment, because "
+            "addresses are logged; give the key in its environment variable"
         )
     return str(parts).rstrip("/")
 

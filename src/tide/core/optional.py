@@ -9,8 +9,8 @@ from types import ModuleType
 
 from tide.core.errors import MissingDependencyError
 
-# Import names of the packages of the extra `local`. A gateway does not need them, because its model
-# runs on a server.
+# Import names of the packages of the extra `local`. A gateway does not need these packages, because
+# its model runs on a server.
 LOCAL = ("jinja2", "rapidfuzz", "scipy", "sklearn", "tokenizers", "torch", "transformers")
 
 
@@ -26,7 +26,7 @@ def require(module: str, extra: str) -> ModuleType:
 
 @contextmanager
 def local_imports() -> Iterator[None]:
-    """Inside, a missing package of the extra `local` raises MissingDependencyError."""
+    """Raise MissingDependencyError if code in the block needs a missing package of `local`."""
     try:
         yield
     except ModuleNotFoundError as error:

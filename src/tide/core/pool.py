@@ -1,7 +1,7 @@
-"""A pool of interchangeable servers: the least loaded gets the next request.
+"""A pool of interchangeable servers. The least loaded server gets the next request.
 
-A server that fails leaves the pool, and its work goes to the others. It is checked again in the
-background until it can return. The pool does not read the content of requests.
+A failed server leaves the pool, and other servers do its work. The pool checks the failed server in
+the background until the server works again. The pool does not read the content of requests.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _LEAST_REST, _USUAL_REST, _LONGEST_REST = 0.1, 1.0, 30.0  # pauses of an overloaded server
 _FIRST_PROBE, _LONGEST_PAUSE = 0.5, 10.0
 
-# Failed attempts, by servers that pass their checks, after which only this request fails.
+# A request fails after this many failed attempts by servers that pass their checks.
 _ATTEMPTS = 5
 
 # HTTP
 _OVERLOADED = 429
 _FORBIDDEN = (401, 403)
-# Requests at a time per client. httpx's own time for a request grows with its client's connections:
-# 5 ms with 256 of them, 0.5 ms with 4.
+# Maximum concurrent requests of a client. The time that httpx needs for a request grows with the
+# client's connections: 0.5 ms with 4 connections, 5 ms with 256.
 _CLIENT_REQUESTS = 4
 
 
@@ -57,9 +57,9 @@ class EndpointRefused(Exception):
 class Endpoint:
     """One server.
 
-    timeout: seconds that one request may take. key: sent as a bearer token. load: units of work
-    under way. refuses: it is out of the pool because it refuses all requests permanently. did_well:
-    time of its last success. check: the running check after a failure, if any.
+    timeout: maximum seconds for one request. key: sent as a bearer token. load: running units of
+    work. refuses: whether the server left the pool because it refuses all requests permanently.
+    did_well: time of the server's last success. check: the running check after a failure, if any.
     """
 
     url: str
@@ -77,7 +77,7 @@ class Endpoint:
     async def request(
         self, path: str, kind: type[_Parsed], body: Any = None, *, limit: int = MIB
     ) -> _Parsed:
-        """The answer to a GET, or to a POST of `body`, parsed as `kind`; at most `limit` bytes.
+        """GET, or POST `body`; return the answer of at most `limit` bytes, parsed as `kind`.
 
         Raises ServerFailed if the connection or the server failed or the answer does not parse, and
         EndpointRefused if the server refuses the request.
@@ -130,7 +130,7 @@ def _raise_for_status(reply: Reply, path: str) -> None:
 
 
 def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
-    """Parse one event of a stream. Raises ServerFailed for an error, or for anything but `kind`."""
+    """Parse one event of a stream as `kind`. Raises ServerFailed for errors and invalid events."""
     reply = Reply(200, httpx.Headers(), event)
     try:
         return reply.parse(kind)
@@ -142,7 +142,7 @@ def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
 
 @dataclass
 class _Job:
-    """One piece of work. causes: each failed server's reason, by address. checks: their checks."""
+    """One piece of work. causes: each failed server's error, by address. checks: server checks."""
 
     began: float
     causes: dict[str, str] = field(default_factory=dict)
@@ -150,12 +150,12 @@ class _Job:
 
 
 class EndpointPool:
-    """Servers at `urls`. Must be used and closed in the same event loop.
+    """Servers at `urls`. A pool must be used and closed in the same event loop.
 
-    admit: validates a server before it enters the pool or returns to it; raises ServerFailed or
-    EndpointRefused if it cannot be used now. check: sends a request that a working server answers;
-    raises the same errors. timeout: seconds that one request may take. deadline: seconds for one
-    `run` with all its attempts. api_key: sent as a bearer token to all servers.
+    admit: validates a server before it enters or reenters the pool; raises ServerFailed or
+    EndpointRefused if the server cannot be used now. check: sends a request that a working server
+    answers; raises the same errors. timeout: maximum seconds for one request. deadline: maximum
+    seconds for all attempts of one `run`. api_key: sent as a bearer token to all servers.
 
     A server that fails is checked. If it fails the check, it leaves the pool; otherwise the request
     is to blame, and only that request fails.
@@ -184,7 +184,7 @@ class EndpointPool:
         self._deadline = deadline
 
     async def start(self) -> None:
-        """Admit all servers. Those that fail are tried again later; EngineError if all fail."""
+        """Admit all servers; retry failed servers later. Raises EngineError if all servers fail."""
         await asyncio.gather(*(self._enter(endpoint) for endpoint in self.endpoints))
         if not self.available:
             raise EngineError(f"no server can be used: {self.reasons()}")
@@ -196,7 +196,7 @@ class EndpointPool:
         """Run `work(server)` on the least loaded server; if it fails, on another one.
 
         units: size of the work, for load balancing. Raises CompletionError if servers fail at this
-        but not at other work, and EngineError if no server works.
+        work but not at other work, and EngineError if no server works.
         """
         job = _Job(asyncio.get_running_loop().time())
         retrying = AsyncRetrying(retry=retry_if_exception_type(ServerFailed), wait=self._pause)
@@ -250,7 +250,7 @@ class EndpointPool:
         finally:
             endpoint.load -= units
         endpoint.did_well = asyncio.get_running_loop().time()
-        if endpoint.available:  # the reason may still be that of a pause
+        if endpoint.available:  # the reason may still describe a pause
             endpoint.reason = "in use"
         return result
 
@@ -266,7 +266,7 @@ class EndpointPool:
         job.checks.append(check := endpoint.check)
         if not refused and len(job.checks) < _ATTEMPTS and self._fresh(job):
             return  # another server tries the request meanwhile
-        # Shielded from the cancellation of this job: other jobs wait for the checks, too.
+        # Checks are shielded from the cancellation of this job: other jobs wait for them, too.
         job.checks = [one for one in job.checks if await asyncio.shield(one)]
         if len(job.checks) >= _ATTEMPTS or (refused and check in job.checks):
             raise CompletionError(f"{endpoint.url}: {error}") from None
@@ -294,7 +294,7 @@ class EndpointPool:
         return True
 
     async def _works(self, endpoint: Endpoint) -> bool:
-        """Whether a server answers correctly; if not, it leaves the pool."""
+        """Check a server; return whether it works. A server that does not work leaves the pool."""
         try:
             await self._check(endpoint)
         except (ServerFailed, EndpointRefused) as error:
@@ -331,7 +331,7 @@ class EndpointPool:
         _log.warning("%s is back in the pool", endpoint.url)
 
     async def _enter(self, endpoint: Endpoint) -> None:
-        """Admit a server: it becomes available, or `reason` says why not."""
+        """Try to admit a server; store the error in `reason` if the server cannot be used."""
         try:
             await self._admit(endpoint)
         except (ServerFailed, EndpointRefused) as error:

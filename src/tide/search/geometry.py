@@ -71,7 +71,7 @@ def project(x: Tensor, x0: Tensor, cosine_threshold: float, how: str = "rotate")
     `"nearest"` returns the closest point of the cone (paper). The cosine of a projected point
     equals the threshold to 1e-5.
 
-    The formulas leave two cases open. If x is antiparallel to x0, they span no plane, and x is
+    The formulas leave two cases open. If x is antiparallel to x0, x and x0 span no plane; x is
     rotated towards a fixed direction. If the closest point is the apex of the cone, the zero
     matrix, which is not a prompt, `"nearest"` rotates x instead.
     """

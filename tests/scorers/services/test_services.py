@@ -214,7 +214,7 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
     [
         ("classify", twice, "the server returned 4 answers to 4 texts"),
         ("classify", too_few, "3 answers to 4 texts"),
-        ("classify", each(probs=[1.2, -0.2]), "an answer that cannot be used: data.0.probs.0"),
+        ("classify", each(probs=[1.2, -0.2]), "the answer cannot be used: data.0.probs.0"),
         ("score", too_few, "3 answers to 4 texts"),
         ("tei", too_few, "3 scores for 4 texts"),
         (
