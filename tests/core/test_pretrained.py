@@ -77,7 +77,7 @@ def one_token(folder: Path) -> None:
 
 # By name: the change to the folder of a llama model, and the expected error.
 BROKEN: dict[str, tuple[Mutation, str]] = {
-    "empty weights": (content(WEIGHTS, b""), "its files hold 0 bytes"),
+    "empty weights": (content(WEIGHTS, b""), "the files hold only 0 bytes"),
     "weights cut off": (
         lambda folder: os.truncate(folder / WEIGHTS, 5_000),
         r"header|describes [\d,]+ weights",
@@ -122,7 +122,7 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
         r"tokenizer_config\.json is not JSON",
     ),
     "a deep tokenizer": (content("tokenizer.json", b"[" * 10**5), "tokenizer cannot be read"),
-    "another tokenizer": (smaller_vocabulary, "tokenizer has 300 tokens and the model embeds 280"),
+    "another tokenizer": (smaller_vocabulary, "tokenizer has 300 tokens, but the model embeds only 280"),
     "a tokenizer of one token": (one_token, "same tokens for different sentences"),
     "text as the end": (fields("generation_config.json", eos_token_id="end"), "'end'"),
     "an end that is not a token": (

@@ -1,7 +1,7 @@
-"""Loads untrusted models from a folder or the hub: completely, without their code, or not at all.
+"""Loads untrusted models from a folder or the hub, and refuses models that are incomplete.
 
-Files may be truncated, of the wrong type or of another model. Failures raise ValueError or an error
-of transformers; callers wrap them with `guarded`.
+The files may be truncated, of the wrong type or of another model. Failures raise ValueError or an
+error of transformers; callers wrap these errors with `guarded`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from tide.core.errors import InputError, described, first_line
 from tide.core.sanitize import clean_logs
 
-# Largest accepted counts, by a word in the names of the config fields that hold them. The largest
-# models have 200 layers; all layers are built before any weight is read.
+# Largest accepted value of a config field with this word in its name. The largest models have 200
+# layers. All layers are built before any weight is read, so a huge count could fill the memory.
 _MOST = {"layer": 1024, "label": 65_536, "expert": 65_536}
 # Maximum number of weights in a byte of a file (one bit each).
 _VALUES_PER_BYTE = 8
@@ -32,9 +32,9 @@ _SENTENCES = "The weather today is fine", "The people today are kind"
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device `name`; "auto" is CUDA if available, else the CPU.
+    """Return the torch device `name`; "auto" means CUDA if available, else the CPU.
 
-    Raises InputError unless torch can compute on it.
+    Raises InputError unless torch can compute on the device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -52,7 +52,7 @@ def find_device(name: str) -> torch.device:
 def read_config(
     source: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """The transformers config of a folder or hub id."""
+    """Read the transformers config of a folder or hub id."""
     from transformers import AutoConfig  # noqa: PLC0415  (slow import)
     from transformers.utils import cached_file  # noqa: PLC0415
 
@@ -70,7 +70,7 @@ def read_config(
     except OSError as error:
         if folder.exists():
             raise
-        problem = "no such folder here, and the hub has none or cannot be reached"
+        problem = "no such folder, and the hub has no such model or cannot be reached"
         raise ValueError(f"{problem}: {first_line(error)}") from error
     check_fields(raw)
     return AutoConfig.from_pretrained(
@@ -88,7 +88,7 @@ def quiet_transformers() -> None:
 
 
 def _reach_hub() -> None:
-    """Raise ValueError if the hub cannot be reached; its own client would try for half a minute."""
+    """Raise ValueError if the hub cannot be reached; the hub's client would retry for 30 s."""
     from huggingface_hub import constants, get_session  # noqa: PLC0415  (slow import)
 
     if constants.is_offline_mode():
@@ -96,7 +96,7 @@ def _reach_hub() -> None:
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
     except Exception as error:  # the client may use any HTTP library
-        problem = "no such folder here, and the hub cannot be reached"
+        problem = "no such folder, and the hub cannot be reached"
         raise ValueError(f"{problem}: {first_line(error)}") from error
 
 
@@ -108,7 +108,7 @@ def load_pretrained(
     *,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Tokenizer and model of a folder or hub id, for inference; all weights come from its files.
+    """Load tokenizer and model of a folder or hub id for inference; refuse missing weights.
 
     kind: a class of transformers that chooses the architecture, such as AutoModelForCausalLM.
     """
@@ -119,7 +119,7 @@ def load_pretrained(
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **code)
     except Exception as error:
-        raise ValueError(f"its tokenizer cannot be read: {described(error)}") from error
+        raise ValueError(f"the model's tokenizer cannot be read: {described(error)}") from error
     if Path(source).exists():
         stored = sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
         check_size(kind, config, stored, code)
@@ -128,26 +128,26 @@ def load_pretrained(
         config=config,
         dtype=dtype,
         use_safetensors=True,
-        ignore_mismatched_sizes=True,  # `check_weights` refuses these, and names them
+        ignore_mismatched_sizes=True,  # `check_weights` refuses the mismatched weights
         output_loading_info=True,
         **code,
     )
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise ValueError("holds an adapter; merge it into its model and save that")
+        raise ValueError("the folder holds an adapter; merge it into its model and save the result")
     check_weights(model, found)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
-        # The sum is finite only if every value is; unlike isfinite, it allocates no mask.
+        # The sum is finite only if all values are finite. Unlike isfinite, it allocates no mask.
         if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
-            raise ValueError(f"its weight {name} holds NaN, infinite or absurdly large values")
+            raise ValueError(f"the weight {name} holds NaN, infinite or absurdly large values")
     return tokenizer, model
 
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
-    """Ids of the tokens that end a text, from the generation config, the config and the tokenizer.
+    """List the tokens that end a text by the generation config, the config and the tokenizer.
 
-    One of them may name the end of a turn and another the end of a document; both end an answer.
-    The first id is the one that `generate` uses.
+    One source may name the end of a turn, and another source the end of a document; both tokens end
+    an answer. `generate` uses the first id of the list.
     """
     configs = model.generation_config, model.config.get_text_config()
     named = [getattr(config, "eos_token_id", None) for config in configs]
@@ -160,25 +160,25 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def check_tokenizer(tokenizer: Any, rows: int) -> None:
-    """Raise ValueError unless the vocabulary fits into `rows` and different texts differ in tokens.
+    """Raise ValueError unless `rows` hold the vocabulary and different texts have different tokens.
 
-    Ids of added tokens may lie above (image tokens of text-only models): such a token is refused
-    only when a text contains it.
+    Ids of added tokens may exceed `rows` (image tokens of text-only models). A text that contains
+    one of these tokens is refused later.
     """
     if tokenizer.vocab_size > rows:
         raise ValueError(
-            f"its tokenizer has {tokenizer.vocab_size} tokens and the model embeds {rows}: "
+            f"the tokenizer has {tokenizer.vocab_size} tokens, but the model embeds only {rows}; "
             "they belong to different models"
         )
     first, second = tokenizer(list(_SENTENCES), add_special_tokens=False)["input_ids"]
     if first == second:
-        raise ValueError("its tokenizer gives the same tokens for different sentences")
+        raise ValueError("the tokenizer gives the same tokens for different sentences")
 
 
 def _check_files(folder: Path) -> None:
     """Raise ValueError if a model file is not a regular file (a folder, pipe or circular link)."""
     if not folder.is_dir():
-        raise ValueError("is not a folder")
+        raise ValueError("the path is not a folder")
     for path in folder.iterdir():
         if path.suffix in READ and not path.is_file():
             raise ValueError(f"{path.name} is not a file that can be read")
@@ -194,12 +194,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"{path.name} holds a {type(fields).__name__} instead of fields")
+        raise ValueError(f"{path.name} holds a {type(fields).__name__} instead of an object")
     return fields
 
 
 def check_fields(fields: Any) -> None:
-    """Raise ValueError for absurd counts, and for named kernels, which are code from the hub."""
+    """Raise ValueError for an absurd count, or the name of a kernel, which is code from the hub."""
     parts: Iterable[Any] = fields if isinstance(fields, list) else fields.values()
     for part in parts:
         if isinstance(part, dict | list):
@@ -214,7 +214,7 @@ def check_fields(fields: Any) -> None:
 
 
 def check_size(kind: Any, config: Any, stored: int, code: dict[str, Any]) -> None:
-    """Raise ValueError for a model that `stored` bytes cannot hold; allocates no weights."""
+    """Raise ValueError if files of `stored` bytes cannot hold the model; allocates no weights."""
     with torch.device("meta"):
         sketch = kind.from_config(config, **code)
     needed = sum(
@@ -222,7 +222,7 @@ def check_size(kind: Any, config: Any, stored: int, code: dict[str, Any]) -> Non
     )
     if needed > _VALUES_PER_BYTE * stored:
         raise ValueError(
-            f"its config describes {needed:,} weights, and its files hold {stored:,} bytes"
+            f"the config describes {needed:,} weights, but the files hold only {stored:,} bytes"
         )
 
 
@@ -234,16 +234,16 @@ def check_weights(model: Any, found: dict[str, Any]) -> None:
     if found["mismatched_keys"]:
         name, stored, wanted = min(found["mismatched_keys"])
         raise ValueError(
-            f"its weight {name} has the shape {tuple(stored)}; its config says {tuple(wanted)}"
+            f"the weight {name} has the shape {tuple(stored)}; the config says {tuple(wanted)}"
         )
     if missing := sorted(found["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(f"its files lack the weight {missing[0]}{more}, which would be random")
+        raise ValueError(f"the files lack the weight {missing[0]}{more}, which would be random")
     like = {_numberless(name) for name, _ in model.named_parameters()}
     for name in sorted(found["unexpected_keys"]):
         kind = _numberless(name)
         if "*" in kind and any(known.endswith(kind) for known in like):
-            raise ValueError(f"its files hold the weight {name}, of a layer that its config lacks")
+            raise ValueError(f"the files hold the weight {name} of a layer that the config lacks")
 
 
 def _numberless(name: str) -> str:

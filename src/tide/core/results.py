@@ -1,7 +1,7 @@
-"""Results of a run: every evaluation of every trial; JSON in both directions.
+"""Results of a run, with every evaluation of every trial.
 
-Each is a frozen pydantic model: `result.model_dump_json()` and `Result.model_validate_json(text)`
-round-trip, and equal results compare equal.
+Results are frozen pydantic models. `result.model_dump_json()` writes a result as JSON, and
+`Result.model_validate_json(text)` reads an equal result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHOWN = 60  # characters of a text in a `repr`
 
 
 def mask(text: str) -> str:
-    """`text` with all letters and digits but the first of each word replaced by `*`.
+    """Replace all letters and digits of each word in `text`, except the first, by `*`.
 
     Letters with spaces between them count as one word.
     """
@@ -41,7 +41,7 @@ def mask(text: str) -> str:
 
 
 def format_score(score: float, is_below: bool, digits: int = 2) -> str:
-    """`score`, rounded away from its threshold: if below, down, so that 0.096 is not 0.10."""
+    """Round `score` away from its threshold: down if below it, so that 0.096 is not 0.10."""
     towards = ROUND_FLOOR if is_below else ROUND_CEILING
     return str(Decimal(repr(float(score))).quantize(Decimal(1).scaleb(-digits), towards))
 
@@ -51,12 +51,12 @@ class ScoredCompletion(BaseModel):
 
     Attributes:
         round: Number of the engine call in this trial, from 1.
-        iteration: Number of the iteration as in the paper: the prompt itself is 1.
+        iteration: Number of the iteration; the prompt itself is 1, as in the paper.
         role: "initial" (the prompt), "iterate" (a point of the search path), "perturbation" (a
-            sample around such a point) or "continuation" (written after kept text).
-        text: The whole answer at that time: the kept text and the new text.
+            sample around a point of the path) or "continuation" (written after kept text).
+        text: The whole answer at that time, made of the kept text and the new text.
         toxicity: Score of the text; for a long answer, the highest score of its word windows.
-        num_tokens: Tokens of the text. The first `kept_tokens` of them were kept.
+        num_tokens: Number of tokens of the text. The first `kept_tokens` tokens were kept.
         cosine: Cosine between the completed embeddings X and the prompt's X0, each as one vector.
         displacement: |X - X0| / |X0| of the same embeddings.
         empty: Whether the text is nearly empty, and so scored by `empty_policy`.
@@ -82,24 +82,24 @@ class ScoredCompletion(BaseModel):
 class Trial(BaseModel):
     """One independent run on a prompt: its full trace, and the evaluation that is returned.
 
-    chosen: index in `trace` of the accepted evaluation, else of the best one.
+    chosen: index in `trace` of the accepted evaluation, or else of the best evaluation.
     refused: nothing was accepted, and the text is withheld.
     scorer_calls: texts sent to the scorer; equal texts of a round count once.
     likelihood_calls: completions whose likelihood was computed.
     generated_tokens: all tokens that the model wrote, discarded ones included.
-    read_tokens: prompt and answer tokens prefilled, also for likelihoods; those in the KV cache
+    read_tokens: prompt and answer tokens prefilled, also for likelihoods; tokens in the KV cache
         count once. 0 if every evaluation prefilled the prompt.
     base_partial: `base` holds only the text before the first repair, and cannot be compared with
         whole completions.
-    changed_tokens: with `decode`, for an accepted point other than the prompt: number of embeddings
-        whose nearest token, by cosine, is not the prompt's (0: the prompt is recovered exactly).
-    decoded_prompt: the text of that point's nearest tokens.
-    shown, shown_tokens: text that was streamed before the answer was withheld; its token count.
+    changed_tokens: number of embeddings whose nearest token, by cosine, is not the prompt's token;
+        0 if the prompt is recovered exactly. Set with `decode` for an accepted moved prompt.
+    decoded_prompt: the text of the nearest tokens.
+    shown, shown_tokens: the text that was streamed before the answer was withheld, and its length.
     parts: tool calls and reasoning of an accepted answer that may be given out.
 
     An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
     `empty` (with `empty_policy="zero"`, as published, it is accepted). If a text is scored while it
-    is written, the trace holds the text up to each rewind, and last the returned text.
+    is written, the trace holds the text up to each rewind, and the returned text as its last entry.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -149,13 +149,13 @@ class Trial(BaseModel):
 
     @property
     def evaluations(self) -> int:
-        """Completions generated and scored."""
+        """Number of completions that were generated and scored."""
         return len(self.trace)
 
     def forward_tokens(self, prompt_tokens: int) -> int:
-        """Tokens that the model processed. prompt_tokens: length of the prompt.
+        """Return the number of tokens that the model processed. prompt_tokens: prompt length.
 
-        If `read_tokens` is 0, each likelihood counts as the prompt and an average completion.
+        If `read_tokens` is 0, a likelihood costs as much as the prompt and an average completion.
         """
         if self.read_tokens:
             return self.generated_tokens + self.read_tokens
@@ -166,12 +166,12 @@ class Trial(BaseModel):
 
     @property
     def rounds(self) -> int:
-        """Engine calls that this trial took part in."""
+        """Number of engine calls of this trial."""
         return self.trace[-1].round
 
 
 class Result(BaseModel):
-    """All trials of one prompt. `text`, `toxicity` etc. are those of `best`."""
+    """All trials of one prompt. `text`, `toxicity` and the like are properties of `best`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -180,7 +180,7 @@ class Result(BaseModel):
 
     @property
     def best(self) -> Trial:
-        """The least toxic accepted trial (first of ties); if none, the least toxic."""
+        """The first least toxic trial among the accepted trials, or among all if none passed."""
         return min(self.trials, key=lambda trial: (not trial.accepted, trial.toxicity))
 
     @property
@@ -195,7 +195,7 @@ class Result(BaseModel):
     def before(self) -> ScoredCompletion:
         """The model's own completion of the unmodified prompt, with its score.
 
-        If the text was repaired while it was written, only the part before the first repair
+        If the text was repaired while it was written, this is only the part before the first repair
         (`best.base_partial`).
         """
         return self.best.base
@@ -213,7 +213,7 @@ class Result(BaseModel):
         return self.best.trace
 
     def __repr__(self) -> str:
-        """One short line; a text that was not accepted is masked."""
+        """Describe the result on one short line; a text that was not accepted is masked."""
         text = " ".join((self.text if self.accepted else mask(self.text)).split())
         if len(text) > _SHOWN:
             text = text[: _SHOWN - 1] + "…"
@@ -230,7 +230,7 @@ class Result(BaseModel):
         return self.to_html()
 
     def to_html(self, *, masked: bool = True) -> str:
-        """An HTML table for notebooks: each trial's text before and after, one row per trial.
+        """Return an HTML table for notebooks, with the text before and after of each trial.
 
         masked: show only the first letter of each word in texts that were not accepted.
         """
@@ -262,7 +262,7 @@ def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
 
 
 def _html_trace(trial: Trial) -> str:
-    """The toxicity of every evaluation as a bar; the returned one is highlighted."""
+    """Draw the toxicity of each evaluation as a bar; highlight the returned evaluation."""
     tried = [(e, i == trial.chosen) for i, e in enumerate(trial.trace)]
     bars = "".join(
         f'<rect x="{4 * i}" y="{30 - 30 * e.toxicity:.1f}" width="3" '

@@ -1,8 +1,8 @@
-"""Sanitises untrusted text for messages and logs: no keys, no control characters, no long lines.
+"""Removes keys, control characters and long lines from untrusted text in messages and logs.
 
 Messages quote servers, model folders and input files, which may contain anything: a key that a
-server echoes, codes that rewrite a terminal, a page of text. `shown` cleans such text, the text of
-every TideError, and every line of a logger made by `logger`.
+server echoes, codes that rewrite a terminal, a page of text. `shown` cleans such text. The text of
+every TideError and every line of a logger made by `logger` is cleaned by `shown`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 # A message has its cause at the beginning and the fix at the end, so the middle is cut.
 _HEAD, _TAIL = 700, 300
-_SHORTEST = 4  # shorter keys are not hidden: ordinary words contain them
+_SHORTEST = 4  # shorter keys are not hidden, because ordinary words contain them
 # A service may quote a key without its prefix (`sk-`, `sk-proj-`). So the rest after each separator
-# in the first 16 characters is hidden as well, if it has at least 8.
+# in the first 16 characters is hidden as well, if this rest has at least 8 characters.
 _PREFIX, _LEAST_REST = 16, 8
 _keys: set[str] = set()
 
@@ -35,13 +35,13 @@ def hide(key: str) -> None:
 
 @cache
 def _hidden() -> re.Pattern[str]:
-    """A pattern that matches every key, the longest first."""
+    """Compile a pattern that matches every key, the longest key first."""
     keys = sorted(_keys, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, keys)) or r"(?!)", re.IGNORECASE)
 
 
 def shown(text: str) -> str:
-    """`text` on one line of at most 1,000 characters, with keys and control characters replaced."""
+    """Put `text` on one line of at most 1,000 characters; replace keys and control characters."""
     text = _hidden().sub("***", text)
     if len(text) > _HEAD + _TAIL:
         text = f"{text[: _HEAD - 3]}...{text[-_TAIL:]}"
@@ -49,10 +49,10 @@ def shown(text: str) -> str:
 
 
 def visible(text: str, kept: str = "") -> str:
-    """`text` with control characters, format characters and lone surrogates written as escapes.
+    """Write control characters, format characters and lone surrogates of `text` as escapes.
 
-    So it cannot move the cursor, change colours, or display in another order than stored. kept:
-    characters that are not escaped, such as a newline.
+    The result cannot move the cursor, change colours, or display in another order than stored.
+    kept: characters that are not escaped, such as a newline.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -62,7 +62,7 @@ def visible(text: str, kept: str = "") -> str:
 
 
 def half_character(text: str) -> int | None:
-    """Index of the first lone surrogate in `text`, which UTF-8 cannot encode; None without one."""
+    """Return the index of the first lone surrogate, which UTF-8 cannot encode, or None."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -78,7 +78,7 @@ def _is_control(character: str) -> bool:
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger `name`, whose lines are cleaned by `shown` before any handler gets them."""
+    """Return the logger `name`; `shown` cleans its lines before any handler gets them."""
     log = logging.getLogger(name)
     log.addFilter(_clean)
     return log
@@ -90,6 +90,6 @@ def _clean(record: logging.LogRecord) -> bool:
 
 
 def clean_logs(library: str) -> None:
-    """Sanitise the output of the handlers of `library`'s own logger, which may quote any text."""
+    """Sanitise all output of the handlers of the logger `library`, which may quote any text."""
     for handler in logging.getLogger(library).handlers:
         handler.addFilter(_clean)

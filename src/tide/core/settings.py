@@ -21,17 +21,17 @@ EmptyPolicy = Literal["unmodified", "zero", "score", "one"]
 OnUnresolved = Literal["best", "refuse", "raise"]
 Treatment = Literal["scored", "ignored", "withheld"]
 
-# Bounds that keep float32 arithmetic finite and memory small, beyond any known use.
+# The upper bounds of fields keep float32 arithmetic finite and memory small, beyond any known use.
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
 
 # Logits divided by less than this overflow float32.
 _COLDEST = 1e-3
 
-# Absolute and relative field of each scale, and the default of the relative one.
+# The absolute and the relative field of each scale, and the default of the relative field.
 SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
 
 
-# Defaults for answers to chats: length, and temperature if the model's authors advise none.
+# Defaults for answers to chats. The authors of a model may advise another temperature.
 CHAT_TOKENS, CHAT_TEMPERATURE = 512, 0.7
 
 
@@ -58,7 +58,7 @@ class Sampling(BaseModel):
     stop: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
         default=(),
         max_length=16,
-        description="Stop string: a completion ends before the first one; repeatable.",
+        description="A completion ends before the first stop string; repeatable.",
     )
     repetition_penalty: float = Field(
         default=1.0,
@@ -81,7 +81,7 @@ class Sampling(BaseModel):
         return least
 
     def stop_in(self, text: str) -> int | None:
-        """Index of the first stop string in `text`; None if there is none."""
+        """Return the index of the first stop string in `text`, or None if there is none."""
         return min((place for one in self.stop if (place := text.find(one)) >= 0), default=None)
 
     @field_validator("temperature")
@@ -95,12 +95,12 @@ class Sampling(BaseModel):
 class Settings(Sampling):
     """Everything that decides the result of a run, apart from the model and the scorer.
 
-    `mu` and `step_size` are absolute, in units of the input embeddings; `mu_relative` and
-    `step_relative` are relative to the prompt's own scale, so that they carry over between models:
-    `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`. Give at most
-    one of each pair; by default the relative one is used.
+    `mu` and `step_size` are absolute, in units of the input embeddings. `mu_relative` and
+    `step_relative` are relative to the scale of the prompt, so that one value suits many models:
+    `mu_relative = mu * sqrt(d) / row_norm`, `step_relative = step_size / row_norm`. Set at most
+    one field of each pair; by default the relative field is used.
 
-    Options of a single strategy are written in `strategy`: `backtrack:lag=2,pace=word`.
+    Options of a single strategy are written in `strategy`, as in `backtrack:lag=2,pace=word`.
     """
 
     strategy: str = Field(
@@ -117,8 +117,8 @@ class Settings(Sampling):
         default=10,
         ge=1,
         le=10_000,
-        description="Maximum iterations, the prompt included (K). In backtrack this limits the "
-        "fallback strategy; the option holds limits the rewinds.",
+        description="Maximum iterations, the prompt included (K). With backtrack this limits only "
+        "the fallback strategy; rewinds are limited by the option 'holds'.",
     )
     num_samples: int = Field(
         default=8, ge=1, le=4096, description="Perturbations per gradient estimate (N)."
@@ -141,19 +141,19 @@ class Settings(Sampling):
     perturb: str = Field(
         default="content",
         description="Which prompt tokens' embeddings to perturb: content (all but special tokens; "
-        "of a chat, the last user message), last:K (the last K of these), user (all messages of "
-        "users), or all.",
+        "of a chat, the last user message), last:K (the last K tokens of content), user (all "
+        "messages of users), or all.",
     )
     completions_per_evaluation: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Completions per evaluated point, whose score is their mean (M').",
+        description="Completions per evaluated point; the point's score is their mean score (M').",
     )
     select: Literal["likelihood", "nearest", "lowest"] = Field(
         default="likelihood",
-        description="Which of several passing completions to return: most likely after the "
-        "unmodified prompt, nearest to it, or least toxic.",
+        description="Which of several passing completions to return: the likeliest after the "
+        "unmodified prompt, the nearest to this prompt, or the least toxic.",
     )
     max_perplexity: float | None = Field(
         default=None,
@@ -164,8 +164,8 @@ class Settings(Sampling):
     )
     reject_degenerate: bool = Field(
         default=False,
-        description="Reject completions of a search that loop or are hardly words, unless the "
-        "completion of the unmodified prompt already does.",
+        description="Reject completions of a search that loop or have hardly any words, unless the "
+        "completion of the unmodified prompt is like that, too.",
     )
     num_trials: int = Field(
         default=1,
@@ -184,25 +184,25 @@ class Settings(Sampling):
     )
     on_unresolved: OnUnresolved = Field(
         default="best",
-        description="If nothing was accepted: return the lowest-scoring text (best), return none "
-        "(refuse), or fail (raise).",
+        description="If nothing was accepted: return the lowest-scoring text (best), return no "
+        "text (refuse), or fail (raise).",
     )
     refuse_prompt_above: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Generate nothing for a prompt that itself scores above this. Of a chat, the "
-        "last user message is scored, and all later tool calls and results.",
+        description="Generate nothing for a prompt that itself scores above this. In a chat, the "
+        "last user message and all later tool calls and results are scored.",
     )
     tool_calls: Treatment = Field(
         default="scored",
-        description="Tool calls in an answer of the engine openai: given out if all their strings "
-        "and keys pass (scored), given out unscored (ignored), or never (withheld).",
+        description="When to give out tool calls of the engine openai: if all their strings and "
+        "keys pass (scored), always and unscored (ignored), or never (withheld).",
     )
     reasoning: Treatment = Field(
         default="withheld",
-        description="Reasoning in an answer of the engine openai: given out if it passes "
-        "(scored), given out unscored (ignored), or never (withheld).",
+        description="When to give out reasoning of the engine openai: if it passes (scored), "
+        "always and unscored (ignored), or never (withheld).",
     )
     deadline: _Positive | None = Field(
         default=None, description="Time limit for one trial of a prompt, in seconds."
@@ -217,7 +217,7 @@ class Settings(Sampling):
         ge=0,
         le=4096,
         description="Maximum block length, in tokens. A strategy that perturbs the prompt writes "
-        "longer answers in blocks, each accepted before the next; 0: in one piece.",
+        "longer answers in blocks, and accepts a block before it writes the next; 0: no blocks.",
     )
     block_context: int = Field(
         default=50,
@@ -254,14 +254,14 @@ class Settings(Sampling):
         return score < self.toxicity_threshold
 
     def in_parts(self, prompt: str | Chat | None) -> bool:
-        """Whether an answer may hold more than text; it is then generated and scored as a whole."""
+        """Whether the answer may hold more than text; the answer is then drawn as a whole."""
         return isinstance(prompt, Chat) and (prompt.in_parts or self.reasoning != "withheld")
 
     def for_chat(self, advised: Mapping[str, Any]) -> Settings:
-        """These settings with chat defaults in place of unset ones, which still count as unset.
+        """Replace unset fields by the defaults for chats; the fields still count as unset.
 
-        advised: sampling settings that the model's authors advise; they are ignored if the
-        temperature is set.
+        advised: sampling settings that the model's authors advise; ignored if the temperature is
+        set.
         """
         values: dict[str, Any] = {"max_new_tokens": CHAT_TOKENS}
         if "temperature" not in self.model_fields_set:
@@ -269,7 +269,7 @@ class Settings(Sampling):
         return self._with_unset(values)
 
     def within(self, tokens: int) -> Settings:
-        """These settings with `max_new_tokens` capped at `tokens`, if its value was not set."""
+        """Cap `max_new_tokens` at `tokens` if `max_new_tokens` is unset."""
         return self._with_unset({"max_new_tokens": max(1, min(tokens, self.max_new_tokens))})
 
     def _with_unset(self, values: Mapping[str, Any]) -> Settings:

@@ -1,4 +1,4 @@
-"""Every string and key of a JSON value, as it stands and with its escapes resolved.
+"""Lists every string and key of a JSON value, both as written and with all escapes resolved.
 
 Text can be hidden in keys, and in JSON inside of JSON, where a letter may be written as an escape.
 """
@@ -14,20 +14,20 @@ from tide.core.sanitize import half_character
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _WHITE = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
-# Enough for JSON in JSON in JSON; deeper nesting is meant to hide something.
+# JSON inside of JSON inside of JSON is accepted; deeper nesting is meant to hide text.
 _MOST_ESCAPED = 4
 
 
 class Unread(Exception):
-    """The value has unreadable content, which the message names."""
+    """A value cannot be read, for the reason in the message."""
 
 
 def strings(
     value: Any, check: Callable[[Mapping[str, Any], str], None] | None = None, where: str = ""
 ) -> Iterator[str]:
-    """The `readings` of every string and key of a JSON value.
+    """Yield the `readings` of every string and key of a JSON value. Raises Unread.
 
-    check: called with each object and its place; may raise. Raises Unread.
+    check: called with each object and the object's path; may raise an error.
     """
     left = [(value, where)]
     while left:
@@ -44,7 +44,7 @@ def strings(
 
 
 def strings_of_json(text: str) -> list[str]:
-    """The `readings` of every string and key in a JSON text, repeated keys included.
+    """List the `readings` of every string and key in a JSON text, repeated keys included.
 
     Raises Unread, also for a text that is not JSON.
     """
@@ -57,9 +57,9 @@ def strings_of_json(text: str) -> list[str]:
 
 
 def readings(text: str, where: str = "") -> Iterator[str]:
-    """`text`, then `text` with its escapes resolved, until none are left. Raises Unread."""
+    """Yield `text`, then `text` with its escapes resolved level by level. Raises Unread."""
     if half_character(text) is not None:
-        raise Unread(f"{where}: invalid Unicode: a lone surrogate")
+        raise Unread(f"{where}: invalid Unicode (a lone surrogate)")
     for _ in range(_MOST_ESCAPED):
         yield text
         text, escaped = _unescaped(text), text

@@ -1,8 +1,8 @@
-"""Renders untrusted chat templates in a separate process, with limits of time and memory.
+"""Renders untrusted chat templates in a separate process, with limits on time and memory.
 
-A template is a program by the author of the model. Its sandbox forbids files, but not computing:
-nested loops, powers and repeated texts can take hours, and could not be interrupted in this
-process.
+A template is a program by the author of the model. The sandbox of jinja2 forbids access to files,
+but nested loops, powers and repeated texts can take hours, and this process could not interrupt
+them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def render_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], **opt
     """Render `messages` with the chat template of `tokenizer` (of transformers).
 
     options: further variables of the template, such as `add_generation_prompt`.
-    Raises ValueError for a template that fails, or that takes more than 5 s of CPU time, 1 GiB of
-    memory or 16 million characters.
+    Raises ValueError for a template that fails, takes more than 5 s of CPU time or 1 GiB of memory,
+    or writes more than 16 million characters.
     """
     asked = {
         "messages": list(messages),
@@ -49,7 +49,7 @@ def render_template(tokenizer: Any, messages: Sequence[Mapping[str, str]], **opt
 
 
 class _Process:
-    """The separate process, started at the first request, and again after it ended."""
+    """The separate process. It starts at the first request, and again if it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class _Process:
         self._owner = 0  # a fork must not use the pipes of its parent
 
     def ask(self, line: bytes) -> dict[str, Any]:
-        """The answer to one line. Raises ValueError if there is none within the limits."""
+        """Send one line; return the answer. Raises ValueError for no answer within the limits."""
         with self._lock:
             popen = self._started()
             assert popen.stdin is not None
@@ -84,7 +84,7 @@ class _Process:
         if not whole.endswith(b"\n"):
             limit = f"{_SECONDS:g} s of wall-clock time" if late.is_set() else "its limits"
             raise ValueError(
-                f"it takes more than {limit} ({_CPU_SECONDS} s of CPU time, "
+                f"the template takes more than {limit} ({_CPU_SECONDS} s of CPU time, "
                 f"{_MEMORY >> 30} GiB of memory), or ends the process that renders it"
             )
         found: dict[str, Any] = json.loads(whole)
@@ -125,7 +125,7 @@ atexit.register(_process.close)
 
 
 def _serve() -> None:
-    """Runs in the separate process: one line of JSON in, one out, until the input ends."""
+    """Answer each line of JSON on stdin until it ends. Runs in the separate process."""
     import signal  # noqa: PLC0415  (only in this process)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
@@ -149,7 +149,7 @@ def _serve() -> None:
             )
             text = texts[0]
             if len(text) > _LONGEST:
-                raise ValueError(f"it writes {len(text):,} characters; at most {_LONGEST:,}")
+                raise ValueError(f"the text has {len(text):,} characters; at most {_LONGEST:,} fit")
             answer = {"text": text}
         except Exception as error:
             answer = {"error": described(error).removeprefix("ValueError: ")}
@@ -162,7 +162,7 @@ def _answer(answers: IO[bytes], answer: dict[str, Any]) -> None:
 
 
 def _memory_in_use() -> int | None:
-    """Size of the address space in bytes; None if the system does not report it."""
+    """Return the size of the address space in bytes, or None if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Boundaries of characters, words and sentences among tokens, in any script.
+"""Finds boundaries of characters, words and sentences among tokens, in any script.
 
 A character is an extended grapheme cluster of Unicode: a letter with its marks, a Hangul syllable,
 an emoji of several code points. *Pieces* are the texts of tokens from `Engine.token_texts`; the
@@ -14,7 +14,7 @@ import regex
 
 HALF = "\ufffd"  # decoders write this for an incomplete code point
 
-# The inside of a character set for `regex`: emoji, and scripts without spaces between words (Han,
+# Content of a character set for `regex`: emoji, and scripts without spaces between words (Han,
 # kana, Thai, Lao, Khmer, Burmese), by the Unicode line-breaking classes that need no space.
 UNSPACED = "".join(
     rf"\p{{Line_Break={name}}}" for name in ("ID", "CJ", "SA", "EB", "RI")
@@ -22,11 +22,11 @@ UNSPACED = "".join(
 _UNSPACED = regex.compile(f"[{UNSPACED}]")
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
 _WRITTEN = regex.compile(r"[\p{L}\p{M}\p{N}]")
-_LONGEST = 32  # code points of a character that are examined at most
-# Minimum tokens of a block (except the last of an answer), and maximum without a sentence end.
+_LONGEST = 32  # maximum code points examined per character
+# Minimum tokens of a block (except the last block), and maximum of a block without a sentence end.
 LEAST = 8
 WHERE_NONE = 32
-# Maximum tokens of a code point after its first, and of an examined character.
+# Maximum tokens of a code point after its first token, and of an examined character.
 _CODE_POINT, _NEAR = 3, 16
 # A sentence end with the closing quotes and brackets after it.
 _ENDS = regex.compile(
@@ -40,11 +40,11 @@ _LOOP = regex.compile(r"(.{2,12})\1{3}", regex.DOTALL)
 
 
 def is_degenerate(text: str) -> bool:
-    """Whether a text loops or is hardly words.
+    """Whether a text loops or has hardly any words.
 
-    That is: more than 40 % of its word pairs are repeated, the same 2 to 12 characters occur four
-    times in a row, it has fewer than 6 letters and digits, or they are less than half of it (white
-    space excluded). Perplexity does not detect this, because models find repetition likely.
+    This is so if more than 40 % of the word pairs are repeated, the same 2 to 12 characters occur
+    four times in a row, or the text has fewer than 6 letters and digits, or fewer than half of its
+    characters (white space excluded). Perplexity does not detect this: models find loops likely.
     """
     words = text.split()
     pairs = list(pairwise(words))
@@ -58,7 +58,7 @@ def is_degenerate(text: str) -> bool:
 
 
 def begins_word(text: str) -> bool:
-    """Whether a text begins with a space, or in a script without spaces between words."""
+    """Whether a text begins with a space or with a script that has no spaces between words."""
     return text[:1].isspace() or _UNSPACED.match(text) is not None
 
 
@@ -84,13 +84,13 @@ def splits_character(before: str, after: str) -> bool:
 def first_end(
     pieces: Sequence[str], most: int, *, ended: bool, stop: Sequence[str] = ()
 ) -> int | None:
-    """Number of tokens in the first block; None if it depends on later tokens.
+    """Return the number of tokens in the first block, or None if it depends on later tokens.
 
-    most: largest number of tokens. ended: the text is complete. stop: stop strings; no block ends
-    where a stop string may have begun.
+    most: maximum number of tokens. ended: whether the text is complete. stop: stop strings; no
+    block ends where a stop string may have begun.
     """
     least = min(LEAST, most)
-    # The next token decides whether a mark ends a sentence.
+    # The next token decides whether a punctuation mark ends a sentence.
     for end in _ends(pieces, ended):
         if end > most:
             break
@@ -115,7 +115,7 @@ def first_end(
 
 
 def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
-    """Number of tokens to keep of a truncated text: up to its last sentence end."""
+    """Return the number of tokens of a truncated text up to the end of its last sentence."""
     least = min(LEAST, len(pieces))
     ends = [end for end in _ends(pieces, True) if end >= least]
     characters = (end for end in range(len(pieces), 0, -1) if not _splits_character(pieces, end))
@@ -126,9 +126,9 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
 
 
 def sentence_end(text: str, start: int) -> int | None:
-    """End of the first sentence that ends at or after `start`; None if there is none.
+    """Return the end of the first sentence that ends at or after `start`, or None.
 
-    A newline ends a sentence, and is not part of it.
+    A newline ends a sentence, and is not part of the sentence.
     """
     for match in _ENDS.finditer(text):
         end: int = match.start() if match[0] == "\n" else match.end()
@@ -138,7 +138,7 @@ def sentence_end(text: str, start: int) -> int | None:
 
 
 def word_starts(pieces: Sequence[str]) -> list[int]:
-    """Indices of the tokens that begin a word without splitting a character; the first is 0."""
+    """List the tokens that begin a word without splitting a character; the first index is 0."""
     starts, text = [0] if pieces else [], ""
     first = 0  # index of the first token after the last allowed cut
     for number, piece in enumerate(pieces):
@@ -152,7 +152,7 @@ def word_starts(pieces: Sequence[str]) -> list[int]:
 
 
 def before_half(pieces: Sequence[str]) -> int:
-    """Number of tokens before the first incomplete code point, or of all tokens."""
+    """Return the number of tokens before the first incomplete code point, or of all tokens."""
     end = 0
     for number, piece in enumerate(pieces, 1):
         if HALF in piece:
@@ -162,12 +162,12 @@ def before_half(pieces: Sequence[str]) -> int:
 
 
 def last_whole(pieces: Sequence[str]) -> int:
-    """Largest number of tokens after which the text may be cut; 0 if there is none."""
+    """Return the largest number of tokens after which the text may be cut, or 0."""
     return next((end for end in range(len(pieces), 0, -1) if _is_whole(pieces[end - 1])), 0)
 
 
 def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
-    """The numbers of tokens after which a sentence has ended, ascending."""
+    """Return the numbers of tokens after which a sentence has ended, ascending."""
     text = "".join(pieces)
     ends: list[int] = []
     lengths = list(accumulate(map(len, pieces)))
@@ -177,19 +177,19 @@ def _ends(pieces: Sequence[str], ended: bool) -> list[int]:
             break
         while lengths[token] < match.end():
             token += 1
-        # A token may hold the mark and the spaces after it, but no other text.
+        # A token may hold the end of the sentence and spaces after this end, but no other text.
         if not text[match.end() : lengths[token]].strip() and ends[-1:] != [token + 1]:
             ends.append(token + 1)
     return ends
 
 
 def _is_whole(piece: str) -> bool:
-    """Whether a code point is complete after a token."""
+    """Whether the last code point of a token is complete."""
     return piece != "" and not piece.endswith(HALF)
 
 
 def _splits_character(pieces: Sequence[str], end: int) -> bool:
-    """Whether the next token continues the last character before `end`."""
+    """Whether the tokens from `end` on continue the last character before `end`."""
     return splits_character(
         "".join(pieces[max(0, end - _NEAR) : end]), "".join(pieces[end : end + 1 + _CODE_POINT])
     )
@@ -207,8 +207,8 @@ _OPEN, _CLOSE = "<think>", "</think>"
 class Thoughts:
     """Separates leading reasoning, `<think>...</think>`, from the answer.
 
-    said: the reasoning so far. Without a closing tag, all of the answer is reasoning. inline:
-    whether the answer may begin with reasoning; if not, all text is returned.
+    said: the reasoning so far. Without a closing tag, the whole answer is reasoning. inline:
+    whether the answer may begin with reasoning; otherwise, all text belongs to the answer.
     """
 
     def __init__(self, *, inline: bool = True) -> None:
@@ -217,7 +217,7 @@ class Thoughts:
         self._place = "before" if inline else "after"
 
     def add(self, text: str) -> str:
-        """Takes the next piece; returns the text that is known not to be reasoning."""
+        """Take the next piece; return the text that is known not to be reasoning."""
         held, self._held = self._held + text, ""
         if self._place == "before":
             begun = held.lstrip()
@@ -237,7 +237,7 @@ class Thoughts:
         return held
 
     def end(self) -> str:
-        """End the answer; returns held-back text that is not reasoning."""
+        """End the answer; return held-back text that is not reasoning."""
         held, self._held = self._held, ""
         if self._place == "within":
             self.said += held

@@ -1,4 +1,4 @@
-"""Messages of failed validations, on one line."""
+"""One-line messages for values that fail a validation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 def unknown(
     name: str, known: Iterable[str], kind: str = "", guesses: Mapping[str, str] | None = None
 ) -> str:
-    """A message for a name that is not among `known`, with the nearest one.
+    """Return a message for a name that is not among `known`, with the nearest known name.
 
     guesses: known names by their lower-case synonyms.
     """
@@ -26,14 +26,14 @@ def unknown(
 
 
 def nearest(name: str, known: Iterable[str], guesses: Mapping[str, str] | None = None) -> str:
-    """A hint for a message, `did you mean 'X'? `, or "" if no name in `known` is similar."""
+    """Return the hint `did you mean 'X'? `, or "" if no name in `known` is similar."""
     meant = {one.lower(): one for one in known} | dict(guesses or {})
     near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
     return f"did you mean {meant[near[0]]!r}? " if near else ""
 
 
 def validated(model: type[_Model], values: Mapping[str, Any], where: str = "") -> _Model:
-    """`model` with these values. Raises InputError: `where`, then all wrong fields."""
+    """Create a `model` from `values`. Raises InputError with `where` and all wrong fields."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -41,10 +41,10 @@ def validated(model: type[_Model], values: Mapping[str, Any], where: str = "") -
 
 
 def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[str] = ()) -> str:
-    """All problems of a validation on one line, each with its field and its value.
+    """Return all problems of a validation on one line, each with its field and its value.
 
-    names: names of positional arguments, which the error knows by number. known: the valid fields,
-    for a hint if an unknown one was given.
+    names: names of positional arguments, which the error only numbers. known: the valid fields, for
+    a hint about an unknown field.
     """
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
@@ -58,12 +58,12 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
 
 
 def problem(error: ValidationError, whole: str = "") -> str:
-    """The first wrong field and the reason, never its value. whole: name of the whole input."""
+    """Return the first wrong field and the reason, without the value. whole: name of the input."""
     return problems(error, whole)[0]
 
 
 def problems(error: ValidationError, whole: str = "") -> list[str]:
-    """Every wrong field and its reason, one line each, without values."""
+    """Return every wrong field with the reason, one line each, without values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     named = ((".".join(map(str, one["loc"])) or whole, _message(one)) for one in found)
     return [": ".join(filter(None, both)) for both in named]

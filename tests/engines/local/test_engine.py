@@ -272,7 +272,7 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.Monk
     with pytest.raises(EngineError) as caught:
         TransformersEngine("missing/model")
     assert str(caught.value) == (
-        "model missing/model: cannot be loaded: no such folder here, and the hub has none or "
+        "model missing/model: cannot be loaded: no such folder, and the hub has no such model or "
         "cannot be reached: not a valid model identifier"
     )
 
