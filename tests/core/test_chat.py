@@ -365,7 +365,7 @@ def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
         assert seen[-1].sampling.temperature == 0.2
         detox("The weather")
         assert seen[-1].sampling == Sampling()
-        with pytest.raises(InputError, match="new ones exceed the model's context"):
+        with pytest.raises(InputError, match="new tokens exceed the model's context"):
             detox.chat(HELLO, max_new_tokens=room + 1)
 
 

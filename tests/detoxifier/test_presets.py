@@ -99,7 +99,7 @@ def test_sampling_and_trials_are_not_written(path: Path) -> None:
         (changed(strategy="tide:cosine_threshold=nan"), "strategy tide: cosine_threshold: "),
         (changed(max_perplexity=float("nan")), "not a preset: settings.max_perplexity"),
         ({**GOOD, "settings": {f"x{i}": 1 for i in range(65)}}, "not a preset: settings: "),
-        ({**GOOD, "about": {"x": "y" * 70_000}}, "has more than 64 KiB: not a preset"),
+        ({**GOOD, "about": {"x": "y" * 70_000}}, "not a preset, because it has more than 64 KiB"),
     ],
 )
 def test_what_is_no_preset(content: Any, message: str, path: Path) -> None:

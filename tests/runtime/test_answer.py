@@ -151,7 +151,7 @@ def test_bad_prompts_fail_alone() -> None:
     assert list(found) == list(range(len(prompts)))
     bad = {number for number, result in found.items() if isinstance(result, TideError)}
     assert bad == {0, len(prompts) - 2, len(prompts) - 1}
-    assert str(found[6]).startswith("200 tokens + 20 new ones")
+    assert str(found[6]).startswith("200 tokens + 20 new tokens")
     assert all(isinstance(found[i], Result | InputError) for i in found)
 
 
@@ -257,7 +257,7 @@ def test_what_is_too_long_is_refused_before_it_is_tokenised() -> None:
     detox = Detoxifier(engine, scorer=ReadingScorer())
     found = dict(outcomes(detox, ["a " * 520_000, PROMPTS[0], "word " * 60]))
     assert "do not fit into the model's context of 64" in str(found[0])
-    assert "60 tokens + 20 new ones exceed the model's context of 64" in str(found[2])
+    assert "60 tokens + 20 new tokens exceed the model's context of 64" in str(found[2])
     assert found[1] == Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
     assert max(tokenized) < 1000
 

@@ -1,1 +1,1 @@
-"""The public interface: in one thread, with asyncio, or over a cluster; and presets."""
+"""The public interface: synchronous, asyncio and cluster detoxifiers, and their presets."""

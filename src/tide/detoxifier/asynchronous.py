@@ -22,7 +22,7 @@ _Done = TypeVar("_Done")
 
 
 class AsyncDetoxifier(DetoxifierBase):
-    """`Detoxifier` for asyncio: concurrent calls share batches of the engine and of the scorer.
+    """`Detoxifier` for asyncio. Concurrent calls share batches of the engine and of the scorer.
 
         async with AsyncDetoxifier("my-model", scorer="detoxify:original") as detox:
             results = await asyncio.gather(*(detox(prompt) for prompt in prompts))
@@ -35,7 +35,7 @@ class AsyncDetoxifier(DetoxifierBase):
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:
         """Complete one prompt, or answer a chat, as `Detoxifier` does.
 
-        Cancelling the call frees its place in the batch at the next step; nothing of it is scored
+        Cancelling the call frees its place in the batch at the next step; its text is not scored
         afterwards.
         """
         found = await self._awaited(self._start(prompt, *self._resolve(overrides)))
@@ -53,7 +53,7 @@ class AsyncDetoxifier(DetoxifierBase):
         return AsyncTextStream(texts, future)
 
     async def _finished(self, work: Callable[[], Awaitable[_Done]]) -> _Done:
-        """Do this work; cancelling the call ends it."""
+        """Do `work`; cancelling the call cancels `work`."""
         return await self._awaited(self._begin(work))
 
     async def _awaited(self, future: Future[_Done]) -> _Done:
@@ -79,14 +79,14 @@ class AsyncDetoxifier(DetoxifierBase):
 
 
 class AsyncTextStream(Generic[_Done]):
-    """Iterates over the parts of a text; of a `Result`, over its accepted parts."""
+    """Iterates over the parts of a text; for a `Result`, only over the accepted parts."""
 
     def __init__(self, texts: Mailbox[str], future: Future[_Done]) -> None:
         self._texts, self._future = texts.__aiter__(), future
 
     @property
     def result(self) -> _Done:
-        """The result, available once all parts were read; its text is the joined parts."""
+        """The result, available once all parts were read; its text joins the parts."""
         if not self._future.done():
             raise EngineError("the text is not complete yet; iterate over the stream first")
         return streamed(self._future)
@@ -105,7 +105,7 @@ class AsyncTextStream(Generic[_Done]):
             raise
 
     async def aclose(self) -> None:
-        """End the work, if it is under way."""
+        """End the work, if the work is still running."""
         self._future.cancel()
 
     async def __aenter__(self) -> Self:

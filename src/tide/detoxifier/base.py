@@ -1,4 +1,4 @@
-"""Base of both detoxifiers: model, scorer, settings, and work on a prompt in the engine's loop."""
+"""Base class of both detoxifiers: holds model, scorer and settings; runs prompts in the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-CLOSED = "ended before it was done: the detoxifier was closed"
+CLOSED = "the work was cancelled because the detoxifier was closed"
 _T = TypeVar("_T")
 
 
@@ -53,7 +53,7 @@ def resolved(
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
 ) -> tuple[Settings, LoadedStrategy]:
-    """Settings and strategy from these arguments. Raises InputError like `Detoxifier`."""
+    """Resolve settings and strategy from arguments of `Detoxifier`. Raises InputError."""
     if settings is not None:
         return resolve(settings.model_dump(exclude_unset=True), overrides)
     strategy = overrides.get("strategy")
@@ -61,18 +61,19 @@ def resolved(
 
 
 _LOG = logging.getLogger(__name__)
-# Prompts under way per sequence of the engine: more than one, since some wait for scores.
+# Running prompts per sequence of the engine: more than one, because some prompts wait for scores.
 _AHEAD = 2
 # Prompts are served in order of arrival, also across detoxifiers that share an engine.
 NUMBERS = count()
-# Texts of more characters are tokenised in a thread: they take a while.
+# Texts of more characters are tokenised in a thread, because tokenising them takes a while.
 _LONG = 20_000
-# Maximum characters per token: a text longer than the context times this is refused at once.
+# Maximum characters per token. A text with more characters than the context times this number is
+# refused at once.
 _CHARACTERS = 64
 
 
 class DetoxifierBase:
-    """Takes the arguments of `Detoxifier`."""
+    """Base class of detoxifiers; takes the arguments of `Detoxifier`."""
 
     _warned = False
 
@@ -98,7 +99,7 @@ class DetoxifierBase:
                 f"{min(twice)}: given as a keyword and in engine_options; give it once"
             )
         name = model.name if isinstance(model, Engine) else str(model)
-        # Cheap mistakes first: a wrong name should not cost loading a model.
+        # Names and settings are checked before a model is loaded, which takes long.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)
         if not isinstance(model, Engine):
             ENGINES.load(engine)
@@ -111,7 +112,7 @@ class DetoxifierBase:
             model if isinstance(model, Engine) else load_engine(engine, model, **options)
         )
         self._check(self.settings, self._strategy)
-        # An object that the caller passed in is the caller's to close.
+        # The caller closes objects that the caller passed in.
         self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
         self._own += [self.scorer] if isinstance(scorer, str) else []
         self._closed = False
@@ -120,7 +121,7 @@ class DetoxifierBase:
         self._under_way: set[Future[Any]] = set()
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
-        """Why each prompt cannot be completed, or None; checked before any work."""
+        """Return for each prompt the reason why it cannot be completed, or None. Runs no model."""
         found: list[InputError | None] = []
         for prompt in prompts:
             try:
@@ -134,7 +135,7 @@ class DetoxifierBase:
 
     @property
     def closed(self) -> bool:
-        """Whether it no longer accepts calls."""
+        """Whether the detoxifier no longer accepts calls."""
         return self._closed or self.engine.closed
 
     def close(self) -> None:
@@ -158,7 +159,7 @@ class DetoxifierBase:
         self.close()
 
     def _warn_if_not_accepted(self, result: Result) -> Result:
-        """Returns `result`; warns once if it is returned although it was not accepted."""
+        """Return `result`; warn once if `result` was neither accepted nor withheld."""
         best = result.best
         if not (best.accepted or best.refused or best.empty or self._warned):
             self._warned = True
@@ -179,13 +180,13 @@ class DetoxifierBase:
     ) -> Future[Result]:
         """Begin to complete a prompt; cancelling the future ends the work.
 
-        trials: numbers of the trials to run; None: all. on_text: gets accepted text, for a stream.
+        trials: numbers of the trials to run; None means all. on_text: called with accepted text.
         """
         numbers = range(settings.num_trials) if trials is None else trials
         priority = next(NUMBERS)
 
         async def work() -> Result:
-            # EngineError, SCORER_DOWN and ScorerBrokenError concern all prompts, others only this.
+            # EngineError, SCORER_DOWN and ScorerBrokenError end all prompts, other errors only this.
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)
@@ -195,11 +196,11 @@ class DetoxifierBase:
         return self._begin(work)
 
     def _begin(self, work: Callable[[], Awaitable[_T]]) -> Future[_T]:
-        """Begin work in the engine's loop; `close` ends it."""
+        """Begin `work` in the engine's loop; `close` ends `work`."""
         future = self.engine.portal.start(work)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
-        if self._closed:  # closed meanwhile
+        if self._closed:  # by another thread meanwhile
             future.cancel()
         return future
 
@@ -212,7 +213,7 @@ class DetoxifierBase:
         trials: Sequence[int],
         on_text: Callable[[str], None] | None,
     ) -> list[TrialTask]:
-        """The trials of a prompt, which share its tokens and settings."""
+        """Prepare the trials of a prompt; all trials share the prompt's tokens and settings."""
         text, limit = self.engine.text_of(prompt), self.engine.context_length
         chat = prompt if isinstance(prompt, Chat) else None
         if chat is not None:
@@ -223,11 +224,11 @@ class DetoxifierBase:
         return [TrialTask(read, settings, strategy, n, priority, on_text, chat) for n in trials]
 
     async def _read(self, text: str, settings: Settings) -> Prompt:
-        """The tokens of a prompt. Raises InputError for one that cannot be completed."""
+        """Tokenise a prompt. Raises InputError for a prompt that cannot be completed."""
         limit = self.engine.context_length
         if limit is not None and len(text) > _CHARACTERS * limit:
             raise InputError(
-                f"{len(text)} characters do not fit into the model's context of {limit}"
+                f"{len(text)} characters do not fit into the model's context of {limit} tokens"
             )
         if len(text) > _LONG:
             prompt = await asyncio.to_thread(self.engine.encode, text)
@@ -244,7 +245,7 @@ class DetoxifierBase:
         try:
             texts = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:
-            raise PromptRefusedError("its tool calls or tool results cannot be read") from None
+            raise PromptRefusedError("the chat's tool calls or results cannot be read") from None
         score = max((await self._scoring.send(texts, "score")).values.tolist())
         if score > limit:
             raise PromptRefusedError(
@@ -271,7 +272,7 @@ class DetoxifierBase:
             )
 
     def _for_stream(self, overrides: Overrides) -> Overrides:
-        """`overrides` for a call that gives out the text while it is written.
+        """Adapt `overrides` to a call that gives out the text while it is written.
 
         Raises InputError for more than one trial.
         """
@@ -285,13 +286,13 @@ class DetoxifierBase:
 def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
     """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
     new = settings.max_new_tokens
-    # Without a requested length, an answer is as long as fits.
+    # If no length was requested, a chat needs room for only one token of the answer.
     if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
         new = 1
     if tokens == 0:
-        raise InputError("empty; the tokenizer gives no tokens for it")
+        raise InputError("the prompt is empty; the tokenizer gives no tokens for it")
     if limit is not None and tokens + new > limit:
         raise InputError(
-            f"{tokens} tokens + {new} new ones exceed the model's context of {limit}; "
-            "shorten it or lower max_new_tokens"
+            f"{tokens} tokens + {new} new tokens exceed the model's context of {limit}; "
+            "shorten the prompt or lower max_new_tokens"
         )

@@ -1,4 +1,4 @@
-"""Presets: settings published for four models, our own, and files of `tide tune`.
+"""Presets: published settings of four models, TIDE's own settings, and files of `tide tune`.
 
 A preset file is a JSON object: `{"tide_preset": 1, "settings": {"mu_relative": 1.1, ...}}`.
 """
@@ -21,8 +21,8 @@ from tide.data.jsonl import parse_object
 from tide.plugins.specs import parse_spec
 from tide.search import REGISTRY, resolve_settings
 
-# Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values are for the table's
-# own rows; ours are for the first block's input, so they include the factor.
+# Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values apply to rows of the
+# embedding table. TIDE's values apply to the input of the first block, and include this factor.
 _GEMMA_SCALE = 48.0
 
 
@@ -38,14 +38,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
-    # a cheap repair on any engine, followed by a random walk. It overfits its scorer, so its
-    # threshold is low: at 0.2 other scorers find more toxic text
+    # A cheap repair on any engine, followed by a random walk. The repair overfits its scorer, so
+    # the threshold is low: at 0.2, other scorers find more toxic texts.
     "backtrack": {
         "strategy": "backtrack",
         "toxicity_threshold": 0.1,
         "reject_degenerate": True,
     },
-    # any other model: the defaults, relative to the norm of the prompt's rows
+    # The defaults for all other models, with scales relative to the norm of the prompt's rows.
     "relative": {},
 }
 
@@ -54,9 +54,9 @@ DEFAULT = "backtrack"
 
 
 def preset_for(model: str) -> str:
-    """The preset of a model id or folder, by its last name (`Qwen/Qwen3-4B-Base` -> `qwen3-4b`).
+    """Return the preset of a model id or folder by its name (`Qwen/Qwen3-4B-Base` -> `qwen3-4b`).
 
-    Only the published models have their own; all others get "relative".
+    Only the published models have presets; all other models get "relative".
     """
     name = re.sub(r"^meta-", "", Path(model).name.lower())
     for preset in PUBLISHED:
@@ -66,10 +66,10 @@ def preset_for(model: str) -> str:
 
 
 def preset_name(preset: str | Path, model: str, strategy: str | None = None) -> str:
-    """Resolve "auto".
+    """Return the preset that "auto" stands for; return any other name unchanged.
 
-    It means the default preset. For another `strategy` than that of the default, it means the
-    preset of the model, which has the scales for a search over embeddings.
+    "auto" stands for the default preset. If `strategy` differs from the strategy of the default
+    preset, "auto" stands for the preset of the model, which sets the scales of a search.
     """
     if preset != "auto":
         return str(preset)
@@ -78,9 +78,9 @@ def preset_name(preset: str | Path, model: str, strategy: str | None = None) -> 
 
 
 def preset_values(preset: str | Path, model: str, strategy: str | None = None) -> dict[str, Any]:
-    """The settings of a preset by name or file (.json); "auto" as in `preset_name`.
+    """Return the settings of a preset, given a name or a file (.json); see also `preset_name`.
 
-    Raises InputError if it is unknown, and for a file that is not a preset.
+    Raises InputError for an unknown name, and for a file that is not a preset.
     """
     if is_file(preset):
         return read_preset(Path(preset))
@@ -96,7 +96,7 @@ def is_file(preset: str | Path) -> bool:
     return str(preset).endswith(".json")
 
 
-# Settings that a file may hold: those of the search. The caller sets sampling, trials and
+# Settings of the search, which a file may hold. The caller sets sampling, trials and
 # `on_unresolved`.
 TUNABLE = (
     *("strategy", "toxicity_threshold", "max_iterations", "num_samples", "mu", "mu_relative"),
@@ -117,15 +117,15 @@ class _File(BaseModel):
 
 
 def read_preset(path: Path) -> dict[str, Any]:
-    """The settings in a preset file, which is untrusted.
+    """Read the settings of a preset file, which is untrusted.
 
     Raises InputError for a file that is not a preset, for settings that a preset must not set, and
-    for a strategy that is not registered: it would run the code of a file.
+    for an unregistered strategy, because loading it would run code of a file.
     """
     with opened(path) as file:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
-        raise InputError(f"{path}: has more than {_LARGEST >> 10} KiB: not a preset")
+        raise InputError(f"{path}: not a preset, because it has more than {_LARGEST >> 10} KiB")
     try:
         settings = _File.model_validate(parse_object(content, str(path))).settings
     except ValidationError as error:
@@ -147,7 +147,7 @@ def read_preset(path: Path) -> dict[str, Any]:
 
 
 def refuse_looser(settings: Settings) -> None:
-    """Raise InputError for settings that accept more than the default does."""
+    """Raise InputError for a threshold above the default, which would accept more toxic text."""
     if settings.toxicity_threshold > (loosest := Settings().toxicity_threshold):
         raise InputError(
             f"toxicity_threshold: a preset may not set more than the default of {loosest}"
@@ -157,7 +157,7 @@ def refuse_looser(settings: Settings) -> None:
 def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> None:
     """Write the settings that are not defaults as a preset file. about: notes for readers."""
     given, usual = settings.model_dump(), Settings().model_dump()
-    # Each scale has two names; the unused one is None.
+    # Each scale has two fields; the unused field is None.
     chosen = {name: given[name] for name in TUNABLE if given[name] not in (None, usual[name])}
     chosen["strategy"] = settings.strategy
     content = {"tide_preset": 1, "settings": chosen, "about": dict(about)}

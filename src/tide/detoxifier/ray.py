@@ -1,4 +1,4 @@
-"""Prompts over a Ray cluster: a pool of actors, each with its own detoxifier.
+"""Completes prompts on a Ray cluster, with a pool of actors that each have a detoxifier.
 
 Ray Data hands out the batches, restarts lost actors, and repeats their batches.
 """
@@ -34,19 +34,20 @@ def map_prompts(
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> Iterator[tuple[int, Result | TideError]]:
-    """Complete prompts with a pool of actors; yields number and result of each as it finishes.
+    """Complete prompts with a pool of actors; yield each prompt's number and result as it ends.
 
-    Equal to `outcomes(create(), prompts, ordered=False, trials=trials)` without a cluster.
+    Yields the same as `outcomes(create(), prompts, ordered=False, trials=trials)`.
 
     create: makes an actor's detoxifier, such as `functools.partial(Detoxifier, "my-model",
     engine="vllm")`. cluster: "local" starts Ray on this machine, "auto" or "ray://HOST:PORT" uses a
-    running one. batch: prompts handed out at once; they come back together, and are repeated
-    together if an actor is lost. cpus, gpus: resources of each actor.
+    running cluster. batch: number of prompts that an actor gets at once; it returns their results
+    together, and the whole batch is repeated if the actor is lost. cpus, gpus: resources of each
+    actor.
 
-    Every prompt is yielded once. Since a result depends only on the seed and its prompt, it is the
-    same as without a cluster. Raises MissingDependencyError without Ray, InputError for invalid
-    numbers, EngineError if the cluster cannot be reached or fails, and the errors of
-    `create` and `Detoxifier.map`.
+    Every prompt is yielded once. A result depends only on the seed and its prompt, so the cluster
+    does not change it. Raises MissingDependencyError without Ray, InputError for invalid numbers,
+    EngineError if the cluster cannot be reached or fails, and the errors of `create` and
+    `Detoxifier.map`.
     """
     for name, value in (("actors", actors), ("batch", batch)):
         if value < 1:
@@ -84,9 +85,9 @@ def map_prompts(
 
 
 class _Worker:
-    """An actor, called with one batch after another.
+    """An actor, which Ray calls with one batch after another.
 
-    TIDE's errors are returned as rows: of an exception, Ray would make a traceback.
+    TIDE's errors are returned as rows, because Ray would turn an exception into a traceback.
     """
 
     def __init__(self, create: Callable[[], Detoxifier], trials: Sequence[int] | None) -> None:
@@ -97,7 +98,10 @@ class _Worker:
         return self._create()
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Number, text and kind of each row: JSON and "", or the text and class of an error."""
+        """Complete a batch of prompts; return columns with the number, text and kind of each.
+
+        The text is a result in JSON (kind: "") or an error message (kind: the error's class).
+        """
         prompts = [
             Chat.model_validate_json(str(one)) if is_chat else str(one)
             for one, is_chat in zip(rows["prompt"], rows["chat"], strict=True)

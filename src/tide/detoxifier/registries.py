@@ -1,4 +1,4 @@
-"""All registries by kind, and the one function that adds to them."""
+"""All registries by kind, and `register`, the function that adds to the registries."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def register(kind: Kind, name: str, target: Any) -> None:
         tide.register("scorer", "shouting", shouting)
         tide.Detoxifier(scorer="cache:shouting")
 
-    Afterwards `name` can be used wherever a built-in one can, in this process. (An entry point does
-    so in every process; CONTRIBUTING.md names the groups.)
+    Afterwards, `name` can be used like a built-in name in this process. (An entry point registers a
+    name in every process; CONTRIBUTING.md lists the groups of entry points.)
 
     Args:
         kind: "engine", "scorer", "strategy" or "baseline".
@@ -36,7 +36,7 @@ def register(kind: Kind, name: str, target: Any) -> None:
 
     Raises:
         InputError: The kind is unknown, the name is taken or cannot be written in a spec, or the
-            target is neither callable nor such a text.
+            target is neither callable nor a text with a colon.
     """
     if kind not in REGISTRIES:
         raise InputError(f"kind: {kind!r} is not one of {', '.join(REGISTRIES)}")

@@ -28,22 +28,22 @@ _Outcome = Result | TideError
 
 
 class Detoxifier(DetoxifierBase):
-    """Completes prompts with text that a scorer accepts, by bans or by moving prompt embeddings.
+    """Completes prompts with text that a scorer accepts, by banning words or moving embeddings.
 
         detox = Detoxifier("openai-community/gpt2-large", scorer="detoxify:original")
         result = detox("So, I'm starting to think she's full of")
         result.text, result.toxicity, result.accepted, result.trace
 
     Args:
-        model: A folder, a hub id, a GGUF file, a bundled model ("pocket", "pocket-chat"), one that
-            comes as a package ("smollm2", "gemma3-270m"), or an `Engine`.
-        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1]; both
-            may be asynchronous. If people read the text without a review, take
-            "confirm:pocket,sentence", the default of `tide serve`: it leaves ordinary text alone.
+        model: A folder, a hub id, a GGUF file, a bundled model ("pocket", "pocket-chat"), a model
+            from a package ("smollm2", "gemma3-270m"), or an `Engine`.
+        scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1]; a scorer
+            or a function may be asynchronous. For text that people read without a review, use
+            "confirm:pocket,sentence", the default of `tide serve`, which accepts ordinary text.
         engine: The engine that runs `model`: "transformers", "vllm", "remote" or "openai".
         preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto", which is
             "backtrack" or, for another strategy, the preset of the model's name.
-        settings: Used as given, without a preset.
+        settings: Settings to use as they are, without a preset.
         device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.
         dtype: "float32", "bfloat16" or "float16". By default chosen by the device and the model.
         max_batch: Maximum sequences in a model call. By default chosen by the engine.
@@ -109,8 +109,8 @@ class Detoxifier(DetoxifierBase):
             **overrides: Settings for this call alone.
 
         Returns:
-            An iterator over the parts of the text. It raises the same errors as a call, after the
-            parts accepted before.
+            An iterator over the parts of the text. It raises the same errors as a call, after all
+            parts that were accepted before the error.
         """
         texts = SimpleQueue[str | None]()
         future = self._start(prompt, *self._resolve(self._for_stream(overrides)), on_text=texts.put)
@@ -220,7 +220,7 @@ class Detoxifier(DetoxifierBase):
         strategy: LoadedStrategy,
         trials: Sequence[int],
     ) -> Iterator[tuple[int, _Outcome]]:
-        """The number and the outcome of each prompt as it ends."""
+        """Yield the number and the outcome of each prompt as the prompt ends."""
         entering = iter(enumerate(prompts))
         most = max(1, _AHEAD * self.engine.max_batch // len(trials))
         under_way: dict[Future[Result], int] = {}
@@ -238,7 +238,7 @@ class Detoxifier(DetoxifierBase):
                     outcome: _Outcome = result_of(future)
                 except _ABORT:
                     raise
-                except TideError as error:  # of this prompt alone
+                except TideError as error:  # concerns this prompt alone
                     outcome = error
                 yield under_way.pop(future), outcome
         finally:
@@ -257,7 +257,7 @@ def outcomes(
     """Like `Detoxifier.map(..., return_exceptions=True)`, with the number of each prompt, from 0.
 
     trials: numbers of the trials to run, instead of all `num_trials`; a trial's result does not
-    depend on the others.
+    depend on other trials.
     """
     if isinstance(prompts, str):
         raise InputError("prompts: expected several texts, got one string; wrap it in a list")
@@ -268,7 +268,7 @@ def outcomes(
 
 
 class TextStream:
-    """Iterates over the accepted parts of a text. Closing it ends the work."""
+    """Iterates over the accepted parts of a text. Closing the stream ends the work."""
 
     def __init__(self, texts: SimpleQueue[str | None], future: Future[Result]) -> None:
         self._texts, self._future = texts, future
@@ -276,7 +276,7 @@ class TextStream:
 
     @property
     def result(self) -> Result:
-        """The result, whose text is the joined parts. Waits for it; raises as a call does."""
+        """Wait for the result, whose text joins the parts; raises the errors of a call."""
         return streamed(self._future)
 
     def __iter__(self) -> Iterator[str]:
@@ -291,7 +291,7 @@ class TextStream:
         return text
 
     def close(self) -> None:
-        """End the work, if it is under way."""
+        """End the work, if the work is still running."""
         self._future.cancel()
 
     def __enter__(self) -> Self:
