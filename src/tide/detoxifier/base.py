@@ -186,7 +186,7 @@ class DetoxifierBase:
         priority = next(NUMBERS)
 
         async def work() -> Result:
-            # EngineError, SCORER_DOWN and ScorerBrokenError end all prompts, other errors only this.
+            # EngineError, SCORER_DOWN and ScorerBrokenError concern all prompts; the rest, only this.
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)

@@ -21,8 +21,8 @@ from tide.data.jsonl import parse_object
 from tide.plugins.specs import parse_spec
 from tide.search import REGISTRY, resolve_settings
 
-# Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values apply to rows of the
-# embedding table. TIDE's values apply to the input of the first block, and include this factor.
+# Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values apply to rows of
+# its embedding table. TIDE's values apply to the input of the first block, after this scaling.
 _GEMMA_SCALE = 48.0
 
 
