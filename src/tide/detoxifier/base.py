@@ -186,7 +186,7 @@ class DetoxifierBase:
         priority = next(NUMBERS)
 
         async def work() -> Result:
-            # EngineError, SCORER_DOWN and ScorerBrokenError concern all prompts; the rest, only this.
+            # Only EngineError, SCORER_DOWN and ScorerBrokenError concern other prompts, too.
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)

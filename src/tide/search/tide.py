@@ -157,7 +157,7 @@ class TideStrategy(Walk):
     def check(cls, options: TideOptions, settings: Settings) -> None:
         if options.estimator == "rank" and settings.num_samples == 1:
             raise InputError(
-                "estimator=rank: one perturbation has no rank; set num_samples to 2 or more"
+                "estimator=rank: num_samples=1 is too few to rank; set num_samples to 2 or more"
             )
 
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
