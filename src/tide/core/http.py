@@ -260,7 +260,7 @@ def base_url(url: str, name: str) -> str:
         raise InputError(f"{name}: expected an address like https://HOST:PORT/PATH")
     if parts.userinfo or parts.query or parts.fragment:
         raise InputError(
-            f"{name}: an address must not hold a user, password, query or fragment, because "
+            f"{name}: an address with a user, password, query or fragment is refused, because "
             "addresses are logged; give the key in its environment variable"
         )
     return str(parts).rstrip("/")
