@@ -9,8 +9,8 @@ from types import ModuleType
 
 from tide.core.errors import MissingDependencyError
 
-# Import names of the packages of the extra `local`. A gateway does not need these packages, because
-# its model runs on a server.
+# The packages of the extra `local`, by their import names. A gateway does not need these packages,
+# because its model runs on a server.
 LOCAL = ("jinja2", "rapidfuzz", "scipy", "sklearn", "tokenizers", "torch", "transformers")
 
 

@@ -65,7 +65,7 @@ _LOG = logging.getLogger(__name__)
 _AHEAD = 2
 # Prompts are served in order of arrival, also across detoxifiers that share an engine.
 NUMBERS = count()
-# Texts of more characters are tokenised in a thread, because tokenising them takes a while.
+# Longer texts (in characters) are tokenised in a thread, because that takes a while.
 _LONG = 20_000
 # Maximum characters per token. A text with more characters than the context times this number is
 # refused at once.

@@ -173,7 +173,7 @@ PACKAGES = {
 
 
 def packaged(name: str) -> Path:
-    """Return the converted folder of a model in `PACKAGES`.
+    """Return the folder that holds a converted model of `PACKAGES`.
 
     Raises MissingDependencyError for a missing package, EngineError for damaged files.
     """

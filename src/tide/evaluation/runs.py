@@ -129,7 +129,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of a search, or the sampling of a baseline."""
+        """The settings of a search, or the sampling settings of a baseline."""
         return self.config.get("settings") or self.config.get("sampling") or {}
 
     @property

@@ -107,7 +107,7 @@ class Strategy(ABC):
     movable rows of the prompt. `mu` and `step_size` are the absolute scales. `options` is an
     instance of `options_class` with the options of the spec.
 
-    moves: whether the strategy needs an engine with embeddings.
+    moves: whether the strategy moves embeddings, so that it needs an engine with embeddings.
 
     Raises InputError if all rows of the prompt are zero and a scale is relative.
     """

@@ -132,7 +132,7 @@ class Gate:
         table = self._policies.table  # the policy file may be reloaded meanwhile
         if not table.keys:
             client = (scope.get("client") or ("",))[0]
-            # Refuse DNS rebinding, by which pages of another site could use this server.
+            # Refuse DNS rebinding, with which pages of another site could use this server.
             name = headers.get("host", "").rpartition("@")[2]
             name = re.sub(r":\d*$", "", name)
             if not (is_loopback(client) and is_loopback(name)):

@@ -271,7 +271,7 @@ class ServedDetoxifier(AsyncDetoxifier):
     async def rewrite(
         self, text: str, second: Scorer, **overrides: Unpack[Overrides]
     ) -> str | None:
-        """Rewrite failing sentences of a finished text, each from the blamed word on.
+        """Rewrite failing sentences of a finished text, from the blamed word to the end of each.
 
         second: a second scorer that the text must pass. Returns None if no repair is found. Raises
         CompletionError if tokenization would change the text, and other TideErrors.
@@ -317,7 +317,7 @@ class Table:
 
 
 class Scorers:
-    """Keeps scorers by their specs. A scorer is loaded once, and closed when no policy uses it."""
+    """Keeps one scorer for each spec, and closes it when no policy uses it any more."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -1,6 +1,6 @@
 """Repairs a finished text by rewriting each sentence that fails, from the blamed word on.
 
-The loop of an answer (`Answer`) reads the text as if the model were writing it. Where the text
+`Answer` treats the text as if the model were writing it now. Where the text
 fails, the loop rewinds it to before the blamed word and bans the word, and the model completes the
 sentence. The rest of the text follows unchanged.
 """

@@ -184,9 +184,10 @@ class DecodingBaseline(ABC):
     """Base of baselines that draw token by token; `start` returns a `Writing` that shifts scores.
 
     kind: name in the registry. learned: whether the baseline needs an artefact, which the static
-    method `fit` makes. reads: another baseline, whose artefact is used instead. auxiliary: whether
-    the artefact may be fitted on a smaller model. scored: whether the fit needs a scorer. fan_out:
-    number of sequences that a model reads at once for one prompt, apart from candidates.
+    method `fit` makes. reads: the baseline whose artefact this one uses, if it has none of its own.
+    auxiliary: whether the artefact may be fitted on a smaller model. scored: whether the fit needs
+    a scorer. fan_out: number of sequences that a model reads at once for one prompt, apart from
+    candidates.
     Raises InputError for an artefact that is missing or was fitted for another model.
     """
 

@@ -58,7 +58,7 @@ class Heads:
     def hooked(self, function: HeadFunction, *, outputs: bool = False) -> Iterator[None]:
         """Call `function` with every layer's concatenated head outputs while the context lasts.
 
-        outputs: call `function` with the output of the projection instead.
+        outputs: pass `function` the output of the projection, not its input.
         """
 
         def before(layer: int, module: nn.Module, args: tuple[Any, ...]) -> Any:

@@ -201,7 +201,7 @@ class Batch:
         self._numbers = count()
         self.lanes: dict[int, Lane] = {}  # key: the maximum number of tokens of a row
         self._steps_waited = 0
-        # Number of ended rows without a replacement, and the time until which these may come.
+        # Number of ended rows without a replacement, and until when replacements are expected.
         self._ended, self._until = 0, 0.0
         self._pause = 0.0  # seconds to wait for the next replacement
         self._task: asyncio.Task[None] | None = None

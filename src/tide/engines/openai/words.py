@@ -74,7 +74,7 @@ def word_of(token_id: int) -> str | Chat:
 
 
 def text_of(token_ids: tuple[int, ...]) -> str:
-    """Return the text of word ids. Raises ValueError for the id of a chat."""
+    """Return the text of word ids. Raises ValueError for an id that stands for a chat."""
     found = [word_of(one) for one in token_ids]
     if any(isinstance(word, Chat) for word in found):
         raise ValueError("a token id in a text encodes a chat")
