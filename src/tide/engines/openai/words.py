@@ -3,7 +3,7 @@
 A word includes the spaces before it. Runs of punctuation are words, too, and so are two emoji or
 characters of a script without spaces. So a text rarely has more words than model tokens, and its
 words do not depend on how a server cuts the text into events. Each part of a word has a maximum
-length, so that little text waits for the end of a word. The id of a word is its UTF-8 text read as
+length, so that a stream never holds back much text. The id of a word is its UTF-8 text read as
 one number, so no table is needed and every process gives the same ids.
 
 `BannedWords` finds the model's tokens that begin banned words. It uses a tokenizer that the user
