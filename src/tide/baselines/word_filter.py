@@ -66,7 +66,7 @@ def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
 
 
 def sequences(tokenizer: Any, word: str) -> list[list[int]]:
-    """Return the ids of a word as given, capitalised and in capitals; each with and without space."""
+    """Return the ids of a word as given, capitalised and in capitals, with and without a space."""
     forms = [
         space + form for form in (word, word.capitalize(), word.upper()) for space in (" ", "")
     ]
