@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,3 +97,16 @@ def test_the_store_does_not_grow_with_the_steps() -> None:
             leave(cache, [0])
     assert cache.columns < 200
     assert cache.stores[0][0].shape[0] <= 8
+
+
+def test_a_cache_is_freed_without_a_garbage_collection() -> None:
+    """Collections are rare, and a baseline makes a cache of gigabytes for every few prompts."""
+    cache = KeyValueCache()
+    cache.add([3, 5], layer_states(2, 5, 0))
+    keys = weakref.ref(cache.stores[0][0])
+    gc.disable()
+    try:
+        del cache
+        assert keys() is None
+    finally:
+        gc.enable()

@@ -287,10 +287,10 @@ def test_an_overloaded_server_is_asked_again(
 def test_all_servers_gone_is_an_error_after_the_deadline(
     connect: Callable[..., RemoteEngine], servers: list[VllmServer]
 ) -> None:
-    engine = connect(deadline=1.0)
+    engine = connect(deadline=4.0)
     for server in servers:
         server.stop()
-    with pytest.raises(EngineError, match=r"within 1 s \(deadline\).*ConnectError.*ConnectError"):
+    with pytest.raises(EngineError, match=r"within 4 s \(deadline\).*ConnectError.*ConnectError"):
         completions_of(engine)
     servers[1].start()
     wait_until(lambda: engine.pool.endpoints[1].available)

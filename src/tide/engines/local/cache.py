@@ -18,6 +18,7 @@ cached keys and values. The `PrefixCache` holds these beginnings and texts, and 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -46,7 +47,8 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, cache: KeyValueCache, store: Pair) -> None:
         super().__init__()
         self.lazy_initialization(*store)
-        self._cache, self.store = cache, store
+        # A reference cycle would keep the memory of an old cache until the next garbage collection.
+        self._cache, self.store = weakref.proxy(cache), store
         self.show(cache.end)
 
     def show(self, end: int) -> None:
