@@ -296,7 +296,7 @@ class Answer:
         return failure
 
     def _policy(self, empty: bool) -> TextPolicy:
-        """Return the policy for nearly empty texts. empty: whether the whole answer is one text."""
+        """Return the policy for nearly empty texts. empty: whether all of it is nearly empty."""
         policy = self._settings.empty_policy if empty else "blank"
         return "one" if policy == "unmodified" and self._effort.trace else policy
 
