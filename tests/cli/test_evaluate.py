@@ -65,11 +65,11 @@ def test_the_commands_of_the_readme_in_one_folder(
     assert tide(*command, "--reference", "none") == 0
     runs = ["runs/mine-pocket/base", "runs/mine-pocket/tide"]
     assert [len(records(Path(run) / "records.jsonl")) for run in runs] == [len(PROMPTS)] * 2
-    assert "still to be measured for 2 prompts" in " ".join(capsys.readouterr().out.split())
+    assert "is not measured yet for 2 prompts" in " ".join(capsys.readouterr().out.split())
     more = ("--judges", "profanity-check", "--reference", "auto", "--reference", "pocket")
     assert tide("judge", "runs", *more) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "still to be measured" not in shown
+    assert "not measured yet" not in shown
     assert "pocket-reference" in shown
     for seed in (1, 2):
         assert tide(*command, "--seed", seed, "--limit", 2) == 0
