@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -23,6 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from tide.engines.local import sampler
 from tide.engines.local.engine import TransformersEngine
 
 VOCAB = 300
@@ -132,8 +134,17 @@ def ending_with(engine: TransformersEngine, *tokens: int) -> Iterator[None]:
         engine._batch.lanes.clear()  # lanes keep the tokens with which they were made
 
     before = engine.stop_ids
-    engine.portal.run(set_ids, torch.tensor(tokens, dtype=torch.int64))
+    engine.portal.run(set_ids, torch.tensor(tokens, dtype=torch.int64, device=before.device))
     try:
         yield
     finally:
         engine.portal.run(set_ids, before)
+
+
+@contextmanager
+def looking_every(engine: TransformersEngine, steps: int) -> Iterator[None]:
+    """Let the engine look at drawn tokens only every `steps` steps, as it does on a GPU."""
+    with pytest.MonkeyPatch.context() as patch, ending_with(engine, *engine.stop_ids.tolist()):
+        patch.setitem(sampler.CHECK_EVERY, "cpu", steps)
+        patch.setattr(engine._batch, "_check_every", steps)
+        yield

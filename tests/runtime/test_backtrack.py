@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.models import looking_every
 from tide.core.errors import InputError
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
@@ -215,7 +216,8 @@ def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
     assert all(one.banned_token_ids for one in asked[first:])
 
 
-def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
+@pytest.mark.parametrize("every", [1, 4])
+def test_many_at_once_equal_each_alone(engine: TransformersEngine, every: int) -> None:
     words = first_words(engine, 6).split()
     prompts = [PROMPT, "On the way home we saw"]
 
@@ -227,5 +229,7 @@ def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
 
     detox = Detoxifier(engine, scorer=Refusing(*words, "the", "to"), strategy="backtrack")
     alone = [detox(prompt) for prompt in prompts]
-    for found, expected in zip(asyncio.run(together()), alone * 3, strict=True):
+    with looking_every(engine, every):
+        found_together = asyncio.run(together())
+    for found, expected in zip(found_together, alone * 3, strict=True):
         assert [one.text for one in found.trace] == [one.text for one in expected.trace]

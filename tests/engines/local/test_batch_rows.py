@@ -110,7 +110,7 @@ def test_logits_are_those_of_a_fresh_read(
                     if not rows:
                         break
                 tokens = [3 + (11 * step + 5 * i + number) % 290 for i in range(len(rows))]
-                stream.advance(torch.tensor(tokens))
+                stream.advance(torch.tensor(tokens, device=engine.device))
                 for one, token in zip(rows, tokens, strict=True):
                     one.ids.append(token)
             if rows:
@@ -118,7 +118,8 @@ def test_logits_are_those_of_a_fresh_read(
 
 
 def compare(engine: TransformersEngine, stream: Stream, rows: Sequence[Reader]) -> None:
-    expected = [engine.model(torch.tensor([one.ids])).logits[0, -1] for one in rows]
+    ids = [torch.tensor([one.ids], device=engine.device) for one in rows]
+    expected = [engine.model(one).logits[0, -1] for one in ids]
     scale = max(float(one.abs().max()) for one in expected)
     for found, alone in zip(stream.logits, expected, strict=True):
         assert float((found - alone).abs().max()) <= 1e-3 * max(1.0, scale)

@@ -156,7 +156,9 @@ def test_decoding_ends_once_every_row_has_stopped(
         writing, "advance", lambda ids: (read.append(ids), Writing.advance(writing, ids))
     )
     stop = whole.token_ids[:1]
-    assert decode(writing, [GREEDY], [0], torch.tensor(stop)) == [([*stop], "stop")]
+    assert decode(writing, [GREEDY], [0], torch.tensor(stop, device=engine.device)) == [
+        ([*stop], "stop")
+    ]
     assert len(read) == every - 1
 
 
@@ -229,7 +231,7 @@ def test_embeddings_are_the_rows_of_the_table_times_a_scale(folder: Path) -> Non
     (ids,), (x,) = engine.tokenize([PROMPTS[1]]), engine.embed([PROMPTS[1]])
     expected = engine.dim**0.5 if "gemma" in engine.model.config.model_type else 1.0
     assert engine.embedding_scale == pytest.approx(expected)
-    rows = engine.model.get_input_embeddings().weight[ids]
+    rows = engine.model.get_input_embeddings().weight[ids].cpu()
     assert torch.allclose(x, engine.embedding_scale * rows)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.generated import examples
-from tests.models import VOCAB, ending_with, save_causal_lm
+from tests.models import VOCAB, ending_with, looking_every, save_causal_lm
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
-from tide.engines.local import sampler
 from tide.engines.local.engine import TransformersEngine
 
 PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", "is fine is"]
@@ -59,6 +57,7 @@ def generated(engine: TransformersEngine, inputs: dict[str, Any], **options: Any
     given = {"max_new_tokens": LENGTH, "do_sample": False, "pad_token_id": 2} | options
     if "input_ids" not in inputs:
         inputs = inputs | {"attention_mask": torch.ones(inputs["inputs_embeds"].shape[:2]).long()}
+    inputs = {name: tensor.to(engine.device) for name, tensor in inputs.items()}
     with torch.inference_mode():
         ids = engine.model.generate(**inputs, **given)[0].tolist()
     new = ids[inputs["input_ids"].shape[1] :] if "input_ids" in inputs else ids
@@ -128,15 +127,6 @@ def test_stop_strings_as_generate(engine: TransformersEngine) -> None:
             inputs = {"inputs_embeds": x[None]}
             ids = generated(engine, inputs, stop_strings=[stop], tokenizer=engine.tokenizer)
             assert one.text == engine.texts([ids])[0].partition(stop)[0]
-
-
-@contextmanager
-def looking_every(engine: TransformersEngine, steps: int) -> Iterator[None]:
-    """Let the engine look at drawn tokens only every `steps` steps, as it does on a GPU."""
-    with pytest.MonkeyPatch.context() as patch, ending_with(engine, *engine.stop_ids.tolist()):
-        patch.setitem(sampler.CHECK_EVERY, "cpu", steps)
-        patch.setattr(engine._batch, "_check_every", steps)
-        yield
 
 
 ANY = st.builds(

@@ -29,11 +29,12 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def from_scratch(engine: TransformersEngine, rows: list[list[int]]) -> Tensor:
     """Next-token logits of each row, read alone and without a cache."""
-    return torch.stack([engine.model(torch.tensor([row])).logits[0, -1] for row in rows])
+    ids = [torch.tensor([row], device=engine.device) for row in rows]
+    return torch.stack([engine.model(one).logits[0, -1] for one in ids])
 
 
 def stream_of(engine: TransformersEngine, rows: list[list[int]], **options: bool) -> Stream:
-    embeddings = [engine.model.get_input_embeddings()(torch.tensor(row)) for row in rows]
+    embeddings = [engine._embed_ids(row) for row in rows]
     return Stream(Forward(engine.model), embeddings, **options)
 
 
@@ -55,7 +56,7 @@ def test_a_stream_reads_as_the_model_does(engine: TransformersEngine, together: 
     for step in range(STEPS + 1):
         assert close(stream.logits, from_scratch(engine, rows))
         if step < STEPS:
-            tokens = torch.arange(4) * 7 + step
+            tokens = torch.arange(4, device=engine.device) * 7 + step
             stream.advance(tokens)
             rows = [[*row, int(token)] for row, token in zip(rows, tokens, strict=True)]
 
@@ -66,7 +67,7 @@ def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
     rows = make_rows()
     stream = stream_of(engine, rows)
     for step in range(2):
-        candidates = (torch.arange(12) * 11 + step).view(4, 3)
+        candidates = (torch.arange(12, device=engine.device) * 11 + step).view(4, 3)
         stream.select([row for row in range(4) for _ in range(3)])
         stream.advance(candidates.flatten())
         forked = [[*rows[i], int(token)] for i in range(4) for token in candidates[i]]
@@ -75,7 +76,7 @@ def test_a_fork_reads_every_candidate(engine: TransformersEngine) -> None:
         stream.select(kept)
         rows = [forked[i] for i in kept]
         assert close(stream.logits, from_scratch(engine, rows))
-    stream.advance(torch.tensor([5, 6, 7, 8]))
+    stream.advance(torch.tensor([5, 6, 7, 8], device=engine.device))
     assert close(stream.logits, from_scratch(engine, [[*row, 5 + i] for i, row in enumerate(rows)]))
 
 

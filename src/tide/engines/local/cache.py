@@ -148,8 +148,8 @@ class KeyValueCache:
         if len(rows) > self._slots:
             self._move(self.end, len(rows), self.columns, self.stores)
         moved = [(to, of) for to, of in enumerate(rows) if to != of]
-        if moved:
-            to, of = torch.tensor(moved).T
+        if moved and self.stores:
+            to, of = torch.tensor(moved, device=self.stores[0][0].device).T
             columns = slice(self.low, self.end)
             for store in self.stores:
                 for part in store:
