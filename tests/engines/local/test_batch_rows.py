@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,14 @@ from tide.engines.local.stream import Forward, Stream
 
 KINDS = [*CONFIGS, "pocket"]
 GREEDY = Sampling(temperature=0.0, max_new_tokens=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_step_is_looked_at() -> Iterator[None]:
+    """Also on a GPU: rows enter here between any two steps, which `admit` allows after a look."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sampler.CHECK_EVERY, "cuda", 1)
+        yield
 
 
 @pytest.fixture(scope="module", params=KINDS)

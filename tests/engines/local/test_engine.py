@@ -150,7 +150,7 @@ def test_decoding_ends_once_every_row_has_stopped(
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     (x,) = engine.embed(PROMPTS[:1])
     (whole,) = completed(engine, [x], GREEDY, [0])
-    writing = Writing(Stream(engine._forward, [x]))
+    writing = Writing(Stream(engine._forward, [x.to(engine.device)]))
     read: list[torch.Tensor] = []
     monkeypatch.setattr(
         writing, "advance", lambda ids: (read.append(ids), Writing.advance(writing, ids))

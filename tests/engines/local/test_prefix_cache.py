@@ -273,7 +273,7 @@ def test_a_model_that_ignores_the_mask_neither_shares_nor_opens_its_batch(
         def __call__(self, mask: Tensor | None, positions: Tensor, *cache: Any, **x: Any) -> Any:
             return super().__call__(None, positions, *cache, **x)
 
-    x = moved(llama, [*range(10, 40)], 4, 0)[0]
+    x = moved(llama, [*range(10, 40)], 4, 0)[0].to(llama.device)
     assert reads_alike(Forward(llama.model), x)
     assert not reads_alike(Deaf(llama.model), x)
     assert PrefixCache(llama._read_rows, 0).handle(x) is None
