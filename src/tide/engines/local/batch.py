@@ -7,7 +7,7 @@
 
 Rows of similar length share a lane. Reading one prompt takes as long as two or three steps, so
 waiting rows enter together. Clients whose answers end together send their next requests some
-milliseconds apart; if no other row is running, the first of these requests waits for the others.
+milliseconds apart; the first of these waits for the others, and running rows wait a little for it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _SHARE, _STEPS = 4, 6
 # Maximum number of prompt tokens read at once, including padding.
 _TOKENS = 1 << 15
 # After each arrival the batch waits for other rows that replace ended rows: _PAUSE seconds or _HALF
-# of a step, whichever is shorter, and at most _PAUSES times that long in all.
-_PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
+# of a step, whichever is shorter, and at most _PAUSES times that long in all. Running rows wait for
+# 1/_MEANWHILE of that: scoring an answer and receiving the next request needs time between steps.
+_PAUSE, _HALF, _PAUSES, _MEANWHILE = 0.05, 0.5, 4, 8
 # Ended rows stay in a lane until this number of rows has ended, or new rows enter.
 _GONE = 8
 # oneDNN compiles a kernel for each number of rows. Compiling costs more than reading dummy rows.
@@ -256,16 +257,16 @@ class Batch:
         """Let other tasks run, and wait for rows that replace rows that have just ended."""
         await _let_others_run()
         came, known = time.monotonic(), len(self._waiting)
-        while (
-            0 < known < self._max_batch
-            and self._expected > 0
-            and not (self._running or self._readings)
-        ):
-            await asyncio.sleep(self._pause / 16)
+        while self._expected > 0 and known < self._max_batch - self._running:
+            alone = not (self._running or self._readings)
+            if alone and not known:
+                return
+            await asyncio.sleep(self._pause / 16 if alone else 0)
             if len(self._waiting) > known:
                 came, known = time.monotonic(), len(self._waiting)
-            elif time.monotonic() > came + self._pause:
-                self._ended = 0
+            elif time.monotonic() > came + self._pause / (1 if alone else _MEANWHILE):
+                self._ended = 0 if alone else self._ended
+                return
 
     def _turn(self) -> None:
         """Run one forward pass of each lane, and the passes that read entering rows."""
