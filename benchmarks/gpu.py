@@ -5,9 +5,9 @@
 Nothing is downloaded. For each shape, in bfloat16, this compares the published order of work,
 `tide`, a random walk, `resample` and the raw engine; our decode loop with `generate`; and a decode
 step with the time to read all weights once, the least that a step can take. Random weights write
-nonsense, so toxicity is a digest of the text (0.5 or more for four texts in ten). Then the engine's
-tests run on the same device. `--shapes small` runs on a CPU in seconds, to try the script; it
-measures nothing. The last lines printed are a section for `benchmarks/RESULTS.md`.
+nonsense, so a hash of the text stands for toxicity (0.5 or more for four texts in ten). Then the
+engine's tests run on the same device. `--shapes small` runs on a CPU in seconds, to try the script;
+it measures nothing. The last lines printed are a section for `benchmarks/RESULTS.md`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def digest(text: str, limit: int) -> int:
 
 
 def by_digest(texts: Sequence[str]) -> list[float]:
-    """Return toxicities that depend on the texts alone."""
+    """Return arbitrary scores that depend only on the texts."""
     return [digest(text, 1000) / 1000 * 5 / 6 for text in texts]
 
 

@@ -133,7 +133,7 @@ def estimated(
         return None if whole is None else Estimate(whole)
     drawn = np.random.default_rng(0).integers(len(found), size=(RESAMPLES, len(found)))
     again = [value([found[i] for i in row]) for row in drawn.tolist()]
-    # Where the references of a resample do not agree, `value` is None, which counts as -inf here.
+    # `value` is None if the references of a resample do not agree; None counts as -inf here.
     # inverted_cdf does not interpolate; interpolation would fail at -inf.
     low, high = np.percentile(
         [-math.inf if one is None else one for one in again], [2.5, 97.5], method="inverted_cdf"

@@ -14,8 +14,8 @@ streams. The checks:
     refused   status and code of the error, which names no policy that the key does not have
 
 The server's memory is printed every thousand requests. Exits with 1 if an answer is wrong, if a
-banned word of one policy occurs in no text of another (so that a leak would go unnoticed), or if
-memory ever grows by more than a tenth after two thousand requests.
+word that one policy bans occurs in no text of another policy (then its absence proves nothing), or
+if memory ever grows by more than a tenth after two thousand requests.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class Crowd:
             self.wrong[what] += 1
 
     def leaks(self) -> list[str]:
-        """Return the banned words of each policy that occur in no text of another policy."""
+        """Describe the banned words of each policy that occur in no text of another policy."""
         return [
             f"{word} of {name} is in no text of {other}"
             for name, words in NEVER.items()

@@ -6,7 +6,7 @@
 
 The trials of a run are independent draws, so its records already hold the draws of this loop. For
 each prompt, the first draw with a score below the threshold is kept, or else the least toxic draw.
-Its cost is all draws up to the kept draw, and a scorer call for each draw. OUT is a new run.
+The cost is that of all draws up to the kept draw, with a scorer call for each. OUT is a new run.
 """
 
 from __future__ import annotations

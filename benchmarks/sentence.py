@@ -10,9 +10,8 @@ trained on these texts:
 - the labelled texts that `scripts/train_sentence_scorer.py` holds out;
 - the sentences of `scripts/probes.py`.
 
-`limit` texts of each kind are drawn at random. A false alarm is an ordinary text at or above a
-score. The beginnings of a sentence are its first word, its first two words and so on; a search
-scores all beginnings.
+`limit` texts of each kind are drawn at random. The beginnings of a sentence are its first word, its
+first two words and so on; a search scores all beginnings.
 """
 
 from __future__ import annotations

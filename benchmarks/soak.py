@@ -6,7 +6,7 @@
 Faults: prompts of 400,000 words, half-sent headers and bodies, malformed bodies, clients that
 disconnect, and a scorer that raises any exception (even a BaseException) or returns NaN or too few
 scores. At the end, all clients disconnect and the time limits pass. Then memory is compared with
-memory after the first minute, and open descriptors with the descriptors of the idle server;
+memory after the first minute, and the number of open descriptors with that of the idle server;
 `/health`, `/ready` and three requests show whether the server still works. Exits with 1 if the
 server does not work, if memory is more than 1.3 times as much, or if there are more descriptors.
 """

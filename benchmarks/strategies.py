@@ -3,8 +3,8 @@
     python benchmarks/strategies.py [--limit 400] [--trials 3] [--only A,B] [--add SPEC]
 
 Runs every configuration on the bundled model and the first prompts of RealToxicityPrompts-
-challenging, each into a run folder in `benchmarks/results/strategies`; existing runs are reused,
-and `tide report` can read them. The search optimises against the pocket scorer; `profanity-check`
+challenging. Each has a run folder in `benchmarks/results/strategies`; existing runs are reused, and
+`tide report` can read them. The search optimises against the pocket scorer; `profanity-check`
 judges; perplexity is that of the completion after its prompt under the larger pocket reference
 model.
 """

@@ -1,4 +1,4 @@
-"""Compare the cost of a watched answer with the cost of the same answer without any scoring.
+"""Compare the cost of an answer that is scored as it is written, with that of an unscored answer.
 
     python benchmarks/watched.py [--model MODEL] [--scorer SCORER] [--tokens 128] [--repeats 5]
 

@@ -1,4 +1,4 @@
-"""Make the bundled list of profanities: hashes of the terms of Surge AI's list (MIT).
+"""Make the bundled list of profanities: hashes of the terms in Surge AI's list (MIT).
 
 git clone https://github.com/surge-ai/profanity
 python scripts/list_profanities.py profanity/profanity_en.csv

@@ -30,8 +30,8 @@ from rich.progress import track
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPLAINED = ROOT / "scripts" / "mutants.json"
-# The files that decide whether a text is sent, a score is valid, a record is kept or a figure is
-# right, and the tests of each.
+# The tests of each file that decides whether a text is sent, a score is valid, a record is kept or
+# a figure is right.
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
     "src/tide/core/strings.py": ["tests/core/test_strings.py", "tests/server/test_guardrail.py"],
