@@ -49,7 +49,8 @@ _PAUSE, _HALF, _PAUSES, _MEANWHILE = 0.05, 0.5, 4, 8
 _GONE = 8
 # oneDNN compiles a kernel for each number of rows. Compiling costs more than reading dummy rows.
 _MULTIPLE = 8
-# Number of event-loop turns between two steps; each turn takes a few microseconds.
+# Number of event-loop turns between two steps, in which tasks that wait for tokens run; each turn
+# takes a few microseconds.
 _TURNS = 3
 # Seconds without work after which the memory of keys and values is freed.
 _REST = 1.0
@@ -255,17 +256,19 @@ class Batch:
 
     async def _gather(self) -> None:
         """Let other tasks run, and wait for rows that replace rows that have just ended."""
-        await _let_others_run()
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         came, known = time.monotonic(), len(self._waiting)
-        while self._expected > 0 and known < self._max_batch - self._running:
-            alone = not (self._running or self._readings)
+        while self._expected > 0 and known < self._max_batch - (running := self._running):
+            alone = not (running or self._readings)
             if alone and not known:
                 return
             await asyncio.sleep(self._pause / 16 if alone else 0)
             if len(self._waiting) > known:
                 came, known = time.monotonic(), len(self._waiting)
             elif time.monotonic() > came + self._pause / (1 if alone else _MEANWHILE):
-                self._ended = 0 if alone else self._ended
+                if alone:  # the waiting rows enter without further ones
+                    self._ended = 0
                 return
 
     def _turn(self) -> None:
@@ -547,12 +550,6 @@ def _to_read(row: Row | Reading) -> int:
     """Return the number of tokens to read of a row, without its shared beginning."""
     cached = None if row.shared is None else row.shared.rows
     return len(row.x) - (0 if cached is None else len(cached))
-
-
-async def _let_others_run() -> None:
-    """Let tasks that wait for tokens run, for several turns of the loop."""
-    for _ in range(_TURNS):
-        await asyncio.sleep(0)
 
 
 def _unread(error: BaseException) -> CompletionError:
