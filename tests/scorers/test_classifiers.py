@@ -48,6 +48,7 @@ def test_exclusive_labels_are_added_up_or_the_largest_is_taken(tmp_path: Path) -
         ("#max:", both.max(-1), "max:Hate-Speech,offensive"),
         ("#offensive", both[:, 1], "offensive"),
         ("#Hate-Speech", both[:, 0], "Hate-Speech"),
+        ("#Hate-Speech,Hate-Speech", both[:, 0], "Hate-Speech"),
     ):
         scorer = load_scorer(f"hf:{folder}{labels}")
         found = ask_attributes(scorer, TEXTS)

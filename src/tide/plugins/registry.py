@@ -9,6 +9,7 @@ point in the group `tide.engines`, `tide.scorers`, `tide.strategies` or `tide.ba
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
@@ -22,6 +23,8 @@ from typing import Any
 from tide.core.errors import InputError, MissingDependencyError, first_line
 from tide.core.optional import local_imports
 from tide.core.validation import unknown
+
+_LOCK = threading.RLock()  # a file may load another one
 
 
 class Registry:
@@ -67,10 +70,15 @@ class Registry:
     def _read_entry_points(self) -> None:
         if self._entry_points_read:
             return
-        self._entry_points_read = True
         plural = "strategies" if self.kind == "strategy" else f"{self.kind}s"
+        found = dict(self._targets)
         for point in _installed().select(group=f"tide.{plural}"):
-            self.add(point.name, point.value)
+            if found.setdefault(point.name, point.value) != point.value:
+                raise InputError(
+                    f"{self.kind} {point.name!r}: two installed packages use this name, or one "
+                    "uses the name of a built-in; uninstall one"
+                )
+        self._targets, self._entry_points_read = found, True
 
 
 @cache
@@ -104,14 +112,15 @@ def _imported(what: str, target: str) -> Any:
 def _run_file(path: Path) -> ModuleType:
     """Import a file once. The module is kept in `sys.modules`, where dataclasses look it up."""
     name = f"tide_file_{blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()}"
-    if name not in sys.modules:
-        spec = spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    with _LOCK:  # another thread may be running the file
+        if name not in sys.modules:
+            spec = spec_from_file_location(name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = module = module_from_spec(spec)
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+        return sys.modules[name]

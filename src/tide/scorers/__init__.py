@@ -107,7 +107,7 @@ def _create(spec: Spec) -> Scorer:
     if inspect.isroutine(create) and ":" in spec.name:
         if spec.argument is not None:
             raise InputError(f"scorer {str(spec)!r}: a function takes no argument")
-        return CallableScorer(create, spec.name)
+        return CallableScorer(create, f"callable:{spec.name}")
     arguments: list[Any] = [] if spec.argument is None else [spec.argument]
     if hasattr(create, "options_class"):
         _, values = parse_spec(str(spec), "scorer", REGISTRY.names())

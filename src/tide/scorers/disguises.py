@@ -1,8 +1,9 @@
 """Undoes disguises, so that bundled scorers read a text as a person does.
 
 HTML entities are decoded, invisible characters dropped, and letters that look Latin (Unicode's
-confusables) replaced by Latin letters. Text of other scripts stays unchanged. If backspaces or a
-right-to-left override change the displayed text, it has two readings; the higher score counts.
+confusables) replaced by Latin letters. Text of other scripts stays unchanged. A text has several
+readings if backspaces or a right-to-left override change its display, or if an invisible character
+may be displayed as a space; the highest score counts.
 """
 
 from __future__ import annotations
@@ -14,34 +15,46 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 
+import regex
+
 # Part of the names of scorers without another revision. Raise it when the readings change.
-REVISION = "r1"
+REVISION = "r2"
 
 _PASSES = 8  # maximum number of passes over a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
 _ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # ASCII without "&" and control characters
-_REORDERED = re.compile("[\b\x7f\u202e]")
+REORDERED = re.compile("[\b\x7f\u202e]")  # characters that change the displayed order
 _OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
 _WORD = re.compile(r"[^\W\d_]+")
 # Invisible characters outside the category Cf: default-ignorable characters, and the Braille blank.
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+# Dropped, as they may hide inside a word, but also read as spaces: many fonts display them.
+_APART = re.compile(
+    "[\x85\u115f\u1160\u2800\u3164\uffa0\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2"
+    "\ufff9-\ufffb\U000110bd\U000110cd]"
+)
+# Marks are dropped after 30, because NFC takes time quadratic in the length of a run of marks.
+_PILED = regex.compile(r"(\p{M}{30})\p{M}+")
+_ZEROS = re.compile(r"(&#)0+(?=\d)|(&#x)0+(?=[0-9a-f])", re.IGNORECASE)  # leading zeros
 _NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z])")
 
 
 def readings(text: str) -> tuple[str, ...]:
-    """Return the reading of `text`, or two if the displayed text differs from the stored text.
+    """Return the readings of `text`, one to four; the text as displayed comes first.
 
     The reading of ordinary text is the text itself.
     """
     if _ORDINARY.fullmatch(text):
         return (text,)
     text = _until_stable(_decoded, text)
-    stored = _until_stable(_read, text)
-    if not _REORDERED.search(text):
-        return (stored,)
-    return tuple(dict.fromkeys((_until_stable(_read, _reversed(_erased(text))), stored)))
+    found = [text]
+    if REORDERED.search(text):
+        found.insert(0, _reversed(_erased(text)))
+    if _APART.search(text):
+        found += [_APART.sub(" ", one) for one in found]
+    return tuple(dict.fromkeys(_until_stable(_read, one) for one in found))
 
 
 def digest_of(listed: Iterable[str]) -> str:
@@ -60,7 +73,8 @@ def _until_stable(step: Callable[[str], str], text: str) -> str:
 
 
 def _decoded(text: str) -> str:
-    return _ENTITY.sub(lambda match: html.unescape(match[0]), _AMPERSANDS.sub("&", text))
+    text = _ZEROS.sub(lambda match: match[1] or match[2], _AMPERSANDS.sub("&", text))
+    return _ENTITY.sub(lambda match: html.unescape(match[0]), text)
 
 
 def _erased(text: str) -> str:
@@ -95,7 +109,7 @@ def _reversed(text: str) -> str:
 
 
 def _read(text: str) -> str:
-    text = "".join(map(_plain, unicodedata.normalize("NFC", _decoded(text))))
+    text = "".join(map(_plain, unicodedata.normalize("NFC", _PILED.sub(r"\1", _decoded(text)))))
     if not text.isascii():
         text = _latin(text)
     return _without_marks(text)

@@ -38,11 +38,12 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
     labels, and if it is unclear which labels are toxic.
     """
     if wanted:
-        missing = [label for label in wanted.split(",") if label not in labels]
+        named = list(dict.fromkeys(wanted.split(",")))
+        missing = [label for label in named if label not in labels]
         if missing:
             has = ", ".join(labels)
             raise InputError(f"scorer {scorer}: no label {missing[0]!r}; it has {has}")
-        return [labels.index(label) for label in wanted.split(",")]
+        return [labels.index(label) for label in named]
     if toxic := [i for i, label in enumerate(labels) if is_toxic(label)]:
         return toxic
     if len(labels) == 1:

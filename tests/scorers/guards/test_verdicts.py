@@ -91,6 +91,16 @@ def test_no_verdict(places: list[Place], says: str) -> None:
         read_verdict(places, LLAMA)
 
 
+def test_a_verdict_is_read_to_its_end() -> None:
+    """`N/A` begins like `No`; a verdict may be followed by a reason, or cut at the end."""
+    verdicts = {"Yes": 1.0, "No": 0.0}
+    start = place(("N", 0.9), ("Yes", 0.1))
+    with pytest.raises(NoVerdict, match="N/A"):
+        read_verdict([start, place(("/A", 1.0))], verdicts)
+    for rest in ([], [place(("o", 1.0))], [place(("o", 1.0)), place((", it is kind", 1.0))]):
+        assert read_verdict([start, *rest], verdicts).score == pytest.approx(0.1)
+
+
 @given(st.lists(st.floats(0.001, 1.0), min_size=4, max_size=9), st.integers(0, 8))
 def test_a_short_list_never_makes_a_text_less_toxic(weights: list[float], kept: int) -> None:
     """With any tokens cut off, the score is at least that of the whole list."""

@@ -264,10 +264,18 @@ def columns(scorer: CachedScorer, texts: list[str]) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(
     "entry",
-    [None, "", "[0.5]", '{"threat": 0.5}', '{"threat": 7, "insult": 0}', '{"threat": "0.1"}'],
+    [
+        None,
+        "",
+        b"\xff",
+        "[0.5]",
+        '{"threat": 0.5}',
+        '{"threat": 7, "insult": 0}',
+        '{"threat": "0.1"}',
+    ],
 )
 def test_attributes_are_kept_and_those_that_are_none_are_scored_again(
-    tmp_path: Path, entry: str | None
+    tmp_path: Path, entry: str | bytes | None
 ) -> None:
     path = tmp_path / "scores.sqlite3"
     with cached(inner := TwoSides(), path) as scorer:
@@ -277,7 +285,7 @@ def test_attributes_are_kept_and_those_that_are_none_are_scored_again(
     assert expected == {"": raw.values.tolist(), **{n: c.tolist() for n, c in raw[1].items()}}
     if entry is not None:
         with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("UPDATE texts SET attributes = ?", [entry])
+            database.execute("UPDATE texts SET attributes = CAST(? AS TEXT)", [entry])
     for asked in (int(entry is not None), 0):
         with cached(inner := TwoSides(), path) as scorer:
             assert columns(scorer, TEXTS[:2]) == expected

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tide.core.text import splits_character
 from tide.scorers import CallableScorer
+from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import WindowedScorer, split_bytes, split_words
 
 
@@ -31,6 +32,12 @@ def test_the_worst_window_counts() -> None:
 def test_windows_of_few_letters_are_scored() -> None:
     scorer = WindowedScorer(CallableScorer(lambda texts: [1.0] * len(texts)), 2)
     assert list(scorer.score(["a b c d e f"])) == [1.0]
+
+
+def test_an_override_acts_on_words_of_all_windows() -> None:
+    scorer = WindowedScorer(NeverScorer(["bad"]), 4)
+    long = "one two three four five six " * 3
+    assert scorer.score([f"\u202e{long}dab", f"{long}dab", f"{long}bad"]).tolist() == [1, 0, 1]
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "ccc", "..."]), max_size=40), st.integers(2, 9))

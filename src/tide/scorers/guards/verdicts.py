@@ -54,7 +54,7 @@ def read_verdict(
     than with the whole vocabulary.
     """
     begun = len(written)
-    for chosen, likeliest in places:
+    for number, (chosen, likeliest) in enumerate(places):
         at = written.find(lead)
         if at >= 0:
             tail = written[at + len(lead) :].lstrip(_AROUND)
@@ -63,6 +63,9 @@ def read_verdict(
             if not blank and len(meant) < 2:
                 if not _is_likeliest(chosen, likeliest):
                     raise NoVerdict(f"{chosen!r}, which is not the likeliest of the listed tokens,")
+                rest = "".join(place.chosen for place in places[number:])
+                if meant and not _meant(tail + rest, verdicts):
+                    break  # "N/A" begins like "No"
                 # A chosen verdict counts however unlikely it is; other verdicts need _LEAST.
                 score = _score(tail, likeliest, verdicts, 0.0 if meant else _LEAST)
                 if score is not None:

@@ -29,6 +29,7 @@ from tide.scorers.base import (
     screen_of,
     slowest_pace,
 )
+from tide.scorers.disguises import REORDERED
 from tide.scorers.language import languages_of
 
 
@@ -193,7 +194,8 @@ class WindowedScorer(ScorerWrapper):
 def split_words(text: str, words: int) -> list[str]:
     """Split a text into windows of `words` words that overlap by half; the last may be shorter.
 
-    No window ends inside a character of at most 64 code points.
+    No window ends inside a character of at most 64 code points. If characters change the displayed
+    order (`tide.scorers.disguises`), the whole text is a window too, as they act on other windows.
     """
     spans = [
         (start, min(start + _LONGEST, match.end()))
@@ -203,7 +205,8 @@ def split_words(text: str, words: int) -> list[str]:
     if len(spans) <= words:
         return [text]
     starts = range(0, len(spans) - words // 2, words - words // 2)
-    return [text[spans[i][0] : spans[min(i + words, len(spans)) - 1][1]] for i in starts]
+    windows = [text[spans[i][0] : spans[min(i + words, len(spans)) - 1][1]] for i in starts]
+    return [text, *windows] if REORDERED.search(text) else windows
 
 
 def split_bytes(text: str, limit: int) -> list[str]:

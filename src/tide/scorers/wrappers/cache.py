@@ -102,6 +102,8 @@ class CachedScorer(ScorerWrapper):
         database = sqlite3.connect(
             self.path, timeout=60, isolation_level=None, check_same_thread=False
         )
+        # An entry that is not UTF-8 is invalid, like any other, and its text is scored again.
+        database.text_factory = lambda stored: stored.decode("utf-8", "replace")
         try:
             # WAL allows reads during a write, and a killed process damages nothing.
             database.execute("PRAGMA journal_mode = WAL")
