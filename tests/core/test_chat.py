@@ -212,6 +212,15 @@ def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
     assert text[slice(*text.spans[1])] == said
 
 
+def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -> None:
+    """The number of messages is checked before their text, which other requests would wait for."""
+    many = Chat.of([{"role": "user", "content": "x"}] * 20_000)
+    text = chatml.render(many)
+    assert {text[slice(*span)] for span in text.spans} == {"x"}
+    with pytest.raises(InputError, match="20000 messages do not fit into the model's context of"):
+        Detoxifier(chatml, scorer=quiet).chat(many.dump())
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.worlds import ReadingScorer
 from tide.core.errors import InputError, MissingDependencyError
 from tide.scorers import load_scorer
 from tide.scorers.words import NeverScorer, ParticularsScorer
+from tide.scorers.wrappers.base import MaxScorer
 
 SOURCES = ["Anna met Peter O'Neill in New York at 5:30.", "the weather: 3.5 degrees, two coats"]
 
@@ -91,6 +93,18 @@ def test_lists_of_other_packages(name: str, package: str, monkeypatch: pytest.Mo
 def test_a_forbidden_word_is_found_however_it_is_written(text: str, holds: bool) -> None:
     scorer = NeverScorer(["Acme", "globex corp", "c++ users"])
     assert scorer.score([text]).tolist() == [float(holds)]
+
+
+def test_a_forbidden_sign_forbids_no_single_letters() -> None:
+    texts = ["At 3 p.m., e.g. in the U.S.", "He writes C++.", "**x**"]
+    assert NeverScorer(["C++", "***"]).score(texts).tolist() == [0.0, 1.0, 0.0]
+
+
+def test_forbidden_words_change_the_threshold_of_no_scorer() -> None:
+    class Strict(ReadingScorer):
+        threshold = 0.8
+
+    assert MaxScorer([Strict(), NeverScorer(["Acme"])]).threshold == 0.8
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from tests.server.test_drafts import Babbler, Rude
 from tide.core.errors import ScorerUnavailableError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
-from tide.engines.base import Request
+from tide.engines.base import Piece, Request
 from tide.server.limits import Limits
 
 BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
@@ -128,3 +130,36 @@ def test_a_prompt_that_would_be_refused_is_answered_and_counted() -> None:
         assert server.ask("you idiot", seed=1).status_code == 200
         assert server.ask("you", seed=1).status_code == 200
         wait_until(lambda: counted(server, "changed") == counted(server, "unchanged") == 1)
+
+
+def test_a_stream_that_its_client_leaves_is_counted() -> None:
+    class Slow(Babbler):
+        async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+            async for piece in super()._write(request):
+                yield piece
+                await asyncio.sleep(0.05)
+
+    with running(Slow(), Rude(), mode="monitor", **BACKTRACK) as server:
+        body = {"prompt": "x", "stream": True, "max_tokens": 400}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+            next(line for line in answer.iter_lines() if line)
+        wait_until(lambda: counted(server, "failed") == 1)
+        assert counted(server, "changed") + counted(server, "unchanged") == 0
+
+
+def test_forecasts_that_a_stop_interrupts_are_recorded(tmp_path: Path) -> None:
+    go_on = threading.Event()
+    log = tmp_path / "monitor.jsonl"
+
+    def scorer(texts: Sequence[str]) -> np.ndarray:
+        go_on.wait(30)
+        return np.zeros(len(texts))
+
+    limits = Limits(drain=0.2)
+    with running(
+        Babbler(), scorer, mode="monitor", monitor_log=log, limits=limits, **BACKTRACK
+    ) as server:
+        assert server.ask("x", seed=1).status_code == 200
+        threading.Timer(2, go_on.set).start()  # the scorer's thread ends then
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert (line["outcome"], line["would_change"]) == ("skipped", None)

@@ -145,6 +145,8 @@ def test_what_is_not_known_is_ignored_and_named(server: Running, stream: bool) -
     assert "\n" not in named
     if not stream:
         assert answer.json()["choices"][0]["text"] == plain.json()["choices"][0]["text"]
+    blank = server.ask(stream=stream, **{" x": 1, "y" * 63 + " z": 1, "  ": 1})
+    assert blank.headers["x-tide-ignored"] == f"x, {'y' * 63}"
     many = {f"name{number}" * 30: 1 for number in range(999)}
     assert len(server.ask(stream=stream, **many).headers["x-tide-ignored"]) < 4000
 

@@ -68,6 +68,7 @@ def test_perspective_s_answer(server: Running) -> None:
     some = analyze(server, requestedAttributes={"TOXICITY": {}, "INSULT": {}}).json()
     assert list(some["attributeScores"]) == ["TOXICITY"]
     assert "detectedLanguages" not in some
+    assert "TOXICITY" in analyze(server, comment={"text": "ok"}).json()["attributeScores"]
     below = {"TOXICITY": {"scoreThreshold": 0.8}}
     assert analyze(server, requestedAttributes=below).json()["attributeScores"] == {}
     for wrong in (
@@ -78,6 +79,7 @@ def test_perspective_s_answer(server: Running) -> None:
             for number in ("x", math.nan, math.inf)
         ),
         {"comment": {"text": "x " * 20_000}},
+        {"comment": {"text": " \n"}},
         {"comment": None},
     ):
         answer = analyze(server, **wrong)

@@ -122,6 +122,8 @@ def test_what_fails_is_an_error(world: World) -> None:
     _, span = world.ask(prompt=PROMPT, model="another")
     assert span.status.status_code is StatusCode.ERROR
     assert of(span)["error.type"] == "Refused"
+    _, span = world.ask(prompt=PROMPT, max_tokens=1 << 70)
+    assert "gen_ai.request.max_tokens" not in of(span)
 
 
 def test_probes_have_no_spans(world: World) -> None:

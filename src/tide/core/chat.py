@@ -233,32 +233,31 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
     The template may strip white space from messages. model: name of the model, for errors.
     Raises InputError if the template fails, or omits, repeats or rewrites a user message.
     """
-    messages = chat.dump()
+    messages, given = chat.dump(), chat.model_dump_json()
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     mark = _MARK
-    while any(mark in message["content"] for message in messages):
+    while mark in given:
         mark += _MARK
     marks = {i: f"{mark}{i}{mark}" for i in users}
     marked = [m | {"content": marks.get(i, m["content"])} for i, m in enumerate(messages)]
     with guarded(InputError, f"messages: the chat template of {model} refuses them"):
         text, frame = template(messages), template(marked)
-    place, spans = 0, []
-    for i in users:
-        before, found, frame = frame.partition(marks[i])
-        begin = place + len(before)
-        if not found or marks[i] in frame or not text.startswith(before, place):
-            raise _lost(model, i)
+    # Texts around the user messages, and the numbers of the messages, alternate between the marks.
+    first, *parts = frame.split(mark)
+    place, spans = len(first) if text.startswith(first) else -1, []
+    for i, found, after in zip(users, parts[::2], parts[1::2], strict=False):
         content = messages[i]["content"]
         # The text after the message shows whether the template stripped its white space.
-        after = frame.partition(mark)[0]
         for said in (content, content.strip(), content.rstrip(), content.lstrip()):
-            if text.startswith(said + after, begin):
+            if place >= 0 and found == str(i) and text.startswith(said + after, place):
                 break
         else:
             raise _lost(model, i)
-        place = begin + len(said)
-        spans.append((begin, place))
-    if text[place:] != frame:
+        spans.append((place, place + len(said)))
+        place += len(said) + len(after)
+    if len(spans) < len(users):
+        raise _lost(model, users[len(spans)])
+    if len(parts) != 2 * len(users) or place != len(text):
         raise _lost(model, users[-1])
     return Rendered(text, tuple(spans))
 

@@ -214,8 +214,14 @@ class DetoxifierBase:
         on_text: Callable[[str], None] | None,
     ) -> list[TrialTask]:
         """Prepare the trials of a prompt; all trials share the prompt's tokens and settings."""
-        text, limit = self.engine.text_of(prompt), self.engine.context_length
-        chat = prompt if isinstance(prompt, Chat) else None
+        limit, chat = self.engine.context_length, prompt if isinstance(prompt, Chat) else None
+        # Rendering many messages would delay other requests.
+        if chat is not None and limit is not None and len(chat.messages) > limit:
+            raise InputError(
+                f"{len(chat.messages)} messages do not fit into the model's context of "
+                f"{limit} tokens"
+            )
+        text = self.engine.text_of(prompt)
         if chat is not None:
             settings = settings.for_chat(self.engine.chat_sampling)
         read = await self._read(text, settings)

@@ -98,13 +98,18 @@ class NeverScorer(ReadingScorer):
     `pocket` (digits become letters), and after joining spaced letters.
     """
 
+    threshold = 1.0  # of its two scores, 0 and 1; `max` keeps the lower threshold of another scorer
+
     def __init__(self, words: Iterable[str]) -> None:
         read = {reading for word in words for reading in readings(word)}
         listed = sorted({spelling for one in read for spelling in _spellings(one)} - {""})
         self.name = f"never@{digest_of(listed)}"
         self._whole = _whole_words(listed, "_")  # "_" marks emphasis in Markdown
         joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
-        self._joined = regex.compile(r"\L<words>", words=joined, cache_pattern=False)
+        # Without words, the pattern would match every text.
+        self._joined = (
+            regex.compile(r"\L<words>", words=joined, cache_pattern=False) if joined else None
+        )
 
     def _read(self, texts: list[str]) -> list[float]:
         return [float(self._holds(text)) for text in texts]
@@ -112,6 +117,8 @@ class NeverScorer(ReadingScorer):
     def _holds(self, text: str) -> bool:
         if any(map(self._whole.search, _spellings(text))):
             return True
+        if self._joined is None:
+            return False
         apart = (_BETWEEN.sub("", one[0]) for one in _APART.finditer(text.casefold()))
         return any(map(self._joined.search, apart))
 

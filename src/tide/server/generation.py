@@ -126,22 +126,28 @@ class Serving:
         calls, shape = self._calls(request, asker), self._shape(request)
         found: dict[int, Sent] = {}
         characters = [0] * len(calls)  # number sent so far, by choice
-        async with aclosing(self._run(request, calls, True)) as running:
-            async for number, item in running:
-                if item is None:
-                    yield _KEEP_ALIVE
-                elif isinstance(item, str):
-                    characters[number] += len(item)
-                    yield event(shape.piece(number, item))
-                else:
-                    found[number] = item
-                    for chunk in shape.rest(number, item.text[characters[number] :], item.parts):
-                        yield event(chunk)
-                    yield event(shape.piece(number, "", item.reason, tide=item.tide))
-        if request.stream_options.include_usage:
-            sent = [found[number] for number in range(len(calls))]
-            yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
-        await self._watch(calls, found, asker)
+        try:
+            async with aclosing(self._run(request, calls, True)) as running:
+                async for number, item in running:
+                    if item is None:
+                        yield _KEEP_ALIVE
+                    elif isinstance(item, str):
+                        characters[number] += len(item)
+                        yield event(shape.piece(number, item))
+                    else:
+                        found[number] = item
+                        rest = item.text[characters[number] :]
+                        for chunk in shape.rest(number, rest, item.parts):
+                            yield event(chunk)
+                        yield event(shape.piece(number, "", item.reason, tide=item.tide))
+            if request.stream_options.include_usage:
+                sent = [found[number] for number in range(len(calls))]
+                yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
+        finally:  # the client may have left, or the model failed
+            await self._watch(calls, found, asker)
+            for number, call in enumerate(calls):
+                if call.policy.mode == "monitor" and characters[number] and number not in found:
+                    self._monitor.cut_short(call.policy, asker.number, number)
 
     async def _watch(self, calls: Sequence[Call], found: Mapping[int, Sent], asker: Asker) -> None:
         """Start to score the monitored answers that were sent."""
@@ -330,8 +336,11 @@ class Serving:
     async def _lengths(self, calls: Sequence[Call]) -> list[int]:
         """Return the number of prompt tokens of each call."""
         engine = self._policies.engine
-        texts = [engine.text_of(call.prompt) for call in calls]
-        rows = await asyncio.to_thread(engine.tokenize, texts)  # slow for long texts
+
+        def read() -> list[list[int]]:
+            return engine.tokenize([engine.text_of(call.prompt) for call in calls])
+
+        rows = await asyncio.to_thread(read)  # slow for long prompts
         record_prompt(sum(map(len, rows)))
         return [len(row) for row in rows]
 

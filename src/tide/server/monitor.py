@@ -181,10 +181,18 @@ class Monitor:
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
+    def cut_short(self, policy: ServedPolicy, request: str, choice: int) -> None:
+        """Record an answer of which only a beginning was given out, unscored."""
+        entry = {"request": request, "choice": choice, "policy": policy.name}
+        self._record(entry, policy, "failed", error="the stream ended early")
+
     async def finish(self, seconds: float) -> None:
         """Wait for running forecasts, at most `seconds`, and close the log."""
         if self._under_way:
-            await asyncio.wait(self._under_way, timeout=seconds)
+            _, left = await asyncio.wait(self._under_way, timeout=seconds)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -199,6 +207,9 @@ class Monitor:
             found = await policy.detox.forecast(prompt, draft)
         except PromptRefusedError:
             self._record(entry, policy, "changed", character=0, word=0)
+        except asyncio.CancelledError:
+            self._record(entry, policy, "skipped")
+            raise
         except Exception as error:
             self._record(entry, policy, "failed", error=traced(error))
         else:

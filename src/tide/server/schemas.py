@@ -158,12 +158,11 @@ class Refused(Exception):
         content: dict[str, Any] = {"error": self.body}
         if path.startswith("/v1alpha1/"):
             code = self.body["code"]
-            status = "INVALID_ARGUMENT" if self.status == 400 else "UNAVAILABLE"
             content = {
                 "error": {
                     "code": self.status,
                     "message": self.body["message"],
-                    "status": "UNAUTHENTICATED" if self.status == 401 else status,
+                    "status": _GOOGLE_STATUS.get(self.status, "UNAVAILABLE"),
                     "details": [{**_GOOGLE, "errorType": code, **self._detail}] if code else [],
                 }
             }
@@ -171,6 +170,17 @@ class Refused(Exception):
 
 
 _GOOGLE = {"@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error"}
+_GOOGLE_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    504: "DEADLINE_EXCEEDED",
+}
 _NO_SCORER = "the scorer is unavailable, and unscored text is not sent"
 _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
@@ -277,7 +287,8 @@ class Generation(_Asked):
         """Names of the parameters that were ignored, for a response header."""
         some = list(self.model_extra or ())[:_MOST_IGNORED]
         names = [shown(name).encode("ascii", "backslashreplace").decode() for name in some]
-        return ", ".join(name[:_LONGEST_NAME] for name in names)
+        # A header may not begin or end with a space.
+        return ", ".join(filter(None, (name[:_LONGEST_NAME].strip() for name in names)))
 
     @property
     def tokens_name(self) -> str:

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from tide.core.chat import Text
 from tide.core.http import Rows
 from tide.core.validation import unknown
-from tide.scorers.base import Scorer, Scores, attributes_of, is_empty
+from tide.scorers.base import Scorer, Scores, attributes_of, is_blank
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
@@ -134,7 +134,7 @@ class ScoringApi:
             message = unknown(lacking, names, "attribute")
             raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
         self._check_language(request, next(iter(wanted)))
-        if is_empty(text):
+        if is_blank(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
             raise Refused(400, f"the comment has over {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")

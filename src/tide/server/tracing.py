@@ -107,7 +107,9 @@ def record_request(request: Generation, model: str) -> None:
         "gen_ai.request.choice.count": request.n,
         **{f"gen_ai.request.{name}": settings.get(ours) for ours, name in _ASKED.items()},
     }
-    span.set_attributes({name: value for name, value in asked.items() if value is not None})
+    # A number that does not fit into 64 bits, which is refused later, cannot be exported.
+    fits = {name: one for name, one in asked.items() if not isinstance(one, int) or one < 1 << 63}
+    span.set_attributes({name: value for name, value in fits.items() if value is not None})
 
 
 def record_prompt(tokens: int) -> None:
