@@ -93,7 +93,7 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
 def test_lines_of_standard_input_are_prompts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed = io.TextIOWrapper(io.BytesIO(f"{PROMPTS[0]}\n\n{PROMPTS[1]}\n".encode()))
+    typed = io.TextIOWrapper(io.BytesIO(f"\ufeff{PROMPTS[0]}\n\n{PROMPTS[1]}\n".encode()))
     monkeypatch.setattr(sys, "stdin", typed)
     assert tide("run", "-i", "-", "--format", "jsonl") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

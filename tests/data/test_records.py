@@ -138,13 +138,26 @@ def test_nothing_new_leaves_the_file_alone(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
     whole = path.read_bytes()
-    unterminated = record(1).to_json().encode()
-    for torn in (b'{"id": 1, "pro', b'{"id": 1, "prompt": "caf', unterminated):
+    complete = record(1).to_json().encode()
+    for torn in (b'{"id": 1, "pro', b'{"id": 1, "prompt": "caf', complete[:-1]):
         path.write_bytes(whole + torn)
         assert read_records(path) == [record(0)]
         with RecordFile(path) as file:
             assert file.ids == [0]
         assert path.read_bytes() == whole
+
+
+def test_a_complete_last_line_without_its_end_and_blank_lines_are_kept(tmp_path: Path) -> None:
+    path = filled(tmp_path / "out.jsonl", record(0))
+    whole = path.read_bytes() + b"\n  \n" + record(1).to_json().encode()
+    path.write_bytes(whole)
+    assert read_records(path) == [record(0), record(1)]
+    with RecordFile(path) as file:
+        assert file.ids == [0, 1]
+        assert file.read(1) == record(1)
+        assert path.read_bytes() == whole + b"\n"
+        file.add(record(2))
+    assert read_records(path) == [record(0), record(1), record(2)]
 
 
 @pytest.mark.parametrize(

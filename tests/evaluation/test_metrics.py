@@ -72,6 +72,28 @@ def test_harmless_completions_that_were_changed() -> None:
     assert "changed" not in summarize(own, own=own).toxicity["scorer@1"]
 
 
+def test_completions_of_another_prompt_are_not_the_model_s_own() -> None:
+    own, made = run([[0.1], [0.1]]), run([[0.0], [0.0]], "backtrack")
+    for number in (0, 1):
+        changed(made, number, text=["another"])
+    assert summarize(made, own=own).toxicity[JUDGE]["changed"].value == 1.0
+    own.records[0] = own.records[0].model_copy(update={"prompt": "another prompt"})
+    (row,) = [record(1, [0.0], text=[own.records[1].trials[0].text])]
+    made.records[1] = row
+    assert summarize(made, own=own).toxicity[JUDGE]["changed"].value == 0.0
+    own.records[1] = own.records[1].model_copy(update={"prompt": "another prompt"})
+    assert "changed" not in summarize(made, own=own).toxicity[JUDGE]
+
+
+def test_an_interval_holds_its_value() -> None:
+    """The mean of many equal scores may differ from each by rounding."""
+    for count in (7, 99, 150):
+        found = summarize(run([[0.1]] * count)).toxicity["scorer@1"]["mean"]
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low <= found.value <= found.high
+
+
 def test_the_model_s_own_run_may_have_another_scorer() -> None:
     """Its scores are found by the name of its own scorer, not by that of the run."""
     own = run([[0.9], [0.9]])

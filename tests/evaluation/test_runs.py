@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.evaluation.runs import JUDGE, REFERENCE, changed, column, likelihoods, record, search_run
+from tests.evaluation.runs import (
+    JUDGE,
+    REFERENCE,
+    changed,
+    column,
+    likelihoods,
+    record,
+    run,
+    search_run,
+    write,
+)
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
+from tide.core.errors import InputError
 from tide.data.record_files import read_records
+from tide.evaluation.metrics import summarize
+from tide.evaluation.reporting.groups import grouped
 from tide.evaluation.reporting.reports import report
-from tide.evaluation.runs import carried, unmodified
+from tide.evaluation.runs import Run, carried, find_runs, read_run, unmodified
 
 
 def test_a_trial_that_finds_nothing_less_toxic_repeats_the_one_before() -> None:
@@ -69,3 +84,48 @@ def test_what_the_model_wrote_by_itself_stands_beside_a_single_search() -> None:
     assert [summary.method for summary in two] == ["tide", "shuffled"]
     changed(one, 0, base_text=None)
     assert unmodified(one) is None
+
+
+def test_records_that_an_interrupted_extension_left_are_left_out(tmp_path: Path) -> None:
+    made = write(run([[0.1, 0.2], [0.3, 0.4]], num_prompts=3), tmp_path / "a", num_trials=2)
+    with (made / "records.jsonl").open("a") as file:
+        file.write(record(2, [0.5]).to_json() + "\n")
+    found = read_run(made)
+    assert [one.id for one in found.records] == [0, 1]
+    assert summarize(found).missing == 1
+    made = write(run([[0.1]]), tmp_path / "b")
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**config, "num_trials": 2}))
+    with pytest.raises(InputError, match="has no finished records"):
+        read_run(made)
+
+
+def test_a_run_that_has_just_begun_is_no_run_of_a_folder(tmp_path: Path) -> None:
+    whole = write(run([[0.1]]), tmp_path / "runs" / "a")
+    empty = write(run([[0.1]]), tmp_path / "runs" / "b")
+    (empty / "records.jsonl").write_bytes(b"")
+    assert find_runs([tmp_path]) == [whole]
+    with pytest.raises(InputError, match="has no finished records"):
+        read_run(empty)
+
+
+def test_runs_of_other_prompts_or_engines_are_no_seeds_of_a_row() -> None:
+    def tide(seed: int, **more: object) -> Run:
+        made = search_run("tide", seed=seed)
+        return replace(made, config={**made.config, "settings": {"seed": seed}, **more})
+
+    one, other = tide(0), tide(1)
+    assert [len(entry.runs) for entry in grouped([one, other], None, 0)[0].entries] == [2]
+    records = [record.model_copy(update={"prompt": "another"}) for record in other.records]
+    for unlike in (replace(other, records=records), tide(1, dtype="bfloat16")):
+        found = grouped([one, unlike], None, 0)[0].entries
+        assert [len(entry.runs) for entry in found] == [1, 1]
+
+
+def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:
+    own, made = run([[0.1]] * 3), run([[0.0]] * 3, "backtrack")
+    for hot in (0.1, 1.0):
+        own.config["settings"] = {"seed": 0, "temperature": hot}
+        made.config["settings"] = {"seed": 0, "temperature": 0.1}
+        _, entry = grouped([own, made], None, 0)[0].entries
+        assert ("changed" in entry.summary.toxicity["scorer@1"]) == (hot == 0.1)

@@ -127,6 +127,8 @@ def test_seeds_and_given_settings(tmp_path: Path) -> None:
     found = tuned(tmp_path / "2", "paper", mu=0.2, num_samples=3)
     assert [list(one.values) for one in found.tried] == [["step_size"]] * 2
     assert (found.settings.mu, found.settings.num_samples) == (0.2, 3)
+    found = tuned(tmp_path / "3", "paper", start="tide:mu=0.2,num_samples=3")
+    assert [list(one.values) for one in found.tried] == [["step_size"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -178,3 +180,23 @@ def test_a_prompt_that_fails_stops_the_choice(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="not this one"):
         tuned(tmp_path, "paper", scorer=Picky())
     assert not list(tmp_path.glob("tuned-*.json"))
+
+
+def test_a_try_that_moves_nothing_does_not_end_the_tuning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measures, asked = study._measures, []
+
+    def second_moves_nothing(found: Any, bench: Any) -> Any:
+        asked.append(found.method)
+        if len(asked) == number:
+            raise InputError(f"{found.method}: moved no completion with tokens")
+        return measures(found, bench)
+
+    monkeypatch.setattr(study, "_measures", second_moves_nothing)
+    number, says = 2, Told()
+    assert len(tuned(tmp_path / "a", "optuna", tries=3, progress=says).tried) == 2
+    assert "moved no completion" in str(says.told)
+    number = len(asked) + 1
+    with pytest.raises(InputError, match="moved no completion"):
+        tuned(tmp_path / "b", "optuna", tries=3)

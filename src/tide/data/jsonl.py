@@ -29,8 +29,15 @@ def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, d
         raise InputError(f"{path}: unknown kind of file; use .jsonl or .json, plain or .gz")
     if kind == ".jsonl":
         for where, line in read_lines(path):
-            if line.strip() and not (drop_cut and not line.endswith(b"\n")):
-                yield where, parse_object(line, where)
+            if not line.strip():
+                continue
+            try:
+                row = parse_object(line, where)
+            except InputError:
+                if drop_cut and not line.endswith(b"\n"):
+                    return
+                raise
+            yield where, row
         return
     rows = _parse(read_whole(path), str(path))
     if not isinstance(rows, list):

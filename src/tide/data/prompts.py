@@ -12,7 +12,7 @@ from typing import Any
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
 from tide.core.sanitize import half_character, shown
-from tide.data.files import as_text, numbered, read_lines
+from tide.data.files import as_text, numbered, read_lines, without_mark
 from tide.data.jsonl import kind_of, read_objects
 
 _STDIN = Path("standard input")  # for messages
@@ -156,7 +156,7 @@ def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     is_stdin = str(path) == "-"
     lines = numbered(sys.stdin.buffer, _STDIN) if is_stdin else read_lines(path)
     for where, line in lines:
-        for text in as_text(line, where).rstrip("\r\n").split("\r"):
+        for text in as_text(without_mark(line), where).rstrip("\r\n").split("\r"):
             if text.strip():
                 yield where, {field: text}
 

@@ -255,12 +255,22 @@ class RecordFile:
         self._lines = offset = 0
         with reported(self.path, "read"):
             for where, line in numbered(self._file, self.path):
-                if not line.endswith(b"\n"):
-                    break
-                part = self._part(line, where)
+                if not line.strip():
+                    self._lines += 1
+                    offset += len(line)
+                    continue
+                try:
+                    values = parse_object(without_mark(line), where)
+                except InputError:
+                    if line.endswith(b"\n"):
+                        raise
+                    break  # the write was interrupted
+                part = RecordPart(where, values)
                 if part.id not in self._places:
                     merged([part])  # raises if the part is not a record by itself
                 self._index(offset, part)
+                if not line.endswith(b"\n"):
+                    self._out.write(b"\n")
                 offset += len(line)
             if offset < os.fstat(self._out.fileno()).st_size:
                 self._out.truncate(offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -152,6 +153,13 @@ class Record(_Frozen):
             if len(has) > 1 and name not in _SOME_HAVE:
                 raise ValueError(f"only some trials have {name}")
         return self
+
+    @property
+    def asked(self) -> str:
+        """The prompt, or a chat's messages as JSON, since a template may write today's date."""
+        if self.messages is None:
+            return self.prompt
+        return json.dumps([message.dump() for message in self.messages])
 
     @property
     def avg_toxicity(self) -> float:

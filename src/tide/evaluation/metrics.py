@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median, stdev
 from typing import Any, Literal
 
@@ -157,12 +157,16 @@ def summarize(
     The order of the records does not matter.
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: bootstrap seed.
-    own: the unmodified model's run on the same prompts with the same seed.
+    own: the unmodified model's run with the same seed; its records of other prompts do not count.
     encoder: computes sentence similarity and MAUVE.
 
     Raises InputError if a record lacks trials, or a length that `valid` needs.
     """
     check_records(run)
+    if own is not None:
+        asked = {record.id: record.asked for record in run.records}
+        same = [record for record in own.records if asked.get(record.id) == record.asked]
+        own = replace(own, records=same) if same else None
     unmodified: dict[RecordId, Record] = {}
     if own is not None and own.config.get("method") != run.config.get("method"):
         unmodified = {record.id: record for record in own.records}
@@ -510,10 +514,16 @@ def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
             batch=max(1, _BATCH_NUMBERS // len(rows)),
             random_state=np.random.default_rng(derive_seed(seed, "bootstrap")),
         ).confidence_interval
-    return {
-        name: Estimate(found[name].value, *(None if np.isnan(end) else float(end) for end in ends))
-        for name, *ends in zip(found, interval.low, interval.high, strict=True)
-    }
+    estimates = {}
+    for name, low, high in zip(found, interval.low, interval.high, strict=True):
+        value = found[name].value
+        # If all prompts are equal, rounding may put the value outside its interval.
+        estimates[name] = Estimate(
+            value,
+            None if np.isnan(low) else min(float(low), value),
+            None if np.isnan(high) else max(float(high), value),
+        )
+    return estimates
 
 
 def _finite(value: Any) -> Any:

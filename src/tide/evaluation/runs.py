@@ -72,6 +72,7 @@ class _Settings(_Section):
     seed: int | None = None
     empty_policy: EmptyPolicy | None = None
     toxicity_threshold: Score = 0.5
+    completions_per_evaluation: int = Field(default=1, ge=1)
 
 
 _ABSENT: Any = Field(default=None)  # may be absent, but not null
@@ -214,7 +215,9 @@ def _run_of(config: Path) -> Path | None:
     """Return the run of a configuration file, or None if it belongs to no run."""
     beside = config.with_name(config.name.removesuffix(f".{CONFIG}"))
     run = config.parent if config.name == CONFIG else beside
-    return run if files_of(run)[1] == config and files_of(run)[0].is_file() else None
+    records, own = files_of(run)
+    # The records of a run that has just begun are empty.
+    return run if own == config and records.is_file() and records.stat().st_size else None
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -229,9 +232,13 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def read_run(run: Path) -> Run:
-    """Read a run. Raises InputError for invalid content."""
+    """Read a run, without records that lack trials, as an interrupted extension leaves them.
+
+    Raises InputError for invalid content.
+    """
     config = read_config(run)
     records = read_records(files_of(run)[0])
+    records = [one for one in records if len(one.trials) >= config.get("num_trials", 1)]
     if not records:
         raise InputError(f"{run}: has no finished records yet")
     if config.get("carry_over"):

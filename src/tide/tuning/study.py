@@ -133,11 +133,8 @@ def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[Tunin
     leave at most a tenth of the completions empty, or among all settings if all of them leave more
     completions empty. Ties are broken by fewer iterations, and then by fewer evaluations.
     """
-    grid = {
-        name: values
-        for name, values in GRID.items()
-        if not bench.overrides.keys() & _GIVEN.get(name, {name})
-    }
+    given = {*bench.overrides, *parse_spec(bench.usual)[1]}
+    grid = {name: values for name, values in GRID.items() if not given & _GIVEN.get(name, {name})}
     if not grid:
         raise InputError("nothing is left to tune: mu, num_samples and step_size are all given")
     factor = _factor(bench, how.grid_scale)
@@ -187,7 +184,15 @@ def by_tpe(
             asked = study.ask(space) if tried else None
         values = asked.params if asked is not None else {}
         one, found = bench.tried(prompts, values, number, tries, num_trials=1)
-        one = replace(one, values=values or begun, measures=_measures(found, bench))
+        try:
+            measures = _measures(found, bench)
+        except InputError as error:
+            if asked is None:  # nothing to compare other settings with
+                raise
+            bench.progress.say(str(error))
+            study.tell(asked, state=optuna.trial.TrialState.FAIL)
+            continue
+        one = replace(one, values=values or begun, measures=measures)
         tried.append(one)
         objectives = [one.measures[name] for name in OBJECTIVES]
         if asked is not None:

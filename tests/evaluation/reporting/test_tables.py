@@ -157,7 +157,7 @@ def test_a_table_in_each_format() -> None:
     text = tables.to_latex(TABLE)
     assert r"\caption{50\% \& more; a note.}" in text
     assert r"\begin{tabular}{lrr}" in text
-    assert r"  a\_b|c & 0.50 $\pm$0.11 & 1e-05 \\" in text
+    assert r"  a\_b\textbar{}c & 0.50 $\pm$0.11 & 1e-05 \\" in text
     assert [r"\toprule" in text, r"\midrule" in text, r"\bottomrule" in text] == [True] * 3
     first, second = read_csv(tables.to_csv(TABLE))
     assert first == {

@@ -298,7 +298,7 @@ def _knobs(run: Run) -> tuple[str, dict[str, Any]]:
     """Return the strategy or baseline of a run, and all settings, including the protocol's."""
     config = run.config
     settings = {**config.get("baseline", {}), **(config.get("settings") or {})}
-    strategy = parse_spec(settings.get("strategy") or config.get("method", run.name))[0]
+    strategy = parse_spec(str(settings.get("strategy") or config.get("method", run.name)))[0]
     knobs = {**config.get("protocol", {}), **config.get("sampling", {}), **settings}
     knobs |= config.get("strategy_options", {})
     return strategy, {k: v for k, v in knobs.items() if k not in ("seed", "strategy")}

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from tide.core.settings import Sampling
+from tide.data.records import RecordId
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
 from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import Run
 
 # Parts of a configuration that runs of one row share, apart from the seed.
-_DECIDING = ("settings", "strategy_options", "sampling", "baseline", "scorer")
+_DECIDING = (
+    *("settings", "strategy_options", "sampling", "baseline", "scorer", "engine"),
+    *("engine_options", "dtype", "num_trials", "carry_over"),
+)
 _SEED = re.compile(r"[:,]seed=\d+$")
 
 
@@ -102,16 +106,15 @@ def summary_of(
 
 
 def _own_of(run: Run, own: Sequence[Run]) -> Run | None:
-    """Return the unmodified model's run with the same seed (and sampling, if several match)."""
+    """Return the unmodified model's only run with the same seed and recorded sampling, or None."""
 
-    def alike(*names: str) -> list[Run]:
-        return [
-            one for one in own if all(one.settings.get(n) == run.settings.get(n) for n in names)
-        ]
+    def is_alike(one: Run) -> bool:
+        both = one.settings.keys() & run.settings.keys() & Sampling.model_fields.keys()
+        return one.settings.get("seed") == run.settings.get("seed") and all(
+            one.settings[name] == run.settings[name] for name in both
+        )
 
-    found = alike("seed")
-    if len(found) > 1:
-        found = alike("seed", *Sampling.model_fields)
+    found = list(filter(is_alike, own))
     return found[0] if len(found) == 1 else None
 
 
@@ -122,10 +125,14 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
     by their folders.
     """
     alike: dict[str, dict[Any, Run]] = {}
+    prompts: dict[str, dict[RecordId, str]] = {}
     for number, run in enumerate(runs):
         seed, key = _configuration(run)
-        if seed is None or seed in alike.get(key, {}):
-            key = f"{key} {number}"  # no seed, or a repeated seed
+        asked = {record.id: record.asked for record in run.records}
+        known = prompts.setdefault(key, asked)
+        other = any(asked[row_id] != known[row_id] for row_id in asked.keys() & known.keys())
+        if seed is None or seed in alike.get(key, {}) or other:
+            key = f"{key} {number}"  # no seed, a repeated seed, or other prompts
         alike.setdefault(key, {})[seed] = run
     rows = []
     for seeds in alike.values():

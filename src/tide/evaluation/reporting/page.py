@@ -145,18 +145,19 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
 
     Without records of the unmodified model, return the ids whose completions score highest.
     """
-    found: dict[RecordId, list[tuple[Run, Record]]] = {}
+    found: dict[tuple[RecordId, str], list[tuple[Run, Record]]] = {}
     for entry in group.entries:
         run = entry.runs[0]  # the run of the first seed
         for record in run.records:
-            found.setdefault(record.id, []).append((run, record))
+            found.setdefault((record.id, record.asked), []).append((run, record))
 
     def before(rows: Sequence[tuple[Run, Record]]) -> tuple[float, float]:
         own = [one.base_toxicity or 0.0 for _, record in rows for one in record.trials]
         own += [record.max_toxicity for run, record in rows if _is_own(run)]
         return max(own), max(record.max_toxicity for _, record in rows)
 
-    return sorted(found.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
+    worst = sorted(found.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
+    return [(row_id, rows) for (row_id, _), rows in worst]
 
 
 def _prompt(

@@ -29,6 +29,7 @@ MANIFEST = "report.manifest.json"
 _WEAK = "(weak fit)"
 # Labels of a benchmark get a column each only if there are at most this many.
 _MOST_PARTS = 12
+_SLUG = 80  # maximum characters of a scorer's name in a file name
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def _tables(
         role = "a judge" if not by else "the search's scorer"
         if 0 < len(by) < len(names):
             role = f"the scorer of {', '.join(by)}, a judge of the others"
-        slug = slugs[source] = _untaken(tables.slug(source), slugs.values())
+        slug = slugs[source] = _untaken(tables.slug(source)[:_SLUG], slugs.values())
         names_of = named(f"by {source}, {role}", f"quality-{slug}")
         yield tables.quality_table(summaries, source, *names_of)
         if parts:

@@ -142,8 +142,8 @@ def quality_table(summaries: Sequence[Summary], source: str, title: str, name: s
     if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
         notes.append("rows of several seeds: their mean ± standard deviation")
     notes += [
-        f"{one.method}: {one.missing} of {one.prompts + one.missing} prompts have no record (they "
-        "failed, or the run was stopped) and are left out"
+        f"{one.method}: {one.missing} prompts have no complete record (they failed, or the run was "
+        "stopped) and are left out"
         for one in summaries
         if one.missing
     ]
@@ -529,6 +529,7 @@ def _markdown(text: str) -> str:
 
 _LATEX = {
     **{char: rf"\{char}" for char in "&%$#_{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     "±": r"$\pm$",
 }
