@@ -8,9 +8,9 @@ bfloat16, compiled; about half as many in float32). The loss per token of the he
 from it, with the data in another order.
 
 **Provenance.** Dialogues of Wikipedia talk pages and with chat bots (Apache-2.0), comments with
-toxicity labels (CC0, Apache-2.0, CC-BY-SA; the tweets are left out), both sides of ParaDetox (CC0)
-and the Wikipedia sentences of BOLD (CC-BY-SA-4.0). The texts include no completion that a model
-wrote for the paper, and no prompt of RealToxicityPrompts or AttaQ.
+toxicity labels (CC0, Apache-2.0, CC-BY-SA; the tweets are left out), both sides of ParaDetox
+(OpenRAIL++) and the Wikipedia sentences of BOLD (CC-BY-SA-4.0). The texts include no completion
+that a model wrote for the paper, and no prompt of RealToxicityPrompts or AttaQ.
 
 **Held out**: the dialogues of every eighth context by hash (`tide.evaluation.benchmarks`), and any
 other text that occurs in these dialogues.
