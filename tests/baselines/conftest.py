@@ -12,7 +12,6 @@ from tests.baselines.stand_ins import Plain, save_random_artefacts, use_short_pr
 from tests.models import save_causal_lm
 from tide.baselines import Baseline, load_baseline
 from tide.engines.local.engine import TransformersEngine
-from tide.scorers import CallableScorer
 
 # gpt2 and gemma2, which differ most, run with every change.
 KINDS = ("gpt2", "gemma2", "llama")
@@ -33,8 +32,7 @@ class World:
     plain: Plain
 
     def load(self, spec: str) -> Baseline:
-        scorer = CallableScorer(lambda texts: [0.9] * len(texts))
-        return load_baseline(spec, self.engine, artefacts=self.artefacts, scorer=scorer)
+        return load_baseline(spec, self.engine, artefacts=self.artefacts)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tide.baselines.common.fit import FitTask as FitTask
     from tide.baselines.common.fit import Fitted as Fitted
     from tide.engines.local.engine import TransformersEngine
-    from tide.scorers import Scorer
 
 REGISTRY = Registry(
     "baseline",
@@ -54,7 +53,6 @@ def load_baseline(
     engine: TransformersEngine,
     *,
     artefacts: Path | None = None,
-    scorer: Scorer | None = None,
 ) -> Baseline:
     """Load a baseline.
 
@@ -62,13 +60,12 @@ def load_baseline(
         spec: `NAME[:key=value,...]`, for example `rad:beta=50`.
         engine: Runs the language model.
         artefacts: The folder that `tide fit` wrote, for baselines that learn something.
-        scorer: For baselines that score texts during decoding; no built-in baseline does.
 
     Raises:
         InputError: The spec or an artefact cannot be used.
     """
     create, options = _read(spec)
-    baseline: Baseline = create(engine, options, artefacts=artefacts, scorer=scorer)
+    baseline: Baseline = create(engine, options, artefacts=artefacts)
     return baseline
 
 

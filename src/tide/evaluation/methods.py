@@ -431,6 +431,6 @@ def _baseline(
         raise InputError(
             f"methods: {name} uses the model's internals; use --engine transformers, no --cluster"
         )
-    baseline = load_baseline(spec, engine, artefacts=artefacts, scorer=scorer)
+    baseline = load_baseline(spec, engine, artefacts=artefacts)
     full_name = run_name(baseline.name, settings, standard)
     return BaselineMethod(full_name, baseline, engine, scorer, settings)

@@ -41,7 +41,6 @@ from tide.engines.local.batch import Stopped
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.sampler import CHECK_EVERY, CHECK_EVERY_ELSEWHERE, LOOK_EVERY, Sampler
 from tide.engines.local.stream import Forward, Stream, by_length, not_finite
-from tide.scorers import Scorer
 
 
 class Writing:
@@ -207,7 +206,6 @@ class DecodingBaseline(ABC):
         options: Options,
         *,
         artefacts: Path | None = None,
-        scorer: Scorer | None = None,
     ) -> None:
         if not isinstance(engine, TransformersEngine):
             raise InputError(f"baseline {self.kind}: runs only on the engine 'transformers'")

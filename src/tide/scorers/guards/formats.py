@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from tide.core.errors import InputError, ScorerError, first_line
+from tide.core.errors import InputError, ScorerError
 from tide.core.validation import problem, validated
 from tide.data.files import read_small
 from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
@@ -149,10 +149,6 @@ class GuardSettings(BaseModel):
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
             raise InputError(f"{path} is not a guard: {problem(error)}") from None
-        except InputError:
-            raise
-        except ValueError as error:  # a path with a null character
-            raise InputError(f"{path} cannot be read: {first_line(error)}") from error
 
     def resolve(self) -> tuple[str, Format]:
         """Return the format's name, and the format with these settings. Raises InputError."""
@@ -184,20 +180,24 @@ class GuardSettings(BaseModel):
         policy: Any = self.policy
         if base.policy == ("categories",) and isinstance(policy, str):
             policy = {"S1": policy}
-        elif base.policy != ("categories",) and not isinstance(policy, str):
-            policy = "\n".join(f"{name}: {rule}" for name, rule in policy.items())
+        elif base.policy != ("categories",):
+            policy = self._policy_text
         if len(base.policy) == 1:
             return {**arguments, base.policy[0]: policy}
         # A custom definition replaces the named risk.
         own = {"risk_name": "policy"} if base.policy[-1] == "risk_definition" else {}
         return {**arguments, base.policy[0]: {**own, base.policy[-1]: policy}}
 
+    @property
+    def _policy_text(self) -> str:
+        policy = self.policy or ""
+        if isinstance(policy, str):
+            return policy
+        return "\n".join(f"{name}: {rule}" for name, rule in policy.items())
+
     def ask_about(self, text: str) -> str:
         """Fill text and policy into the prompt; placeholders inside text or policy stay."""
-        policy = self.policy or ""
-        if not isinstance(policy, str):
-            policy = "\n".join(f"{name}: {rule}" for name, rule in policy.items())
-        filled = {"text": text, "policy": policy}
+        filled = {"text": text, "policy": self._policy_text}
         return _PLACES.sub(lambda match: filled[match[1]], self.prompt or "{text}")
 
     def messages(self, text: str) -> list[dict[str, str]]:

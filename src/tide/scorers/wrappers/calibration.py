@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.core.errors import InputError, first_line
+from tide.core.errors import InputError
 from tide.core.validation import problem
 from tide.data.files import read_small
 from tide.plugins.options import checked
@@ -59,10 +59,6 @@ class Calibration(BaseModel):
             return cls.model_validate_json(read_small(path), strict=True)
         except ValidationError as error:
             raise InputError(f"{path} is not a calibration: {problem(error)}") from None
-        except InputError:
-            raise
-        except ValueError as error:  # a path with a null character
-            raise InputError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def fit(scorer: str, name: str, labels: str, scores: Floats, targets: Floats) -> Calibration:
