@@ -178,6 +178,7 @@ def test_the_help_states_the_defaults_that_hold(
     monkeypatch.setenv("COLUMNS", "400")
     assert tide(command, "--help") == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert not re.search(r"--[\w-]*_", shown)
 
     def default(flag: str) -> str:
         _, _, says = shown.partition(f" {flag} <")

@@ -43,7 +43,7 @@ def main() -> None:
     """
     from tide.cli import stopping  # noqa: PLC0415
 
-    if sys.stdout is None or sys.stderr is None:  # an opened file would get the closed descriptor
+    if sys.stdout is None or sys.stderr is None:  # the next opened file would get its descriptor
         sys.exit("error: standard output or error is closed; redirect it to a file or /dev/null")
     try:
         with stopping.listening():

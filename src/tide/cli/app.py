@@ -10,7 +10,7 @@ from tide.cli import doctor, evaluate, fit, methods, report, run, scorers, serve
 from tide.cli.options import Command
 
 app = typer.Typer(
-    help="Test-time detoxification of language models by moving the prompt embeddings.",
+    help="Test-time detoxification of language models by banning words or moving embeddings.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

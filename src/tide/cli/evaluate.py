@@ -31,8 +31,8 @@ Protocol = Annotated[
     str,
     options.option(
         "Search",
-        "Sampling, trials and toxicity threshold of a paper: tide, published, tide-hot, dexperts "
-        "or rad.",
+        "Sampling, trials and toxicity threshold of a paper: tide, published, paper, tide-hot, "
+        "dexperts or rad.",
     ),
 ]
 

@@ -300,11 +300,12 @@ def with_settings(
     defaults = settings().model_dump()
     added: dict[str, tuple[Any, Any]] = {}
     for name, field in settings.model_fields.items():
-        flags = [f"--{name.replace('_', '-')}"]
+        flag = name.replace("_", "-")
+        flags = [f"--{flag}"]
         if name == "num_trials":
             flags.insert(0, "--trials")
         if field.annotation is bool:
-            flags = [f"{flags[0]}/--no-{name}"]
+            flags = [f"--{flag}/--no-{flag}"]
         default = stated.get(name, defaults[name])
         shown = f" [default: {default}]" if default not in (None, (), False) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")

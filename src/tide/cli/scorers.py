@@ -119,7 +119,7 @@ def compare(
     scorers: options.Scorers = None,
     by: Annotated[
         str | None,
-        options.option("Output", "Make a table for each value of this field, or for each 'file'."),
+        options.option("Output", "Make a table per value of this field, or ('file') per file."),
     ] = None,
     sample: Sample = None,
     ordinary: Annotated[

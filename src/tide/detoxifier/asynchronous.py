@@ -28,8 +28,8 @@ class AsyncDetoxifier(DetoxifierBase):
             results = await asyncio.gather(*(detox(prompt) for prompt in prompts))
 
     It takes the arguments of `Detoxifier`. The result of a call does not depend on other calls.
-    Calls may come from several event loops, each with its own settings. The model runs in another
-    thread, so the caller's event loop stays free.
+    Calls may come from several event loops, and each call may override settings. The model runs in
+    another thread, so the caller's event loop stays free.
     """
 
     async def __call__(self, prompt: str | Chat, **overrides: Unpack[Overrides]) -> Result:

@@ -39,7 +39,7 @@ class Detoxifier(DetoxifierBase):
             from a package ("smollm2", "gemma3-270m"), or an `Engine`.
         scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1]; a scorer
             or a function may be asynchronous. For text that people read without a review, use
-            "confirm:pocket,sentence", the default of `tide serve`, which accepts ordinary text.
+            "confirm:pocket,sentence", the default of `tide serve`: it rejects fewer ordinary texts.
         engine: The engine that runs `model`: "transformers", "vllm", "remote" or "openai".
         preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto", which is
             "backtrack" or, for another strategy, the preset of the model's name.
@@ -47,7 +47,7 @@ class Detoxifier(DetoxifierBase):
         device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.
         dtype: "float32", "bfloat16" or "float16". By default chosen by the device and the model.
         max_batch: Maximum sequences in a model call. By default chosen by the engine.
-        engine_options: Further options of the engine (`base_urls`, ...); `tide methods` lists them.
+        engine_options: Further options of the engine (`base_urls`, ...); see `tide methods ENGINE`.
         **overrides: Single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
 
     Raises:

@@ -24,7 +24,7 @@ from tide.data.prompts import Row, read_rows
 from tide.scorers.pocket import PocketScorer
 
 _LOG = logger(__name__)
-# One dialogue context in `_HELD_OUT` is held out. `dialogues` is the first `_COUNT` toxic contexts.
+# One in `_HELD_OUT` dialogue contexts is held out. `dialogues` is the first `_COUNT` toxic ones.
 _HELD_OUT, _COUNT = 8, 300
 
 

@@ -100,7 +100,7 @@ def evaluate(
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.
-        protocol: Sampling settings and the definition of toxic; `tide methods` lists them.
+        protocol: Sampling settings and the definition of toxic, by name (see `tide eval --help`).
         preset: Preset of the strategies.
         reference: Models that measure perplexity. "auto": a larger model of the same family;
             "global": the paper's single reference for all models; "none".

@@ -45,7 +45,7 @@ def judge_records(
 
     Also adds the attributes of completions, if the judge has attributes.
     Withheld texts are scored, too, so that withholding does not make a method look better.
-    Raises ScorerUnavailableError and ScorerBrokenError.
+    Raises ScorerUnavailableError, ScorerRefusedError and ScorerBrokenError.
     """
     failed: dict[RecordId, TideError] = {}
     what = f"judge {judge.name}"

@@ -130,7 +130,7 @@ class Marker:
 
 
 def _listed(words: list[str]) -> set[int]:
-    """Return the indices of words in terms of the bundled list; shorter terms take precedence."""
+    """Return the indices of words that belong to listed terms; shorter terms take precedence."""
     from tide.scorers.words import (  # noqa: PLC0415  (slow import)
         LONGEST,
         bundled_terms,

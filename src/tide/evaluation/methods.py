@@ -45,7 +45,7 @@ _GUESSES = {
     **dict.fromkeys(("unmodified", "none", "plain", "vanilla", "raw", "original", "model"), "base"),
     **dict.fromkeys(("best-of-n", "rejection", "rejection-sampling", "sampling"), "resample"),
 }
-# Settings that all methods have, also without a search.
+# Settings of every method, even of one that does not search.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
 # Absolute and relative scales; at most one of each pair is set.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
@@ -124,8 +124,8 @@ class SearchMethod:
         """Yield each row with its record of `trials`, or with its error.
 
         A row that fails does not affect the others. ordered: yield in the order of the rows.
-        progress: baselines report the progress within a batch to it.
-        Raises the errors that abort all rows: EngineError, ScorerUnavailableError, ScorerError.
+        progress: receives a baseline's progress within a batch.
+        Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
         shares = TimeShares(self._clock)
         asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))

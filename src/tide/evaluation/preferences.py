@@ -75,7 +75,7 @@ def export_pairs(runs: Sequence[Path], *, margin: float = 0.0) -> Export:
     first: tuple[Path, bool] | None = None
     for run in runs:
         settings = read_config(run).get("settings") or {}
-        # With `carry_over`, too, the file has the text that each trial found itself.
+        # Even with `carry_over`, the file has the text that each trial found itself.
         for record in read_records(files_of(run)[0]):
             is_chat = record.messages is not None
             first = first or (run, is_chat)

@@ -30,7 +30,7 @@ class EvaluationProtocol:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The protocol's entry in a run's configuration, whose settings contain the sampling."""
+        """The protocol's entry in a run's configuration; the run's settings hold the sampling."""
         return {
             "name": self.name,
             "toxic_threshold": self.toxic_threshold,

@@ -110,16 +110,16 @@ _RETURNED = (
 
 
 def is_base(name: str) -> bool:
-    """Return whether a name is of the unmodified model, as `base:seed=1` and `base (3 seeds)`."""
+    """Return whether `name` means the unmodified model: `base`, `base:seed=1`, `base (3 seeds)`."""
     return name.partition(" (")[0].partition(":")[0] == "base"
 
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one method, read from `path`; `carried` if the configuration has `carry_over`.
+    """The records of one method, from `path`; with `carry_over` they have passed through `carried`.
 
-    name: the method and its settings, for tables. failed: errors of the prompts that the command
-    which wrote or extended the run could not complete.
+    name: the method and its settings, for tables. failed: errors by prompt id in the call of
+    `evaluate` or `judge` that returned this run.
     """
 
     name: str
@@ -232,7 +232,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def read_run(run: Path) -> Run:
-    """Read a run, without records that lack trials, as an interrupted extension leaves them.
+    """Read a run without the records that lack trials after an interrupted extension.
 
     Raises InputError for invalid content.
     """
@@ -314,7 +314,7 @@ def _written(config: dict[str, Any]) -> str:
 
 @contextmanager
 def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
-    """Delete the configuration, and write `config` on exit, when the records have changed."""
+    """Delete the old configuration; on exit, once the records are replaced, put `config` there."""
     path = files_of(run)[1]
     with replaced(path) as file:
         file.write(_written(config).encode())

@@ -296,7 +296,7 @@ class Answer:
         return failure
 
     def _policy(self, empty: bool) -> TextPolicy:
-        """Return the policy for nearly empty texts. empty: whether all of it is nearly empty."""
+        """Return the policy for a nearly empty text. empty: whether the answer is such a text."""
         policy = self._settings.empty_policy if empty else "blank"
         return "one" if policy == "unmodified" and self._effort.trace else policy
 
@@ -521,7 +521,7 @@ class Answer:
             scorer_calls=effort.scorer_calls,
             likelihood_calls=effort.likelihood_calls,
             generated_tokens=effort.generated_tokens,
-            # 0: every evaluation of a search prefilled the prompt, as the paper counts.
+            # 0 means that every evaluation of a search prefilled the prompt, as the paper counts.
             read_tokens=effort.read_tokens if self._rewinds or self._in_blocks else 0,
             base_partial=self._base_partial,
             shown="".join(watch.texts[:shown_tokens]),

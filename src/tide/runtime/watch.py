@@ -40,8 +40,8 @@ class Watch:
     ids, texts: the answer's token ids and token texts; the caller appends to both. options: `pace`
     (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
     places, unless the answer passes at one of these places; a failure with a score of `at_once` or
-    more is final immediately. passed: the place up to which text may be given out; the text up to
-    exactly this place was scored and passed, in a long answer without its first words.
+    more is final immediately. passed: the place up to which text may be given out; the text that
+    ends exactly there (in a long answer, only its last words) was scored and passed.
     """
 
     settings: Settings

@@ -69,7 +69,7 @@ def error_correlations(
 
     scores: arrays by scorer, shape (n,) like the targets; NaN for a text without a score. A pair is
     compared on the texts that both scorers scored. The correlation is NaN for fewer than two common
-    texts or a constant error. A judge with the errors of the search's scorer adds no information.
+    texts or a constant error. A judge that errs like the search's scorer adds no information.
     """
     return {
         one: {

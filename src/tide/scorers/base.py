@@ -305,7 +305,7 @@ def score_groups(
 
 
 def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
-    # Pass a copy: a scorer that changes the list must not assign scores to other texts.
+    # Pass a copy, so that a scorer that drops texts from its list fails the length check.
     answer = _answer(scorer, lambda: scorer.score(list(texts)))
     return validate_scores(scorer.name, answer, len(texts), usage=getattr(scorer, "usage", ""))
 

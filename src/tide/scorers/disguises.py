@@ -30,7 +30,7 @@ _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
 _WORD = re.compile(r"[^\W\d_]+")
 # Invisible characters outside the category Cf: default-ignorable characters, and the Braille blank.
 _BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-# Dropped, as they may hide inside a word, but also read as spaces: many fonts display them.
+# Read in two ways: dropped (they may hide inside a word) and as spaces (many fonts show them).
 _APART = re.compile(
     "[\x85\u115f\u1160\u2800\u3164\uffa0\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2"
     "\ufff9-\ufffb\U000110bd\U000110cd]"

@@ -64,8 +64,8 @@ def is_not_english(text: str) -> bool:
 def reads(scorer: Scorer, text: str) -> bool:
     """Whether a scorer reads the language of `text`.
 
-    An English scorer cannot read a text if most of the letters are not Latin, or if the text has
-    more frequent words of other languages than of English, however short the text is.
+    An English scorer cannot read a text if most of its letters (at least 8) are not Latin, or if
+    the text, however short, has more words of `_OTHER` than of `_ENGLISH`.
     """
     if languages_of(scorer) != ("en",):
         return True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
 _REPEATED = re.compile(r"(.)\1{2,}")
-# A word may hold marks that stand for letters; longer words are split after 40 letters.
+# A word may hold marks that stand for letters; it is split after 40 letters.
 _WORD = re.compile(
     r"[^\W_](?:[^\W_]|['*@$#!&]{1,3}(?=[^\W_])){0,39}"  # letters and digits
     r"|[*#@$]{2,}|[!?]+"

@@ -79,7 +79,7 @@ class LexiconScorer(ReadingScorer):
 
 
 def _whole_words(words: Iterable[str], allowed: str) -> regex.Pattern[str]:
-    """Compile a pattern of whole words. Only `allowed` or unspaced characters may touch a word."""
+    """Match whole words: no letter, digit or _ touches them, but `allowed` or unspaced ones may."""
     letter = rf"[\w--[{allowed}{UNSPACED}]]"
     return regex.compile(
         rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
@@ -98,7 +98,7 @@ class NeverScorer(ReadingScorer):
     `pocket` (digits become letters), and after joining spaced letters.
     """
 
-    threshold = 1.0  # of its two scores, 0 and 1; `max` keeps the lower threshold of another scorer
+    threshold = 1.0  # scores are 0 or 1; with 1.0, `max` uses the other scorer's threshold
 
     def __init__(self, words: Iterable[str]) -> None:
         read = {reading for word in words for reading in readings(word)}

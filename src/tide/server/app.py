@@ -222,7 +222,7 @@ def _invalid(error: RequestValidationError) -> Refused:
             names, within = [*names, name], within[name]
         elif first["type"] == "missing":
             names.append(name)
-    inner = first.get("ctx", {}).get("param")  # our validators set the name of a field in `loc`
+    inner = first.get("ctx", {}).get("param")  # our validators name a field below `loc` here
     param = ".".join(map(str, [*names, *([inner] if inner else [])])) or None
     return Refused(400, f"{param or 'body'}: {first['msg']}", param=param)
 

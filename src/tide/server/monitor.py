@@ -87,7 +87,7 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
 class MonitoredAnswer(Answer):
     """Writes an answer without judging it, or judges a finished answer.
 
-    pieces: of a finished answer. scoring: only its pace is used while an answer is written.
+    pieces: of the finished answer to judge. scoring: while writing, only its pace is used.
     """
 
     def __init__(

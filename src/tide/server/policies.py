@@ -86,7 +86,7 @@ class Policy(_Part):
     never: list[str] = Field(
         default=[],
         max_length=10_000,
-        description="Words and phrases that no accepted text contains, in any case and spelling.",
+        description="Words and phrases that no text may contain, in any case or common disguise.",
     )
 
     guardrail_rewrite: bool | None = Field(default=None, description="Same as --guardrail-rewrite.")
@@ -233,7 +233,7 @@ class Plan:
 
 
 class ServedDetoxifier(AsyncDetoxifier):
-    """A policy's detoxifier, which also lets the model write unscored drafts and repairs texts."""
+    """A policy's detoxifier, which also repairs texts and lets the model write unscored drafts."""
 
     def draft(
         self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]

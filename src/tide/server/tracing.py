@@ -81,7 +81,7 @@ class Traced:
 
 
 def exporting() -> Any:
-    """Return a provider that exports spans as the variables OTEL_EXPORTER_OTLP_* configure.
+    """Return a provider that exports spans, configured by the variables OTEL_EXPORTER_OTLP_*.
 
     Raises MissingDependencyError without the extra `otel`.
     """

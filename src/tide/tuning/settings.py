@@ -68,7 +68,7 @@ class TuningSettings(BaseModel):
         default=None,
         ge=0,
         le=1,
-        description="paper: tune on prompts of higher mean toxicity instead (0.9 in the paper).",
+        description="paper: tune on prompts above this mean toxicity instead (0.9 in the paper).",
     )
     grid_scale: str = Field(
         default="ratio",

@@ -1,7 +1,7 @@
 """The figures of a report, legible at half a page and to colour-blind readers.
 
-Each figure is a matplotlib `Figure` with one panel per source of scores, one below the other, and a
-shared horizontal axis. Colours are Okabe and Ito's; each method has a marker as well.
+Each figure is a matplotlib `Figure`. Its panels (mostly one per source of scores) are stacked and
+share the horizontal axis. Colours are Okabe and Ito's; each method has a marker as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STYLE = {
     "text.parse_math": False,  # a dollar in a model's name must not begin a formula
 }
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
-# Columns of a legend by the length of its longest label; longer labels are wrapped.
+# Columns of a legend by the length of its longest label; labels over 56 characters are wrapped.
 _COLUMNS = ((14, 3), (26, 2), (56, 1), (math.inf, 1))
 _LABEL = 46  # characters of a line below or above a panel
 _NEAR = 4.0  # points; closer markers hide each other

@@ -204,7 +204,7 @@ def _check_names(groups: Sequence[Group], against: str | None, trajectory: str |
 
 
 def _parts(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
-    """Return, by label of the prompts, a summary per entry; None for an entry without them."""
+    """Return a summary per entry, by label of the prompts; None if an entry has no such prompts."""
     labels = sorted({one.group for run in group.runs for one in run.records if one.group})
     parts: dict[str, list[Summary | None]] = {}
     for label in labels if 1 < len(labels) <= _MOST_PARTS else ():

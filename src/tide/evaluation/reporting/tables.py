@@ -52,8 +52,8 @@ _COST = (
 
 @dataclass(frozen=True)
 class Column:
-    """A column. digits: number of decimals. interval: show the interval after the value, by both
-    ends for a share, and by half the width for another average.
+    """A column. digits: number of decimals. interval: show the interval after the value: both ends
+    of a share or of a `signed` value, half the width of another average.
 
     form: `signed` shows a plus sign, `p` is for small probabilities. key: CSV heading, if several
     columns share the `heading`. says: explanation below the table.

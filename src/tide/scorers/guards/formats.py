@@ -39,7 +39,7 @@ class Format(BaseModel):
 
     verdicts: the guard's possible verdicts, and the toxicity of each in [0, 1]. lead: the text
     before the verdict. tokens: maximum number of tokens of an answer. arguments: variables of the
-    chat template. policy: the keys that lead to a custom policy in the arguments; None if the
+    chat template. policy: the nested keys of `arguments` that hold a custom policy; None if the
     template takes no policy. header: the template needs `add_generation_prompt`.
     """
 

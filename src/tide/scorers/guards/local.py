@@ -117,7 +117,7 @@ class _LocalGuard(PlainScorer, ABC):
         self._expected = self._control.count(self._ids(HEALTH_TEXT))
 
     def _probe_template(self) -> tuple[list[str], Callable[[str], str]]:
-        """Return the prompt's parts around the text, and the template's way to strip the text.
+        """Return the prompt's parts around the text, and a function that strips like the template.
 
         Only a probe passes through the template, so that the template cannot shorten a text. The
         template may repeat the text. Raises InputError if the template changes the probe.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 # Minimum probability of all verdicts together if the chosen token is not a verdict.
 _LEAST = 0.01
-# Minimum ratio of the chosen token's probability to the highest, which rounding may reduce.
+# Minimum ratio of the chosen token's probability to the highest; rounding may make it less than 1.
 _ROUNDING = 0.5
 # Characters that may surround a verdict.
 _AROUND = " \t\r\n\"'`*_"
@@ -48,7 +48,7 @@ def read_verdict(
 
     verdicts: toxicity of each verdict in [0, 1]. lead: the text before the verdict ("Safety:");
     any text may precede the lead, but only spaces, quotes and markup may separate lead and verdict.
-    written: the beginning of the answer, if the prompt holds the beginning.
+    written: the part of the answer that the prompt already holds.
 
     Tokens that the places do not list count as the most toxic verdict, so the score is never lower
     than with the whole vocabulary.

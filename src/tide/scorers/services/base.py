@@ -81,8 +81,8 @@ class RemoteScorer(AttributedScorer):
     for one request with its whole answer. If a call of `score` fails, the scores received by then
     are kept (the last 10,000), so that the next call requests only the missing scores.
 
-    attributes: names of the service's other scores; see `tide.scorers.base`. check: the settings to
-    check if the service refuses requests, for errors. tells_codes: whether errors may quote the
+    attributes: names of the service's other scores; see `tide.scorers.base`. check: what an
+    error asks the user to check after a refusal. tells_codes: whether errors may quote the
     service's error codes.
     """
 

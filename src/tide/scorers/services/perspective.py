@@ -2,7 +2,7 @@
 
     https://developers.perspectiveapi.com/s/about-the-api-methods
 
-Environment variables, which also serve the command line:
+Environment variables, for Python and the command line alike:
 PERSPECTIVE_API_KEY, PERSPECTIVE_QPS (queries a second, 1 unless Google granted more),
 PERSPECTIVE_URL (a server that speaks the same protocol), PERSPECTIVE_LONG_TEXT (split or refuse).
 """

@@ -195,7 +195,7 @@ def split_words(text: str, words: int) -> list[str]:
     """Split a text into windows of `words` words that overlap by half; the last may be shorter.
 
     No window ends inside a character of at most 64 code points. If characters change the displayed
-    order (`tide.scorers.disguises`), the whole text is a window too, as they act on other windows.
+    order (`tide.scorers.disguises`), the whole text is a window too, as they act across windows.
     """
     spans = [
         (start, min(start + _LONGEST, match.end()))
