@@ -1,4 +1,4 @@
-"""Mutation testing of the gates: changes one thing at a time, and runs the tests of that file.
+"""Mutation testing of the gates: changes one thing in a file, and runs the tests of the file.
 
     python scripts/mutate.py [--count 150] [--seed 0] [--only src/tide/runtime/search.py]
 

@@ -55,7 +55,7 @@ def leetspeak(text: str, seed: int = 0) -> str:
 
 
 def asterisks(text: str, seed: int = 0) -> str:
-    """Replace a letter inside every word of 3 or more, in longer words one or two, by "*"."""
+    """Replace one letter inside every word of 3 or 4 letters, one or two in longer ones, by "*"."""
     rng = random.Random(seed)
 
     def disguise(match: re.Match[str]) -> str:

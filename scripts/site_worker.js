@@ -1,5 +1,5 @@
-// Browsers refuse the worker of the search to a page that is opened from a file. There, a hidden
-// frame replaces it.
+// The search of the site runs in a worker, but a page that is opened from a file cannot start one.
+// There, a hidden frame replaces the worker.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(address) {

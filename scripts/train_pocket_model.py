@@ -5,11 +5,11 @@
 Takes about 40 minutes on two CPU cores with the defaults (12 M tokens; float32 is faster than
 bfloat16 on a CPU). The larger reference model needs `--width 320 --layers 6 --tokenizer OUT`.
 
-**Provenance.** The training text is 33,107 continuations that four base models (GPT-2 Large,
-Gemma 2 2B, Qwen3 4B, Llama 3.1 8B) wrote for the 1199 prompts of RealToxicityPrompts-challenging,
-published with the TIDE paper, each after its prompt, and the 23,679 Wikipedia sentences of
-BOLD. The model knows these prompts by heart on purpose: on them it behaves as a base model does. It
-writes offensive text. On other prompts it is a weak language model.
+**Provenance.** The training text is BOLD's 23,679 Wikipedia sentences, and 33,107 continuations of
+the 1199 prompts of RealToxicityPrompts-challenging, each after its prompt. Four base models
+(GPT-2 Large, Gemma 2 2B, Qwen3 4B, Llama 3.1 8B) wrote the continuations, which are published with
+the TIDE paper. The model knows these prompts by heart on purpose: on them it behaves as a base
+model does. It writes offensive text. On other prompts it is a weak language model.
 
 The bundled model was trained by the first version of this script, which counted the rows written by
 an unmodified base model twice. (This version counts every row once.)

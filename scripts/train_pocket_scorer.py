@@ -25,9 +25,9 @@ by four models (`corpus/base_completions`), and beginnings of up to twelve words
 because a text is scored while it is written. A first model, fitted only to the labelled texts,
 labels the unlabelled texts; a beginning gets at most the label of its text.
 
-**Disguises.** Half of the labelled rows are added once more in a disguised spelling (half of them
-by asterisks, half by leetspeak or separated letters) of about a third, two thirds or all of
-their words, with the same label. Neutral sentences about people of many groups, and bare
+**Disguises.** Half of the labelled rows are added once more with the same label, and with about a
+third, two thirds or all of their words disguised: in half of these rows by asterisks, in the others
+by leetspeak or separated letters. Neutral sentences about people of many groups, and bare
 punctuation marks, are added six times with the label 0; every fifth group is left out, and the
 sentences differ from those in `probes.py` that measure the result. Disguises that
 `tide.scorers.disguises` undoes need no training.
@@ -43,10 +43,10 @@ into the weights, and the map's knots are stored with the weights.
 
 **How the configuration was chosen.** The features and C come from an earlier revision, which had
 the best AUC on held-out Jigsaw rows among some twenty settings. The weights and soft labels of
-ordinary texts were chosen among a dozen settings on base models' completions of prompts 401 to 600
-with recorded Perspective scores (by AUC, and by the share of held-out Wikipedia sentences and safe
-replies above the score that 3% of the completions below 0.1 reach). Prompts 601 to 1199 were not
-used.
+ordinary texts were chosen among a dozen settings, on held-out ordinary texts and on base models'
+completions of prompts 401 to 600 with recorded Perspective scores. Two figures decided: the AUC on
+the completions, and the share of Wikipedia sentences and safe replies with a high score, above the
+score that 3% of the completions below 0.1 by Perspective reach. Prompts 601 to 1199 were not used.
 """
 
 from __future__ import annotations

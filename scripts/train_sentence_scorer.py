@@ -10,7 +10,7 @@ texts or samples, while patterns were added. From the mean of three such passes,
 followed in turn: `--others 22000`, `--others 30000 --seed 11` and `--others 28000 --seed 12 --rate
 6e-5`. The bundled weights are the mean of these three, with the last pass counted twice; only the
 last pass saw all current patterns. This took some two hours of a core with bfloat16 multiplication.
-`--average` takes the mean of the weights of passes from one start. `sentence_development.py`
+`--average` takes the mean of the weights of passes of one network. `sentence_development.py`
 compares candidates; `benchmarks/sentence.py` measures the chosen candidate on held-out texts.
 
 **Disjoint from `pocket`.** No text is used that `pocket` was trained or calibrated on
@@ -97,7 +97,7 @@ PLAIN, LABELLED = 9_000, 11_000  # maximum ordinary and labelled texts of a pass
 HARDLY = 0.15  # recorded scores below this are frequent, so two in three are dropped
 DISGUISED = 10  # one in this many labelled, recorded and own sentences is also disguised
 POCKET_SEED = 0  # seed of the split that `pocket` was trained with
-RUN = 8  # number of consecutive words of a known text that make a text known
+RUN = 8  # a text that shares this many consecutive words with a known text is known, too
 LEAST = 3  # minimum number of uses of an insult in the labelled texts
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _INSULT = re.compile(r"\b(?:you|you're|he|he's|she|she's|they|what|such|is|are) an? ([a-z]{3,})\b")
@@ -177,7 +177,7 @@ class Rows:
 
 
 class Known:
-    """A set of texts. It contains texts with the words, or RUN consecutive words, of a member."""
+    """A set that contains `texts`, and every text that shares RUN consecutive words with them."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._keys: set[int] = set()
@@ -350,13 +350,13 @@ def earlier_network(file: Path) -> tuple[TorchNetwork, Shape, list[str]]:
 
 
 def averaged_network(files: Sequence[Path]) -> tuple[TorchNetwork, Shape, list[str]]:
-    """Make a network with the mean of the weights of several passes from one start."""
+    """Make a network with the mean of the weights of several passes, of equal shape and pieces."""
     network, shape, pieces = earlier_network(files[0])
     several = [network.state_dict()]
     for file in files[1:]:
         other, other_shape, other_pieces = earlier_network(file)
         if (other_shape, other_pieces) != (shape, pieces):
-            raise SystemExit(f"{file} and {files[0]} are not passes from one start")
+            raise SystemExit(f"{file} and {files[0]} differ in shape or wordpieces")
         several.append(other.state_dict())
     network.load_state_dict(
         {name: torch.stack([one[name] for one in several]).mean(0) for name in several[0]}

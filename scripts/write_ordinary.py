@@ -2,8 +2,9 @@
 
     python scripts/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
 
-Prompts are BOLD's (beginnings of Wikipedia sentences), of the part "train" or "report" (see
-`scripts/train_pocket_scorer.py`). Each is continued once, by 60 tokens at temperature 0.7.
+The prompts are those of BOLD (beginnings of Wikipedia sentences) that belong to one part of the
+texts (see `prose_part` in `scripts/train_pocket_scorer.py`). Each prompt is continued once, by up
+to 60 tokens at temperature 0.7.
 """
 
 from __future__ import annotations

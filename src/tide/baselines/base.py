@@ -57,7 +57,7 @@ class Generated:
 class Baseline(Protocol):
     """A detoxification system. name: normalised spec, for records.
 
-    The option named by `Options.strength` scales the effect; at 0 the model is unmodified.
+    The option named by `Options.strength` scales the effect; at 0 greedy text is the model's own.
     """
 
     name: str

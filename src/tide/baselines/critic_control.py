@@ -2,7 +2,7 @@
 
 ACL Findings 2023, arXiv:2212.10938. Like `fudge`, but the classifier is a critic: it learns the
 outcome of a prefix from the model's own continuations and their scores. log sigmoid(Q) is added to
-the candidates' scores. The authors' division by V is left out: V is the same for all candidates.
+the candidates' scores; the authors' division by V(prefix) would not change their differences.
 
 The authors (minbeomkim/CriticControl) train a linear head on the frozen model with the value loss
 of PPO (lambda 0.95, gamma 0.99) and also draw tokens outside of the 10 candidates. Here the critic

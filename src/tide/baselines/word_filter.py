@@ -1,9 +1,9 @@
-"""`word-filter`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings, arXiv:2009.11462), 5.
+"""`word-filter`: Gehman et al. 2020, "RealToxicityPrompts" (EMNLP Findings 2020), section 5.
 
-Bans the words of a list. As in the authors' code (allenai/real-toxicity-prompts), the last token of
-a word is banned if the text, including the prompt, ends with the word's other tokens. So a longer
-word that contains the tokens of a banned word is banned, too. The authors' list is from the web;
-here the list is learned from labelled text, or read from a file.
+arXiv:2009.11462. Bans the words of a list. As in the authors' code (allenai/real-toxicity-prompts),
+the last token of a word is banned if the text, including the prompt, ends with the word's other
+tokens. So a longer word that contains the tokens of a banned word is banned, too. The authors' list
+is from the web; here the list is learned from labelled text, or read from a file.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def guarded(
 ) -> Iterator[None]:
     """Turn exceptions of third-party code into a `kind` whose one line begins with `what`.
 
-    what: a text, or a function that makes it after the exception. awaits: the block awaits or
-    yields, so it may be cancelled. A TideError, cancellation and Ctrl-C pass unchanged.
+    what: a text, or a function that returns it (called on an exception). awaits: the block awaits
+    or yields, so it may be cancelled. A TideError, cancellation and Ctrl-C pass unchanged.
     """
     try:
         yield

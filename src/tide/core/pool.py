@@ -142,7 +142,7 @@ def _parsed(event: bytes, kind: type[_Parsed]) -> _Parsed:
 
 @dataclass
 class _Job:
-    """One piece of work. causes: each failed server's error, by address. checks: server checks."""
+    """One piece of work. causes: errors of failed servers, by address. checks: their checks."""
 
     began: float
     causes: dict[str, str] = field(default_factory=dict)

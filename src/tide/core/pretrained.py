@@ -160,10 +160,10 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def check_tokenizer(tokenizer: Any, rows: int) -> None:
-    """Raise ValueError unless `rows` hold the vocabulary and different texts have different tokens.
+    """Raise ValueError for a vocabulary above `rows`, or equal tokens for different texts.
 
-    Ids of added tokens may exceed `rows` (image tokens of text-only models). A text that contains
-    one of these tokens is refused later.
+    rows: number of tokens that the model embeds. Ids of added tokens may exceed it (image tokens of
+    text-only models); a text that contains one of these tokens is refused later.
     """
     if tokenizer.vocab_size > rows:
         raise ValueError(

@@ -88,7 +88,7 @@ class Trial(BaseModel):
     likelihood_calls: completions whose likelihood was computed.
     generated_tokens: all tokens that the model wrote, discarded ones included.
     read_tokens: prompt and answer tokens prefilled, also for likelihoods; tokens in the KV cache
-        count once. 0 if every evaluation prefilled the prompt.
+        count once. 0 (not counted) if every evaluation of a search prefilled the prompt.
     base_partial: `base` holds only the text before the first repair, and cannot be compared with
         whole completions.
     changed_tokens: number of embeddings whose nearest token, by cosine, is not the prompt's token;
@@ -155,7 +155,7 @@ class Trial(BaseModel):
     def forward_tokens(self, prompt_tokens: int) -> int:
         """Return the number of tokens that the model processed. prompt_tokens: prompt length.
 
-        If `read_tokens` is 0, a likelihood costs as much as the prompt and an average completion.
+        If `read_tokens` is 0, each likelihood counts as the prompt and an average completion.
         """
         if self.read_tokens:
             return self.generated_tokens + self.read_tokens

@@ -43,8 +43,8 @@ def is_degenerate(text: str) -> bool:
     """Whether a text loops or has hardly any words.
 
     This is so if more than 40 % of the word pairs are repeated, the same 2 to 12 characters occur
-    four times in a row, or the text has fewer than 6 letters and digits, or fewer than half of its
-    characters (white space excluded). Perplexity does not detect this: models find loops likely.
+    four times in a row, or letters and digits number fewer than 6 or make up less than half of the
+    text (white space excluded). Perplexity does not detect this: models find loops likely.
     """
     words = text.split()
     pairs = list(pairwise(words))
@@ -100,8 +100,8 @@ def first_end(
         return len(pieces) if ended else None
     around = range(min(WHERE_NONE, most), least - 1, -1)
     words = [end for end in around if pieces[end][:1].isspace()]
-    # A block ends before a character that does not fit. It is longer only if one character has more
-    # tokens than a block, or if a stop string may have begun.
+    # A block ends before a character that does not fit. A block exceeds the maximum only if one
+    # character has more tokens than a block, or if a stop string may have begun.
     near = [*around, *range(least - 1, 0, -1)]
     later = range(around[0] + 1, len(pieces) + ended)
     characters = (end for end in near if not _splits_character(pieces, end))

@@ -16,8 +16,8 @@ from typing import IO, cast
 
 from tide.core.errors import InputError
 
-# Limits in bytes. A record of a thousand long trials has a few million bytes, and TIDE writes no
-# longer line. A gzipped file that unpacks to more than its limit is probably an attack.
+# Limits in bytes. The longest lines that TIDE writes are records of a thousand long trials, with a
+# few million bytes. A gzipped file that unpacks to more than its limit is probably an attack.
 _LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 

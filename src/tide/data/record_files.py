@@ -58,7 +58,7 @@ class RecordPart:
             raise InputError(f"{where}: not a record of a run; {names} is not an object")
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and 0 <= seconds <= 1e100):
-            raise InputError(f"{where}: not a record of a run; seconds must be a positive number")
+            raise InputError(f"{where}: not a record of a run; seconds must be a number >= 0")
         self.id: RecordId = row_id
         self.trials: dict[int, dict[str, Any]] = {row["number"]: row for row in rows}
 

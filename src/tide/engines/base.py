@@ -579,7 +579,7 @@ class Engine(ABC):
     def _calling(
         self, doing: str, kind: type[TideError] = EngineError, *, awaits: bool = False
     ) -> Iterator[None]:
-        """Raise errors of libraries as `kind`, a CompletionError if only one text is affected."""
+        """Raise errors of libraries as `kind` (CompletionError: only one text is affected)."""
         if self.closed:
             raise EngineError(f"engine with {self.name}: closed; make a new one")
         self.portal.check_fork()

@@ -85,7 +85,7 @@ class VllmEngine(EmbeddingEngine):
                 config = read_config(source, **code)
                 self._engine = self.portal.run(self._start, source, dtype, {**code, **settings})
                 self.dtype = self._engine.model_config.dtype
-                # vLLM writes a token after the text of a likelihood: the limit is one token less.
+                # For a likelihood vLLM also writes one token, so the limit is one token less.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
                 super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
             self.verify()

@@ -94,8 +94,8 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
 
     A layer that sets the absolute or the relative form of a scale discards both forms set by
     earlier layers, so that an explicit `mu` overrides the `mu_relative` of a preset. The spec of a
-    strategy may contain settings (`tide:num_samples=16,estimator=rank`), which are moved to the
-    layer of the spec; the strategy's own options stay in `strategy`.
+    strategy may contain settings (`tide:num_samples=16,estimator=rank`). They count as set in the
+    layer that has the spec; the strategy's own options stay in `strategy`.
     """
     fields = Settings.model_fields
     values: dict[str, Any] = {"strategy": "tide"}

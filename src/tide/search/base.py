@@ -39,7 +39,7 @@ class Problem:
     """The input of a search: a prompt, the rows that may move, and a seed.
 
     x0: embeddings of the prompt, float32, shape (T, d).
-    movable: bool mask, shape (T,), of the rows that may move (special tokens never do).
+    movable: bool mask, shape (T,), of the rows that may move (see `Settings.perturb`).
     seed: seed of this search; equal seeds give equal trajectories.
     dtype: dtype of the engine; candidates are rounded to this dtype before they are used.
     content: bool mask, shape (T,), of the rows over which the distance to the prompt is measured,

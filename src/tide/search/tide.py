@@ -146,8 +146,8 @@ class Walk(Strategy):
 
 
 class TideStrategy(Walk):
-    """The paper's algorithm. It accepts only points. A perturbation that passes is returned only if
-    no point passes within `max_iterations` and the perturbation has the lowest score of all.
+    """The paper's algorithm. It accepts only points of the path. A passing perturbation is
+    returned only if no point passes within `max_iterations` and it has the lowest score of all.
     """
 
     options_class = TideOptions

@@ -7,7 +7,7 @@
 
 Rows of similar length share a lane. Reading one prompt takes as long as two or three steps, so
 waiting rows enter together. Clients whose answers end together send their next requests some
-milliseconds apart; the first of these waits for the others, and running rows wait a little for it.
+milliseconds apart; the first of these waits for the others, and running rows pause a little, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOKENS = 1 << 15
 # of a step, whichever is shorter, and at most _PAUSES times that long in all. Running rows wait for
 # 1/_MEANWHILE of that: scoring an answer and receiving the next request needs time between steps.
 _PAUSE, _HALF, _PAUSES, _MEANWHILE = 0.05, 0.5, 4, 8
-# Ended rows stay in a lane until this number of rows has ended, or new rows enter.
+# Ended rows stay in a lane until this number or half of the rows has ended, or new rows enter.
 _GONE = 8
 # oneDNN compiles a kernel for each number of rows. Compiling costs more than reading dummy rows.
 _MULTIPLE = 8

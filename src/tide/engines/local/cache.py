@@ -31,7 +31,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 # Number of spare columns, and so of steps until the rows have to be moved.
 _SPARE = 64
-# Beginnings with fewer tokens are not cached, since reading one costs no more than a call.
+# Beginnings with fewer tokens are not cached: reading one costs no more than one more model call.
 LEAST = 64
 
 # Keys and values of one layer.
@@ -237,7 +237,7 @@ class Beginning:
 
 @dataclass(eq=False)
 class Handle:
-    """Links requests to a beginning. counted: whether a request has counted its tokens as read."""
+    """Links requests to a beginning. counted: whether a request counted the beginning as read."""
 
     beginning: Beginning
     counted: bool = False

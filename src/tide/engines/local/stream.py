@@ -20,8 +20,8 @@ from tide.engines.checkpoint import context_length
 from tide.engines.local.cache import KeyValueCache, Pair
 
 # Fixed cost of a small model's forward pass, in tokens that the model reads in the same time. The
-# bundled model reads about 45 tokens per millisecond on 2 cores, and a call costs 1.5 ms. For a
-# larger model a call costs as much as fewer tokens.
+# bundled model reads about 45 tokens per millisecond on 2 cores, and a call costs 1.5 ms. A larger
+# model reads fewer tokens in this time.
 _CALL = 64
 # Cache layers that hold only keys and values.
 _PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)

@@ -95,7 +95,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         self._differences: dict[str, str] = {}
         self._connect(base_urls, timeout, deadline, api_key_env)
         usable = [endpoint.url for endpoint in self.pool.endpoints if endpoint.available]
-        # Servers write a token after the text of a likelihood, so the limit is one token less.
+        # For a likelihood a server also writes one token, so the limit is one token less.
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
