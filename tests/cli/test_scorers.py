@@ -223,6 +223,11 @@ def test_nothing_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path.write_text("")
     assert tide("scorers", "compare", path) == 1
     assert "no labelled texts" in capsys.readouterr().err
+    path.write_text('{"text": "a kind text", "toxicity": 0}\n')
+    assert tide("scorers", "compare", path, "--plot", tmp_path / "a.xyz") == 1
+    assert "a.xyz must end in .png, .svg or .pdf" in capsys.readouterr().err
+    assert tide("scorers", "compare", path, "--by", "sourcee") == 1
+    assert "no row has a field 'sourcee'" in capsys.readouterr().err
 
 
 def test_the_group_alone_shows_how_scorers_are_written(capsys: pytest.CaptureFixture[str]) -> None:

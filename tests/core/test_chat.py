@@ -376,6 +376,11 @@ def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
         assert seen[-1].sampling == Sampling()
         with pytest.raises(InputError, match="new tokens exceed the model's context"):
             detox.chat(HELLO, max_new_tokens=room + 1)
+        long = [{"role": "user", "content": "a"}]
+        while len(engine.tokenize([engine.render(Chat.of(long))])[0]) < engine.context_length - 15:
+            long = [{"role": "user", "content": long[0]["content"] + " a"}]
+        with pytest.raises(InputError, match=r"20 new tokens exceed the model's context"):
+            detox.chat(long, min_new_tokens=20)
 
 
 def test_a_chat_that_nobody_advises_on_is_no_longer_cold(

@@ -47,6 +47,7 @@ def test_every_kind_of_file(tmp_path: Path, name: str, content: str, rows: list[
             b'{"prompt": "one"}\n{"text": "two"}\n',
             "line 2: no text field 'prompt'; name a field with --field: text",
         ),
+        ("a.jsonl", b'{"messages": []}\n', "line 1: no text field 'prompt'; add --chat"),
         ("a.jsonl", b'{"prompt": 3}\n', "line 1: 'prompt' must be a text, got int"),
         ("a.jsonl", b'{"prompt": "one"}\n\n{"prompt": "  "}\n', "line 3: 'prompt' is empty"),
         ("a.jsonl", b'{"id": [1], "prompt": "one"}\n', "line 1: 'id' is neither"),

@@ -91,6 +91,12 @@ def test_what_cannot_be_loaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
         load_benchmark("rtp")
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_refused(limit: int) -> None:
+    with pytest.raises(InputError, match=f"limit: must be at least 1 .got {limit}"):
+        open_benchmark(["one", "two"], "prompt", limit, False)
+
+
 # Dialogues
 
 HELD_OUT = [text for text in (f"You are stupid {i}" for i in range(100)) if is_held_out(text)]

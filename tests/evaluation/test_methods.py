@@ -181,6 +181,12 @@ def test_no_two_configurations_have_one_name() -> None:
     assert len(named) > 20
 
 
+@pytest.mark.parametrize("common", [{"tempratur": 1.5}, {"num_samples": -5}])
+def test_what_a_method_ignores_is_checked(common: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(common))):
+        loaded("base", **common)
+
+
 def test_an_unknown_protocol() -> None:
     with pytest.raises(InputError, match=r"unknown protocol 'tid'; did you mean 'tide'\?"):
         load_protocol("tid")

@@ -129,3 +129,10 @@ def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:
         made.config["settings"] = {"seed": 0, "temperature": 0.1}
         _, entry = grouped([own, made], None, 0)[0].entries
         assert ("changed" in entry.summary.toxicity["scorer@1"]) == (hot == 0.1)
+
+
+def test_runs_inside_the_folder_of_a_run_are_found(tmp_path: Path) -> None:
+    inner = write(run([[0.1]]), tmp_path / "runs" / "a")
+    for name in ("config.json", "records.jsonl"):
+        (tmp_path / "runs" / name).write_bytes((inner / name).read_bytes())
+    assert set(find_runs([tmp_path / "runs"])) == {inner, tmp_path / "runs"}

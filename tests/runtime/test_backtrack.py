@@ -10,11 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.models import looking_every
+from tests.runtime.world import PROMPT as SCRIPTED
+from tests.runtime.world import Reader, Storyteller, never
 from tide.core.errors import InputError
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
-from tide.scorers import Attributed
+from tide.scorers import Attributed, CallableScorer
+from tide.scorers.wrappers.base import ConfirmScorer
 from tide.search import resolve_settings
 
 PROMPT = "My neighbour told me that the"
@@ -233,3 +236,72 @@ def test_many_at_once_equal_each_alone(engine: TransformersEngine, every: int) -
         found_together = asyncio.run(together())
     for found, expected in zip(found_together, alone * 3, strict=True):
         assert [one.text for one in found.trace] == [one.text for one in expected.trace]
+
+
+def test_rows_of_a_search_alone_are_counted_once(engine: TransformersEngine) -> None:
+    text = " ".join([PROMPT] * 8)
+    (prompt,) = engine.tokenize([text])
+    options: dict[str, Any] = {"strategy": "tide", "preset": "relative", "max_iterations": 2}
+    options |= {"max_new_tokens": 4, "scorer": refuse_all}
+    before = engine.forward_tokens
+    trial = Detoxifier(engine, perturb="last:2", **options)(text).best
+    assert trial.evaluations > 5
+    counted = trial.forward_tokens(len(prompt))
+    assert engine.forward_tokens - before <= counted < 2 * len(prompt) + 8 * trial.evaluations
+    whole = Detoxifier(engine, perturb="content", **options)(text).best
+    assert whole.forward_tokens(len(prompt)) > whole.evaluations * len(prompt)
+
+
+def test_a_prompt_without_movable_rows_stays_unresolved(engine: TransformersEngine) -> None:
+    detox = Detoxifier(engine, scorer=refuse_all, max_new_tokens=4)
+    assert not detox("<|endoftext|>").accepted
+
+
+@pytest.mark.parametrize("in_stream", [False, True])
+@pytest.mark.parametrize("stop", ["\n\nUser:", "\nUser:", " but fine\n\n"])
+def test_a_stop_string_after_a_word_that_the_screen_rejects(stop: str, in_stream: bool) -> None:
+    """The scorer then decides on the last place, which it had left undecided."""
+    story = [" this", " is", " odd", " but", " fine", "\n", "\n", "User", ":", " hi"]
+
+    class Story(Storyteller):
+        def _story(self, request: Request) -> tuple[list[int], str]:
+            ids = [self._id(word) for word in story[len(request.prompt) - len(SCRIPTED.split()) :]]
+            return ids[: request.sampling.max_new_tokens], "stop"
+
+    def screen(texts: list[str]) -> list[float]:
+        return [0.9 if "odd" in text else 0.0 for text in texts]
+
+    def second(texts: list[str]) -> list[float]:
+        return [0.0] * len(texts)
+
+    screen.pace = second.pace = "word"  # type: ignore[attr-defined]
+    scorer = ConfirmScorer([CallableScorer(screen), CallableScorer(second)])
+    engine = Story(never, context_length=None)
+    settings: dict[str, Any] = {"strategy": "backtrack", "max_new_tokens": 30, "stop": (stop,)}
+    with Detoxifier(engine, scorer=scorer, temperature=0, **settings) as detox:
+        if in_stream:
+            stream = detox.stream(SCRIPTED)
+            text = "".join(stream)
+            assert stream.result.accepted
+        else:
+            text = detox(SCRIPTED).text
+    assert text == "".join(story).partition(stop)[0]
+
+
+def test_a_stop_string_that_begins_in_kept_text_ends_the_answer() -> None:
+    class Dashes(Storyteller):
+        """Writes " Bad" and dashes; from moved embeddings only dashes."""
+
+        def _story(self, request: Request) -> tuple[list[int], str]:
+            is_bad = isinstance(request.prompt, tuple)
+            is_bad &= len(request.prompt) == len(SCRIPTED.split())
+            ids = [self._id(" Bad")] * is_bad + [self._id("-")] * 100
+            return ids[: request.sampling.max_new_tokens], "length"
+
+    settings: dict[str, Any] = {"strategy": "random-walk", "preset": "relative", "stop": "-" * 30}
+    engine = Dashes(never, context_length=None)
+    with Detoxifier(engine, scorer=Reader(), max_new_tokens=100, **settings) as detox:
+        found = detox(SCRIPTED)
+    assert found.accepted
+    assert set(found.text) == {"-"}
+    assert len(found.text) < 30

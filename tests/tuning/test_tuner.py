@@ -144,7 +144,7 @@ def test_seeds_and_given_settings(tmp_path: Path) -> None:
         ("paper", {"mu": 1.0, "num_samples": 2, "step_relative": 1.0}, "nothing is left to tune"),
         ("paper", {"toxicity_threshold": 0.7}, "toxicity_threshold: a preset may not set more"),
         ("optuna", {"judges": []}, "--judges: optuna needs a scorer that takes no part"),
-        ("optuna", {"reference": "none"}, "--reference: optuna needs the perplexity, and no"),
+        ("optuna", {"reference": "none"}, "--reference: optuna needs the perplexity by a"),
         ("optuna", {"start": "resample"}, "--start: resample has no ranges to try"),
     ],
 )

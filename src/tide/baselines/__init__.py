@@ -52,7 +52,7 @@ def load_baseline(
     spec: str,
     engine: TransformersEngine,
     *,
-    artefacts: Path | None = None,
+    artefacts: str | Path | None = None,
 ) -> Baseline:
     """Load a baseline.
 

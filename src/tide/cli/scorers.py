@@ -74,7 +74,7 @@ def score(
     Texts are scored unchanged, even if they are nearly empty.
     """
     if (input_file is None) == (not texts):
-        raise InputError("give texts or --input, not both")
+        raise InputError("give texts or --input, not both" if texts else "give texts or --input")
     with nullcontext() if output is None else writing(output):
         refuse_existing(overwrite, output, inputs=[input_file])
         rows = (
@@ -165,6 +165,8 @@ def compare(
     )
 
     refuse_existing(overwrite, output, plot, inputs=files)
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--plot: {plot} must end in .png, .svg or .pdf")
     if plot is not None and by is not None:
         raise InputError("--plot draws a single group of texts; leave out --by")
     groups = _groups(files, by, sample)

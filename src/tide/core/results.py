@@ -86,7 +86,8 @@ class Trial(BaseModel):
     refused: nothing was accepted, and the text is withheld.
     scorer_calls: texts sent to the scorer; equal texts of a round count once.
     likelihood_calls: completions whose likelihood was computed.
-    generated_tokens: all tokens that the model wrote, discarded ones included.
+    generated_tokens: tokens that the model wrote, rejected ones included, without those that it
+        wrote while a rejecting score was awaited.
     read_tokens: prompt and answer tokens prefilled, also for likelihoods; tokens in the KV cache
         count once. 0 (not counted) if every evaluation of a search prefilled the prompt.
     base_partial: `base` holds only the text before the first repair, and cannot be compared with

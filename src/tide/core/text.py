@@ -151,6 +151,17 @@ def word_starts(pieces: Sequence[str]) -> list[int]:
     return starts
 
 
+def word_ends(pieces: Sequence[str], start: int) -> list[int]:
+    """Return the places after `start` where one word ends and the next word begins, ascending."""
+    return [start + place for place in word_starts(pieces[start:])[1:]]
+
+
+def cut(pieces: Sequence[str], length: int) -> list[str]:
+    """Return the pieces of the first `length` characters; the last piece may be cut."""
+    starts = accumulate(map(len, pieces), initial=0)
+    return [one[: length - at] for one, at in zip(pieces, starts, strict=False) if at < length]
+
+
 def before_half(pieces: Sequence[str]) -> int:
     """Return the number of tokens before the first incomplete code point, or of all tokens."""
     end = 0

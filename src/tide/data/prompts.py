@@ -114,7 +114,8 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     text = value.get("text") if isinstance(value, dict) else value
     if text is None:
         has = shown(", ".join(row))
-        raise InputError(f"{where}: no text field {field!r}; name a field with --field: {has}")
+        fix = "add --chat" if "messages" in row else f"name a field with --field: {has}"
+        raise InputError(f"{where}: no text field {field!r}; {fix}")
     if not isinstance(text, str):
         raise InputError(f"{where}: {field!r} must be a text, got {type(text).__name__}")
     return text

@@ -292,9 +292,9 @@ class DetoxifierBase:
 def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
     """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
     new = settings.max_new_tokens
-    # If no length was requested, a chat needs room for only one token of the answer.
+    # If no length was requested, a chat needs room for only the shortest answer.
     if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
-        new = 1
+        new = max(1, settings.min_new_tokens)
     if tokens == 0:
         raise InputError("the prompt is empty; the tokenizer gives no tokens for it")
     if limit is not None and tokens + new > limit:

@@ -148,7 +148,10 @@ def open_benchmark(
     """Open a benchmark by name or path (`load_benchmark`); a list of prompts becomes a benchmark.
 
     chats: turn every prompt into a chat. Logs a warning if `dialogues` is loaded as plain text.
+    Raises InputError for a limit below 1, and the errors of `load_benchmark`.
     """
+    if limit is not None and limit < 1:
+        raise InputError(f"limit: must be at least 1 (got {limit})")
     if isinstance(given, Benchmark):
         found = given
     elif isinstance(given, str | Path):

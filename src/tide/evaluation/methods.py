@@ -285,6 +285,7 @@ def load_method(
     name, options = parse_spec(spec, "methods")
     _check_options(spec, name, options, common)
     is_search = name != "base" and _is_search(name)
+    resolve_settings(common)  # an unknown setting is an error, even for a method that ignores it
     common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
     rules = [protocol.sampling, {"num_trials": protocol.num_trials, "empty_policy": "zero"}]
     if not is_search and name != "base":

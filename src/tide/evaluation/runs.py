@@ -203,7 +203,8 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         with reported(path, "read"):
             is_run = files_of(path)[1].is_file()
-        here = [path] if is_run else list(filter(None, map(_run_of, path.rglob(f"*{CONFIG}"))))
+        below = filter(None, map(_run_of, path.rglob(f"*{CONFIG}")))
+        here = list(dict.fromkeys([path, *below] if is_run else below))
         if not here:
             raise InputError(f"{path}: is not a run and contains no run")
         made = {run: (str(read_config(run).get("created", "")), run) for run in here}

@@ -28,10 +28,10 @@ from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.strings import Unread, readings, strings_of_json
-from tide.core.text import HALF, before_half, has_letter, last_whole, maybe_stops, word_starts
+from tide.core.text import HALF, before_half, cut, has_letter, last_whole, maybe_stops, word_starts
 from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
-from tide.runtime.watch import AGAIN, Failure, Watch, cut
+from tide.runtime.watch import AGAIN, Failure, Watch
 from tide.scorers.base import Score, Scores, TextPolicy, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
@@ -231,9 +231,10 @@ class Answer:
 
     def _stopped(self) -> FinishReason | None:
         """Cut the answer before its first stop string; return "stop" if there is a stop string."""
-        end = self._settings.stop_in(self._watch.text) if self._settings.stop else None
-        if end is not None:
-            self._watch.cut(end)
+        watch = self._watch
+        end = self._settings.stop_in(watch.text) if self._settings.stop else None
+        if end is not None:  # kept text stays, as in `Search._usable`
+            watch.cut(max(end, len("".join(watch.texts[: watch.passed]))))
         return None if end is None else "stop"
 
     async def _draw(self) -> bool:
@@ -332,7 +333,9 @@ class Answer:
                 return True
             then = load_fallback(watch.options.then)
         watch.rewind(watch.passed)
-        if then is None or (then.moves and not self._engine.has_embeddings):
+        # A prompt of special tokens has no rows to move.
+        rows = not all(self._task.prompt.fixed_mask) or self._settings.perturb == "all" or watch.ids
+        if then is None or (then.moves and not (self._engine.has_embeddings and rows)):
             return False
         return await self._search_back(then)
 
@@ -510,6 +513,7 @@ class Answer:
         unscored = empty and (shown or settings.empty_policy == "unmodified")
         refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
         shown_tokens = self._given_out if refused else 0
+        shares = self._rewinds or self._in_blocks or settings.perturb.startswith("last:")
         return Trial(
             number=task.number,
             seed=task.seed,
@@ -522,7 +526,7 @@ class Answer:
             likelihood_calls=effort.likelihood_calls,
             generated_tokens=effort.generated_tokens,
             # 0 means that every evaluation of a search prefilled the prompt, as the paper counts.
-            read_tokens=effort.read_tokens if self._rewinds or self._in_blocks else 0,
+            read_tokens=effort.read_tokens if shares else 0,
             base_partial=self._base_partial,
             shown="".join(watch.texts[:shown_tokens]),
             shown_tokens=shown_tokens,

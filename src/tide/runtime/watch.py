@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from tide.core.settings import Settings
-from tide.core.text import begins_word, first_end, maybe_stops, word_starts
+from tide.core.text import begins_word, cut, first_end, maybe_stops, word_ends
 from tide.scorers.base import Score, is_empty
 from tide.search.backtrack import BacktrackOptions
 
@@ -55,6 +54,7 @@ class Watch:
     _risen: int = 0  # the first suspicious place after `passed`, or 0
     _failed: tuple[int, Score] | None = None  # the first failed place; not final yet
     _waited: int = 0  # number of places judged after `_failed`
+    _undecided: int = -1  # the last place that neither passed nor failed
     _decided: int = -AGAIN  # the last place that the scorer itself scored instead of its screen
 
     @property
@@ -82,7 +82,11 @@ class Watch:
     def _next(self, ended: bool) -> int | None:
         end, start = len(self.texts), max(0, self._asked[-1])
         if self._asked[-1] == end:
-            return None
+            # A stop string may end the answer at a place that was left undecided.
+            if not (ended and self._undecided == end):
+                return None
+            self._undecided = -1
+            return end
         stop = self.settings.stop
         if self.options.pace == "sentence":
             most = self.settings.block_tokens or self.settings.max_new_tokens
@@ -127,6 +131,7 @@ class Watch:
             self._decided = place
             return True
         self._waited += waits
+        self._undecided = place
         return False
 
     def judge(self, place: int, score: Score) -> Failure | None:
@@ -175,7 +180,7 @@ class Watch:
         self._asked = [self.passed or -1]
         self._empty = min(self._empty, place)
         self._risen, self._failed, self._waited = 0, None, 0
-        self._decided = -AGAIN
+        self._decided, self._undecided = -AGAIN, -1
 
     def keep(self, ids: Sequence[int], texts: Sequence[str], score: Score) -> None:
         """Append tokens that passed with this score."""
@@ -193,14 +198,3 @@ class Watch:
         names = set.intersection(*(set(one.attributes) for one in some))
         attributes = {name: max(one.attributes[name] for one in some) for name in sorted(names)}
         return Score(max(one.value for one in some), False, attributes)
-
-
-def word_ends(texts: Sequence[str], start: int) -> list[int]:
-    """Return the places after `start` where one word ends and the next word begins, ascending."""
-    return [start + place for place in word_starts(texts[start:])[1:]]
-
-
-def cut(texts: Sequence[str], length: int) -> list[str]:
-    """Return the token texts of the first `length` characters; the last text may be cut."""
-    starts = accumulate(map(len, texts), initial=0)
-    return [text[: length - at] for text, at in zip(texts, starts, strict=False) if at < length]

@@ -132,8 +132,8 @@ def tune(
         raise InputError("--judges: optuna needs a scorer that takes no part in the search")
     if search == "optuna" and reference_named(reference, called) in (None, "none"):
         raise InputError(
-            f"--reference: optuna needs the perplexity, and no larger model of the family of "
-            f"{called} is known; pass a model (FOLDER_OR_HUB_ID)"
+            "--reference: optuna needs the perplexity by a model: FOLDER_OR_HUB_ID, or auto if a "
+            f"larger model of the family of {called} is known"
         )
     with ExitStack() as stack:
         shared = open_engine(model, engine, engine_options or {}, stack)

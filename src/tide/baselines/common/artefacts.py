@@ -103,7 +103,7 @@ def find_artefact(artefacts: Path | None, kind: str, name: str) -> Path:
             f"baseline {kind}: needs an artefact; give --artefacts FOLDER, the folder that "
             f"{command} wrote"
         )
-    folder = artefacts / kind
+    folder = Path(artefacts) / kind
     for file in (folder / name for name in _FILES):
         if not file.is_file():
             raise InputError(f"baseline {kind}: {file} is missing; make it with {command}")

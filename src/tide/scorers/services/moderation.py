@@ -78,7 +78,7 @@ class OpenAIModerationScorer(RemoteScorer):
         scores = {}
         for name in self.attributes:
             if (score := row.get(name)) is None:
-                has = ", ".join(row)
+                has = ", ".join(one for one, value in row.items() if value is not None)
                 raise ScorerError(f"scorer {self.name}: no category {name!r}; it has {has}")
             scores[name] = score
         return TextScore(max(scores.values()), scores)
