@@ -101,7 +101,7 @@ def score(
     table.add_column("text", overflow="fold")
     maskers = [Masker(scorer) for scorer in loaded] if mask else []
     for scorer in loaded:
-        table.add_column(scorer.name, justify="right")
+        table.add_column(scorer.name, justify="right", overflow="fold")
     for i, row in enumerate(rows):
         body = row.text
         for masker in maskers:
@@ -238,15 +238,17 @@ def _alarms(scorer: Scorer | str, texts: Sequence[str], threshold: float | None)
 
 def _agreement_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(title=Text(title))
-    table.add_column("scorer")
-    columns = ("AUC", "accuracy", "r", "cal. error", "false alarms", "beginnings", "texts/s")
-    for column in (*columns, "scored"):
+    table.add_column("scorer", overflow="fold", min_width=6)
+    fields = {"AUC": "auc", "accuracy": "accuracy", "r": "correlation"}
+    fields["cal. error"] = "calibration_error"
+    if any("false_alarms" in row for row in rows):
+        fields |= {"false alarms": "whole", "beginnings": "beginnings"}
+    for column in (*fields, "texts/s", "scored"):
         table.add_column(column, justify="right")
     for row in rows:
         known = row | row.get("false_alarms", {})
-        fields = ("auc", "accuracy", "correlation", "calibration_error", "whole", "beginnings")
         rate = f"{row['texts_per_second']:,.0f}" if "texts_per_second" in row else "-"
-        cells = (_shown(known.get(field)) for field in fields)
+        cells = (_shown(known.get(field)) for field in fields.values())
         table.add_row(Text(row["scorer"]), *cells, rate, f"{row['scored']:.3f}")
     return table
 
