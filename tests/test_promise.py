@@ -60,6 +60,8 @@ TEXT_STRATEGIES = [
     *(f"backtrack:pace={pace},lag={lag}" for pace in ("word", "5", "whole") for lag in (0, 4)),
 ]
 WORDS = ["a", "b.", "cc", "d!", "e", "ff", "g", "h?", "i", "j.", "kk", "l", "\x1b[2J", "\u200b"]
+# Stop strings of three words, of which an answer probably holds one.
+LONG_STOPS = tuple(f"{first} {word} b" for first in "aegi" for word in ("a", "cc", "d!", "kk"))
 # Ways in which a call of a scorer can go wrong.
 WAYS = [
     *("edits", "shuffles", "short", "long", "nan", "two", "minus", "none", "text", "bool"),
@@ -216,7 +218,7 @@ overrides = st.fixed_dictionaries(
         "block_tokens": st.sampled_from([1, 8, 16]),
         "block_context": st.sampled_from([0, 5, 50]),
         "perturb": st.sampled_from(["content", "last:3"]),
-        "stop": st.sampled_from([(), ("kk a",), ("d! g", "cc")]),
+        "stop": st.sampled_from([(), ("kk a",), ("d! g", "cc"), LONG_STOPS]),
         "num_samples": st.integers(1, 2),
         "max_iterations": st.integers(1, 3),
     }

@@ -334,6 +334,8 @@ def _groups(
             groups.setdefault(row.group, {}).setdefault(row.text, []).append(row.toxicity)
     if not groups:
         raise InputError("the files hold no labelled texts")
+    if by is not None and set(groups) == {""}:
+        raise InputError(f"--by: no row has a field {by!r}")
     found = {}
     for group, labels in groups.items():
         texts = list(labels)

@@ -54,12 +54,10 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
     of texts), or a record of a run (`trials`, or `completions` and `toxicity_scores` in the
     authors' format), which holds several texts. A pair without neutral texts yields its toxic text.
     by: the field that names a row's group, or "file".
-    Raises InputError, with the row's line, for any other row, and if no row has the field `by`.
+    Raises InputError, with the row's line, for any other row.
     """
-    rows = named = 0
     for path in paths:
         for where, row in read_objects(path):
-            rows, named = rows + 1, named + (by in (None, "", "file") or by in row)
             group = path.name if by == "file" else str(row.get(by, "")) if by else ""
             if "toxic" in row:
                 pair = _pair(row, where)
@@ -76,8 +74,6 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
                         f"{where}: needs a text in 'text', or 'toxic' and 'neutral', or 'trials'"
                     )
                 yield _labelled(text, row.get("toxicity"), group, where)
-    if rows and not named:
-        raise InputError(f"{path}: no row has a field {by!r}; name another with --by")
 
 
 def _completions(row: dict[str, Any], where: str) -> list[tuple[Any, Any]]:
