@@ -244,12 +244,14 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
         text, frame = template(messages), template(marked)
     # Texts around the user messages, and the numbers of the messages, alternate between the marks.
     first, *parts = frame.split(mark)
-    place, spans = len(first) if text.startswith(first) else -1, []
+    if not text.startswith(first):
+        raise _lost(model, users[0])
+    place, spans = len(first), []
     for i, found, after in zip(users, parts[::2], parts[1::2], strict=False):
         content = messages[i]["content"]
         # The text after the message shows whether the template stripped its white space.
         for said in (content, content.strip(), content.rstrip(), content.lstrip()):
-            if place >= 0 and found == str(i) and text.startswith(said + after, place):
+            if found == str(i) and text.startswith(said + after, place):
                 break
         else:
             raise _lost(model, i)

@@ -31,12 +31,8 @@ def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, d
         for where, line in read_lines(path):
             if not line.strip():
                 continue
-            try:
-                row = parse_object(line, where)
-            except InputError:
-                if drop_cut and not line.endswith(b"\n"):
-                    return
-                raise
+            if (row := (parse_or_cut if drop_cut else parse_object)(line, where)) is None:
+                return
             yield where, row
         return
     rows = _parse(read_whole(path), str(path))
@@ -49,6 +45,16 @@ def read_objects(path: Path, *, drop_cut: bool = False) -> Iterator[tuple[str, d
 def parse_object(content: bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object. Raises InputError, naming `where`, if `content` is not one."""
     return _object(_parse(content, where), where)
+
+
+def parse_or_cut(line: bytes, where: str) -> dict[str, Any] | None:
+    """Like `parse_object`; None for a line that was cut before its end, as by a killed process."""
+    try:
+        return parse_object(line, where)
+    except InputError:
+        if line.endswith(b"\n"):
+            raise
+        return None
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from tide.data.files import (
     without_mark,
     writing,
 )
-from tide.data.jsonl import parse_object, read_objects
+from tide.data.jsonl import parse_object, parse_or_cut, read_objects
 from tide.data.records import Added, Record, RecordId
 
 # Fields added later to existing trials, by name of a judge or reference model.
@@ -259,12 +259,8 @@ class RecordFile:
                     self._lines += 1
                     offset += len(line)
                     continue
-                try:
-                    values = parse_object(without_mark(line), where)
-                except InputError:
-                    if line.endswith(b"\n"):
-                        raise
-                    break  # the write was interrupted
+                if (values := parse_or_cut(without_mark(line), where)) is None:
+                    break
                 part = RecordPart(where, values)
                 if part.id not in self._places:
                     merged([part])  # raises if the part is not a record by itself

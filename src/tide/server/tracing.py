@@ -107,9 +107,10 @@ def record_request(request: Generation, model: str) -> None:
         "gen_ai.request.choice.count": request.n,
         **{f"gen_ai.request.{name}": settings.get(ours) for ours, name in _ASKED.items()},
     }
-    # A number that does not fit into 64 bits, which is refused later, cannot be exported.
-    fits = {name: one for name, one in asked.items() if not isinstance(one, int) or one < 1 << 63}
-    span.set_attributes({name: value for name, value in fits.items() if value is not None})
+    for name, value in asked.items():
+        # A number that does not fit into 64 bits, which is refused later, cannot be exported.
+        if value is not None and not (isinstance(value, int) and value.bit_length() > 63):
+            span.set_attribute(name, value)
 
 
 def record_prompt(tokens: int) -> None:

@@ -71,6 +71,11 @@ class Bench:
     overrides: Mapping[str, Any]
     progress: Progress = field(default_factory=Progress)
 
+    @property
+    def given(self) -> set[str]:
+        """Names of the settings that the caller gave, which are not tuned."""
+        return {*self.overrides, *parse_spec(self.usual)[1]}
+
     def runs(
         self,
         prompts: Benchmark,
@@ -133,8 +138,7 @@ def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[Tunin
     leave at most a tenth of the completions empty, or among all settings if all of them leave more
     completions empty. Ties are broken by fewer iterations, and then by fewer evaluations.
     """
-    given = {*bench.overrides, *parse_spec(bench.usual)[1]}
-    grid = {name: values for name, values in GRID.items() if not given & _GIVEN.get(name, {name})}
+    grid = {n: values for n, values in GRID.items() if not bench.given & _GIVEN.get(n, {n})}
     if not grid:
         raise InputError("nothing is left to tune: mu, num_samples and step_size are all given")
     factor = _factor(bench, how.grid_scale)
@@ -271,8 +275,9 @@ def _space(optuna: Any, bench: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
     strategy = parse_spec(settings.strategy)[0]
     if strategy not in SPACES:
         raise InputError(f"--start: {strategy} has no ranges to try; use {' or '.join(SPACES)}")
-    given = {*bench.overrides, *parse_spec(bench.usual)[1]}
-    given |= {f"{name.partition('_')[0]}_relative" for name in given & {"mu", "step_size"}}
+    given = bench.given | {
+        f"{name.partition('_')[0]}_relative" for name in bench.given & {"mu", "step_size"}
+    }
     space = {name: found for name, found in SPACES[strategy].items() if name not in given}
     own = load_strategy(settings.strategy).options.model_dump(by_alias=True)
     current = {**settings.model_dump(), **own}

@@ -92,7 +92,7 @@ def _fit_command(kind: str, name: str) -> str:
     return f"tide fit {kind} --model {name} --data FILE --out FOLDER"
 
 
-def find_artefact(artefacts: Path | None, kind: str, name: str) -> Path:
+def find_artefact(artefacts: str | Path | None, kind: str, name: str) -> Path:
     """Return the folder of baseline `kind` in `artefacts`.
 
     name: the model's name. Raises InputError if the folder or a file in the folder is missing.
