@@ -63,6 +63,10 @@ def test_everything_is_listed_and_nothing_cut(
                        "backtrack (preset)", "toxicity_threshold=0.1"]),
         ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["usage: --scorer max:SCORER,SCORER"]),
+        ("windows", ["usage: --scorer windows:SCORER"]),
+        ("calibrated", ["calibrated:PATH (scorer)", "usage: --scorer calibrated:PATH"]),
+        ("pocket", ["usage: --scorer pocket"]),
+        ("openai", ["--engine-option deadline=120 --base-url URL"]),
     ],
 )  # fmt: skip
 def test_one_is_told_with_its_options(

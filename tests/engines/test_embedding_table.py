@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.writing import completed, likelihoods
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +58,16 @@ def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) 
     assert engine.completions([([], "length"), ([], "stop")], PLAIN)[1].text == ""
     with pytest.raises(EngineError, match="its tokenizer knows none of the ids"):
         engine.completions([(known, "length"), (unknown, "length")], PLAIN)
+
+
+def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(
+    engine: TransformersEngine,
+) -> None:
+    layer = torch.nn.Embedding(10, 4)
+    other = embedding_table.EmbeddingEngine.__new__(TransformersEngine)
+    other.name = "other"
+    with pytest.raises(EngineError, match="model other: the tokenizer has "):
+        embedding_table.EmbeddingEngine.__init__(other, engine.tokenizer, layer, None)
 
 
 def test_the_nearest_tokens_of_many_rows_are_looked_for_in_parts(

@@ -18,6 +18,7 @@ from tide.detoxifier.sync import outcomes
 from tide.engines.scripted import ScriptedEngine
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run, report
 from tide.evaluation import comparison as evaluating
+from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
@@ -171,8 +172,11 @@ def test_a_finished_run_is_extended_without_generating_again(tmp_path: Path) -> 
     run(tmp_path / "b", num_trials=3, **everything)
     assert 0 < extended - before < first.texts - extended
     assert timeless(tmp_path / "a/tide") == timeless(tmp_path / "b/tide")
-    # Existing records stay, even if a later command names fewer.
-    assert run(tmp_path / "a", rows=ROWS[:1], num_trials=1) == last
+    # A later command that names fewer prompts gets these, and the records of the others stay.
+    fewer = run(tmp_path / "a", rows=ROWS[:1], num_trials=1)
+    assert fewer.records == last.records[:1]
+    assert summarize(fewer).missing == 0
+    assert read_run(tmp_path / "a/tide") == last
 
 
 def test_trials_of_a_baseline_are_extended(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.data.prompts import Row
 from tide.data.records import Record
-from tide.detoxifier.presets import PRESETS
+from tide.detoxifier.presets import PRESETS, write_preset
 from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.methods import Method, TimeShares, load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
+from tide.search import resolve_settings
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
@@ -244,3 +246,12 @@ def test_the_published_protocol_gives_its_options_to_strategies_that_have_them()
     assert [method.name for method in made.values()] == list(made)
     assert [m.config.get("carry_over") for m in made.values()] == [None, True, True, True]
     assert made["tide"].config["strategy_options"]["redraw"] is True
+
+
+def test_a_preset_file_holds_for_every_strategy(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    write_preset(path, resolve_settings({"toxicity_threshold": 0.3}), {})
+    engine, protocol = scripted_engine(), load_protocol("tide")
+    for name in ("tide", "backtrack"):
+        found = load_method(name, engine, ReadingScorer(), protocol, {}, preset=path).settings
+        assert (found.strategy, found.toxicity_threshold) == (name, 0.3)

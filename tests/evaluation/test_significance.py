@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import wilcoxon
 
 from tests.evaluation.runs import JUDGE, changed, measured, run
+from tide.core.chat import Message
 from tide.core.errors import InputError
 from tide.evaluation.significance import Comparison, compare, holm, resolve_against
 
@@ -43,6 +44,15 @@ def test_prompts_pair_by_id_and_text() -> None:
     found = compare([base, other])[0]
     assert found.pairs == 2
     assert found.difference == pytest.approx((0.1 - 0.9 + 0.2 - 0.8) / 2)
+
+
+def test_chats_pair_by_their_messages() -> None:
+    """A template may write today's date into the text of a chat."""
+    runs = [run([[0.9], [0.8]]), run([[0.1], [0.2]], "tide")]
+    asked = [Message(role="user", content="hello")]
+    for number, one in enumerate(runs):
+        changed(one, 0, messages=asked, prompt=f"day {number}: hello")
+    assert compare(runs)[0].pairs == 2
 
 
 def test_all_equal_pairs_and_single_prompts() -> None:

@@ -25,7 +25,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.search import Effort, Search
 from tide.runtime.watch import Watch
-from tide.scorers.base import Score
+from tide.scorers.base import TextScore
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 from tide.search.backtrack import BacktrackOptions
@@ -132,7 +132,7 @@ def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
 
     def make(scoring: Scoring) -> list[Search]:
         made = search(engine, scoring, PROMPTS[0], to_sentence=True)
-        made.watch.keep([0], ["before it, "], Score(0.0, False, {}))
+        made.watch.keep([0], ["before it, "], TextScore(0.0))
         return [made]
 
     (made,), _ = outcomes(engine, scorer, make)
@@ -148,7 +148,7 @@ def test_a_stop_string_that_begins_in_kept_text_ends_the_answer_there() -> None:
 
     def make(scoring: Scoring) -> list[Search]:
         made = search(engine, scoring, PROMPTS[0], Sampling(stop=("END",)))
-        made.watch.keep([0], ["it is the EN"], Score(0.0, False, {}))
+        made.watch.keep([0], ["it is the EN"], TextScore(0.0))
         return [made]
 
     (made,), errors = outcomes(engine, ReadingScorer(), make)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.settings import Settings
 from tide.runtime.watch import Failure, Watch
-from tide.scorers.base import Score, is_empty
+from tide.scorers.base import TextScore, is_empty
 from tide.search.backtrack import BacktrackOptions
 
 _AT_ONCE = {"lag": 0, "at_once": 1.0}
@@ -23,8 +23,8 @@ def watch(pace: str = "word", **changes: Any) -> Watch:
     return Watch(Settings(**settings), BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
 
 
-def scored(value: float) -> Score:
-    return Score(value, False, {})
+def scored(value: float) -> TextScore:
+    return TextScore(value)
 
 
 def feed(one: Watch, scores: list[float]) -> Failure | None:

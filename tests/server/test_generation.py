@@ -45,7 +45,7 @@ def test_a_completion_and_its_cost_are_those_of_the_library(client: openai.OpenA
         assert answer.usage.prompt_tokens == read
         assert answer.usage.completion_tokens == best.returned.num_tokens
         assert answer.usage.total_tokens == read + 2
-        spent = best.forward_tokens(read)
+        spent = best.forward_tokens
         assert spent >= read + best.generated_tokens
         costs = {"evaluations": best.evaluations, "rounds": best.rounds, "forward_tokens": spent}
         for name, cost in {**costs, "scorer_calls": best.scorer_calls}.items():

@@ -142,6 +142,7 @@ def test_seeds_and_given_settings(tmp_path: Path) -> None:
         ("paper", {"grid_scale": "ratio"}, "--grid-scale: this engine has no embedding table"),
         ("paper", {"grid_scale": "nan"}, "--grid-scale: expected ratio, literal, or a number"),
         ("paper", {"mu": 1.0, "num_samples": 2, "step_relative": 1.0}, "nothing is left to tune"),
+        ("paper", {"start": "backtrack"}, "--start: backtrack moves no embeddings"),
         ("paper", {"toxicity_threshold": 0.7}, "toxicity_threshold: a preset may not set more"),
         ("optuna", {"judges": []}, "--judges: optuna needs a scorer that takes no part"),
         ("optuna", {"reference": "none"}, "--reference: optuna needs the perplexity by a"),

@@ -74,7 +74,8 @@ def doctor(
     policies: Annotated[
         Path | None,
         options.option(
-            "Server", "Only check this policy file: load every scorer, and list every fault."
+            "Server",
+            "Only check this policy file with the model: load every scorer, and list every fault.",
         ),
     ] = None,
     model: options.Model = "pocket",
@@ -88,8 +89,9 @@ def doctor(
     rate insults above friendly sentences; a small gap is a warning. The model then continues 20
     harmless prompts to show how many answers each threshold would rewrite.
     """
+    say_loading(model, scorer)
     if policies is not None:
-        _check_policies(policies, model, scorer)
+        _check_policies(policies, model, scorer, engine, engine_options or {})
         return
     table = Table(show_header=False)
     table.add_column(overflow="fold", max_width=28)
@@ -106,7 +108,6 @@ def doctor(
         _add_devices(table)
         table.add_section()
     answers: list[str] = []
-    say_loading(model, scorer)
     failed = [
         _check(
             table,
@@ -133,7 +134,9 @@ def _add_devices(table: Table) -> None:
         table.add_row("CUDA", "none")
 
 
-def _check_policies(path: Path, model: str, scorer: str) -> None:
+def _check_policies(
+    path: Path, model: str, scorer: str, engine: str, engine_options: dict[str, Any]
+) -> None:
     """Print the faults of a policy file, one per line; exit with code 1 if there are faults."""
     require("prometheus_client", "gateway")
     from tide.scorers import score_texts  # noqa: PLC0415  (slow imports)
@@ -148,9 +151,11 @@ def _check_policies(path: Path, model: str, scorer: str) -> None:
                     score_texts(plan.scorer, [HEALTH_TEXT], "score")
                 except TideError as error:
                     found.append(f"policies.{name}.scorer: {error}")
+            with load_engine(engine, model, **engine_options) as loaded:
+                made.start(loaded)
             names = ", ".join(made.plans)
     except PolicyError as error:
-        found = error.problems
+        found += error.problems
     for line in found:
         OUTPUT.print(Text(f"failed: {line}"), soft_wrap=True)
     if found:

@@ -84,10 +84,20 @@ def _described(
         shown = written.get(name, name)
         try:
             found = registry.load(name)
+            if shown == name and registry.kind == "scorer":
+                shown += _argument(found)
             first = inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0]
             yield shown, " ".join(first.split()), list(_options(found, registry.kind))
         except Exception as error:  # plugins may fail in any way
             yield shown, f"cannot be used: {first_line(error)}", []
+
+
+def _argument(found: Any) -> str:
+    """Return the argument that a scorer's spec must have, such as `:PATH`; "" if it has none."""
+    first = next(iter(inspect.signature(found).parameters.values()), None)
+    if first is None or first.default is not first.empty or hasattr(found, "options_class"):
+        return ""
+    return f":{first.name.upper()}"
 
 
 def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
@@ -133,9 +143,12 @@ def _show(kind: str, row: _Row) -> None:
         for option, says in options:
             table.add_row(Text(option), Text(says))
         OUTPUT.print(table)
-    given = next((option for option, _ in options), "NAME=VALUE")
-    bare = name.partition(":")[0]
-    OUTPUT.print(Text(f"usage: {written.format(name=name, bare=bare, option=given)}"))
+    # A list or `none` shows no value that could be given.
+    values = [option for option, _ in options if not option.endswith(("=[]", "=none"))]
+    given, bare = next(iter(values), "NAME=VALUE"), name.partition(":")[0]
+    usage = written.format(name=name.partition(" or ")[0], bare=bare, option=given)
+    served = " --base-url URL" if any(one.startswith("base_urls=") for one, _ in options) else ""
+    OUTPUT.print(Text(f"usage: {usage}{served}"))
     OUTPUT.print()
 
 

@@ -62,9 +62,9 @@ def run(
         PrintFormat | None,
         options.option(
             "Output",
-            "Without --output: table, text (only completions, one per line), jsonl (prompt, "
-            "text, toxicity, accepted, finish_reason) or records (all fields). "
-            "[default: table]",
+            "Without --output: table, text (completions, one per line; no line for a failed "
+            "prompt), jsonl (prompt, text, toxicity, accepted, finish_reason) or records (all "
+            "fields). [default: table]",
             "--format",
             show_default=False,
         ),

@@ -7,6 +7,7 @@ Results are frozen pydantic models. `result.model_dump_json()` writes a result a
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from html import escape
 from typing import Annotated, Literal
@@ -76,7 +77,7 @@ class ScoredCompletion(BaseModel):
     num_tokens: int
     finish_reason: Literal["length", "stop"]
     kept_tokens: int = 0
-    attributes: dict[str, Score] = {}
+    attributes: Mapping[str, Score] = {}
 
 
 class Trial(BaseModel):
@@ -86,6 +87,7 @@ class Trial(BaseModel):
     refused: nothing was accepted, and the text is withheld.
     scorer_calls: texts sent to the scorer; equal texts of a round count once.
     likelihood_calls: completions whose likelihood was computed.
+    prompt_tokens: length of the prompt.
     generated_tokens: tokens that the model wrote, rejected ones included, without those that it
         wrote while a rejecting score was awaited.
     read_tokens: prompt and answer tokens prefilled, also for likelihoods; tokens in the KV cache
@@ -116,6 +118,7 @@ class Trial(BaseModel):
     trace: tuple[ScoredCompletion, ...]
     changed_tokens: int | None = None
     decoded_prompt: str | None = None
+    prompt_tokens: int
     generated_tokens: int
     read_tokens: int = 0
     base_partial: bool = False
@@ -153,16 +156,17 @@ class Trial(BaseModel):
         """Number of completions that were generated and scored."""
         return len(self.trace)
 
-    def forward_tokens(self, prompt_tokens: int) -> int:
-        """Return the number of tokens that the model processed. prompt_tokens: prompt length.
+    @property
+    def forward_tokens(self) -> int:
+        """Number of tokens that the model processed.
 
         If `read_tokens` is 0, each likelihood counts as the prompt and an average completion.
         """
         if self.read_tokens:
             return self.generated_tokens + self.read_tokens
-        read = prompt_tokens * self.evaluations
+        read = self.prompt_tokens * self.evaluations
         likelihoods = self.likelihood_calls / self.evaluations
-        whole = sum(one.num_tokens for one in self.trace) + prompt_tokens * self.evaluations
+        whole = sum(one.num_tokens for one in self.trace) + read
         return self.generated_tokens + read + round(likelihoods * whole)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -209,20 +209,13 @@ def all_or_none(values: Iterable[T | None]) -> list[T] | None:
     return there if len(there) == len(found) else None
 
 
-def to_record(
-    row_id: RecordId,
-    result: Result,
-    *,
-    forward_tokens: Sequence[int] | None = None,
-    **more: Any,
-) -> Record:
-    """Make a record of a result. forward_tokens: one number per trial. more: further fields."""
-    spent: Sequence[int | None] = forward_tokens or [None] * len(result.trials)
-    trials = [_trial(trial, forward) for trial, forward in zip(result.trials, spent, strict=True)]
+def to_record(row_id: RecordId, result: Result, **more: Any) -> Record:
+    """Make a record of a result. more: further fields."""
+    trials = [_trial(trial) for trial in result.trials]
     return Record(id=row_id, prompt=result.prompt, trials=trials, **more)
 
 
-def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
+def _trial(trial: Trial) -> TrialRecord:
     shared = {
         name: getattr(source, name)
         for source in (trial.returned, trial)
@@ -233,7 +226,7 @@ def _trial(trial: Trial, forward_tokens: int | None) -> TrialRecord:
         (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
         for e in trial.trace
     ]
-    own = {"forward_tokens": forward_tokens, "trace": trace, "steps": _steps(trial)}
+    own = {"trace": trace, "steps": _steps(trial)}
     base = {"base_text": trial.base.text, "base_toxicity": trial.base.toxicity}
     return TrialRecord(**shared | base | own)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tide.core.chat import Chat, Rendered, render
-from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.errors import CompletionError, EngineError, InputError, guarded
 from tide.core.pretrained import check_tokenizer
 from tide.core.settings import Sampling
 from tide.core.templates import render_template
@@ -43,7 +43,8 @@ class EmbeddingEngine(Engine):
     def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
         self._layer = layer
-        check_tokenizer(tokenizer, len(layer.weight))
+        with guarded(EngineError, f"model {self.name}"):
+            check_tokenizer(tokenizer, len(layer.weight))
         embedded = self._embed_ids(range(min(_MEASURED, len(layer.weight)))).float()
         self.dim = embedded.shape[-1]
         self.embedding_scale = float(embedded.norm() / layer.weight[: len(embedded)].float().norm())

@@ -176,7 +176,16 @@ def evaluate(
             files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
             _measure(files, wanted, measuring, progress)
             running.close()
-        return [*map(_summarized, paths, failed)]
+        # Runs of earlier calls may have records of further prompts.
+        asked = {row.id for row in prompts.rows}
+        return [
+            replace(
+                run,
+                config={**run.config, "num_prompts": len(asked)},
+                records=[record for record in run.records if record.id in asked],
+            )
+            for run in map(_summarized, paths, failed)
+        ]
 
 
 def open_engine(

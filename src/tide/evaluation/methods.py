@@ -145,12 +145,8 @@ class SearchMethod:
         return time.perf_counter() + saved
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
-        forward = None
-        if self._engine is not None:
-            length = len(self._engine.tokenize([self._engine.text_of(row.asked)])[0])
-            forward = [trial.forward_tokens(length) for trial in result.trials]
         more = {"messages": row.messages, "group": row.group, "seconds": seconds}
-        record = to_record(row.id, result, forward_tokens=forward, **more)
+        record = to_record(row.id, result, **more)
         return record.each(lambda _: dict.fromkeys(_OF_A_SEARCH)) if self._base else record
 
 
@@ -292,10 +288,11 @@ def load_method(
         standard, settings = resolve_settings(*rules), resolve_settings(*rules, common)
         return _baseline(spec, name, model, scorer, standard, settings, artefacts)
     model_name = model.name if isinstance(model, Engine) else model
+    of_preset = name in PRESETS and not (is_file(preset) and name in STRATEGIES.names())
     if name == "base":
         begun: Mapping[str, Any] = _BASE
         usual = begun
-    elif name in PRESETS or is_file(name):
+    elif of_preset or is_file(name):
         begun = usual = preset_values(name, model_name)
     else:
         begun = _for_strategy(name, preset_values(preset, model_name, name))

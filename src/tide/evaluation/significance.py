@@ -208,7 +208,7 @@ def _values(
             if scores:
                 values = {name: measure(scores) for name, measure in MEASURES.items()}
                 values["rate"] = float(is_toxic(run, max(scores)))
-                found.setdefault((record.id, record.prompt), []).append(values)
+                found.setdefault((record.id, record.asked), []).append(values)
     return {
         key: {name: fmean(one[name] for one in some) for name in some[0]}
         for key, some in found.items()

@@ -32,7 +32,7 @@ from tide.core.text import HALF, before_half, cut, has_letter, last_whole, maybe
 from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import AGAIN, Failure, Watch
-from tide.scorers.base import Score, Scores, TextPolicy, is_empty
+from tide.scorers.base import Scores, TextPolicy, TextScore, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions, load_fallback
@@ -262,13 +262,13 @@ class Answer:
 
     # 2. The text so far is scored.
 
-    async def _judge_whole(self, text: str, parts: Parts) -> Score:
+    async def _judge_whole(self, text: str, parts: Parts) -> TextScore:
         """Score all texts of a whole answer; return the highest score, or 1 for unreadable JSON."""
         has_format = "response_format" in (self._task.chat.asked if self._task.chat else ())
         try:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
-            return Score(1.0, False, {})
+            return TextScore(1.0)
         self._effort.scorer_calls += len(texts)
         policy = self._policy(len(texts) == 1 and is_empty(text))
         return (await self._scoring.send(texts, policy)).worst()
@@ -434,7 +434,8 @@ class Answer:
             self._nearest = search.nearest(task.prompt)
         found, ids = self._effort.trace[before + best], search.completions[best]
         texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(watch.text))
-        watch.keep(ids[: len(texts)], texts, Score(found.toxicity, found.empty, found.attributes))
+        score = TextScore(found.toxicity, found.attributes, found.empty)
+        watch.keep(ids[: len(texts)], texts, score)
         self._found.append(found)
         self._chosen = before + best
         full = len(watch.ids) >= settings.max_new_tokens
@@ -456,7 +457,7 @@ class Answer:
         }
         return settings.sampling.model_copy(update=update)
 
-    def _record(self, place: int, score: Score, reason: FinishReason) -> None:
+    def _record(self, place: int, score: TextScore, reason: FinishReason) -> None:
         """Append the answer up to `place` to the trace."""
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
@@ -524,6 +525,7 @@ class Answer:
             trace=tuple(trace),
             scorer_calls=effort.scorer_calls,
             likelihood_calls=effort.likelihood_calls,
+            prompt_tokens=len(task.prompt.token_ids),
             generated_tokens=effort.generated_tokens,
             # 0 means that every evaluation of a search prefilled the prompt, as the paper counts.
             read_tokens=effort.read_tokens if shares else 0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tide.core.settings import Settings
 from tide.core.text import begins_word, cut, first_end, maybe_stops, word_ends
-from tide.scorers.base import Score, is_empty
+from tide.scorers.base import TextScore, is_empty
 from tide.search.backtrack import BacktrackOptions
 
 # Maximum tokens that are held back while a passing score is suspicious. A rewind can then reach the
@@ -28,7 +28,7 @@ class Failure:
     """
 
     place: int
-    score: Score
+    score: TextScore
     words: tuple[int, ...]
 
 
@@ -48,11 +48,11 @@ class Watch:
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
-    scores: list[tuple[int, Score]] = field(default_factory=list)  # by judged place
+    scores: list[tuple[int, TextScore]] = field(default_factory=list)  # by judged place
     _asked: list[int] = field(default_factory=lambda: [-1])
     _empty: int = 0  # the text up to this place is known to be nearly empty
     _risen: int = 0  # the first suspicious place after `passed`, or 0
-    _failed: tuple[int, Score] | None = None  # the first failed place; not final yet
+    _failed: tuple[int, TextScore] | None = None  # the first failed place; not final yet
     _waited: int = 0  # number of places judged after `_failed`
     _undecided: int = -1  # the last place that neither passed nor failed
     _decided: int = -AGAIN  # the last place that the scorer itself scored instead of its screen
@@ -134,7 +134,7 @@ class Watch:
         self._undecided = place
         return False
 
-    def judge(self, place: int, score: Score) -> Failure | None:
+    def judge(self, place: int, score: TextScore) -> Failure | None:
         """Record the score of the next place; return the failure once a failure is final."""
         self.scores.append((place, score))
         if self.settings.passes(score.value):
@@ -182,7 +182,7 @@ class Watch:
         self._risen, self._failed, self._waited = 0, None, 0
         self._decided, self._undecided = -AGAIN, -1
 
-    def keep(self, ids: Sequence[int], texts: Sequence[str], score: Score) -> None:
+    def keep(self, ids: Sequence[int], texts: Sequence[str], score: TextScore) -> None:
         """Append tokens that passed with this score."""
         self.ids += ids
         self.texts += texts
@@ -190,11 +190,11 @@ class Watch:
         self._asked = [self.passed]
         self.scores.append((self.passed, score))
 
-    def worst(self) -> Score:
+    def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
         context, passes = self.settings.block_context, self.settings.passes
         some = [score for place, score in self.scores if context < place <= self.passed]
         some = [one for one in some if passes(one.value)] or [self.scores[-1][1]]
         names = set.intersection(*(set(one.attributes) for one in some))
         attributes = {name: max(one.attributes[name] for one in some) for name in sorted(names)}
-        return Score(max(one.value for one in some), False, attributes)
+        return TextScore(max(one.value for one in some), attributes)

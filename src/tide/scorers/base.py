@@ -113,10 +113,11 @@ def screen_of(scorer: Scorer) -> Scorer | None:
 
 
 class TextScore(NamedTuple):
-    """The score of one text and its attributes, all in [0, 1]."""
+    """The score of one text and its attributes, all in [0, 1]. empty: see `Scores`."""
 
     value: float
     attributes: Mapping[str, float] = {}
+    empty: bool = False
 
 
 class Attributed(NamedTuple):
@@ -187,14 +188,6 @@ class CallableScorer(PlainScorer):
         return self._function(list(texts))
 
 
-class Score(NamedTuple):
-    """The score of one text; see `Scores`."""
-
-    value: float
-    empty: bool
-    attributes: dict[str, float]
-
-
 @dataclass(frozen=True)
 class Scores:
     """Scores of n texts; all arrays have shape (n,).
@@ -220,10 +213,10 @@ class Scores:
             for part in parts
         ]
 
-    def worst(self) -> Score:
+    def worst(self) -> TextScore:
         """Return the score of the most toxic text."""
         row = int(self.values.argmax())
-        return Score(float(self.values[row]), bool(self.empty[row]), self.known(row))
+        return TextScore(float(self.values[row]), self.known(row), bool(self.empty[row]))
 
     def known(self, row: int) -> dict[str, float]:
         """Return the known attributes of the text in this row."""

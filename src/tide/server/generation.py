@@ -34,7 +34,7 @@ from tide.server.schemas import (
     ReplyShape,
     event,
 )
-from tide.server.tracing import record_completion, record_prompt
+from tide.server.tracing import record_completion
 
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Weight of earlier requests in the moving average of request times, used for `Retry-After`.
@@ -240,7 +240,7 @@ class Serving:
         queue: asyncio.Queue[tuple[int, _Item | Exception]] = asyncio.Queue()
         work = [_items(call, in_pieces) for call in calls]
         tasks = [asyncio.create_task(_pump(i, one, queue)) for i, one in enumerate(work)]
-        left, lengths = len(calls), list[int]()
+        left = len(calls)
         try:
             while left:
                 rest = started + limits.request_seconds - time.monotonic()
@@ -264,10 +264,11 @@ class Serving:
                     yield number, item
                     continue
                 left -= 1
-                lengths = lengths or await self._lengths(calls[:: request.n])
-                sent = self._sent(item, calls[number], lengths[number // request.n], request)
+                sent = self._sent(item, calls[number], request)
                 best = None if isinstance(item, Draft) else item.best
-                record_completion(best, sent.reason, sent.tokens)
+                # The completions of a prompt share its tokens.
+                read = 0 if number % request.n else sent.prompt_tokens
+                record_completion(best, sent.reason, read, sent.tokens)
                 yield number, sent
             taken = time.monotonic() - started
             self._seconds += (1 - _MEMORY) * (taken - self._seconds)
@@ -277,9 +278,7 @@ class Serving:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _sent(
-        self, found: Result | Draft, call: Call, prompt_tokens: int, request: Generation
-    ) -> Sent:
+    def _sent(self, found: Result | Draft, call: Call, request: Generation) -> Sent:
         """Return the part of a result or draft that is sent."""
         self._metrics.add(found)
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
@@ -291,9 +290,8 @@ class Serving:
                 "generated_tokens": written,
             }
             reason, tokens = found.finish_reason, found.num_tokens + parts.num_tokens
-            return Sent(
-                found.text, parts, _reason(reason, parts), tokens, prompt_tokens, tide, found
-            )
+            read = len(found.task.prompt.token_ids)
+            return Sent(found.text, parts, _reason(reason, parts), tokens, read, tide, found)
         best, settings, traces = found.best, call.policy.detox.settings, request.tide.trace
         is_base = best.accepted and best.base.text == best.text
         evaluations = [
@@ -310,7 +308,7 @@ class Serving:
             "base_partial": best.base_partial,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
-            "forward_tokens": best.forward_tokens(prompt_tokens),
+            "forward_tokens": best.forward_tokens,
             "scorer_calls": best.scorer_calls,
             "generated_tokens": best.generated_tokens,
             # The model's own text is shown only with traces, or if it is the accepted text.
@@ -325,24 +323,13 @@ class Serving:
             best.parts,
             _reason(best.returned.finish_reason if ended else "content_filter", best.parts),
             best.shown_tokens if best.refused else tokens,
-            prompt_tokens,
+            best.prompt_tokens,
             tide,
         )
 
     def _count(self, change: int) -> None:
         self._under_way += change
         self._metrics.under_way.set(self._under_way)
-
-    async def _lengths(self, calls: Sequence[Call]) -> list[int]:
-        """Return the number of prompt tokens of each call."""
-        engine = self._policies.engine
-
-        def read() -> list[list[int]]:
-            return engine.tokenize([engine.text_of(call.prompt) for call in calls])
-
-        rows = await asyncio.to_thread(read)  # slow for long prompts
-        record_prompt(sum(map(len, rows)))
-        return [len(row) for row in rows]
 
 
 async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:

@@ -113,20 +113,15 @@ def record_request(request: Generation, model: str) -> None:
             span.set_attribute(name, value)
 
 
-def record_prompt(tokens: int) -> None:
-    if (span := _SPAN.get()) is not None:
-        span.set_attribute("gen_ai.usage.input_tokens", tokens)
-
-
-def record_completion(best: Trial | None, reason: str, tokens: int) -> None:
-    """Add the outcome of a completion to its span. tokens: number of tokens sent."""
+def record_completion(best: Trial | None, reason: str, read: int, sent: int) -> None:
+    """Add the outcome of a completion to its span. read, sent: numbers of tokens."""
     if (span := _SPAN.get()) is None:
         return
-    known = span.attributes
-    reasons = known.get("gen_ai.response.finish_reasons", ())
-    written = known.get("gen_ai.usage.output_tokens", 0)
+    reasons = span.attributes.get("gen_ai.response.finish_reasons", ())
     span.set_attribute("gen_ai.response.finish_reasons", (*reasons, reason))
-    span.set_attribute("gen_ai.usage.output_tokens", written + tokens)
+    for name, tokens in {"input": read, "output": sent}.items():
+        counted = f"gen_ai.usage.{name}_tokens"
+        span.set_attribute(counted, span.attributes.get(counted, 0) + tokens)
     if best is None:
         return
     span.add_event(

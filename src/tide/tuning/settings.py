@@ -79,7 +79,8 @@ class TuningSettings(BaseModel):
         default=60,
         ge=1,
         le=10_000,
-        description="optuna: total number of trials; a later call may add more.",
+        description="optuna: total number of trials; a later call may add trials. A smaller number "
+        "chooses among the first trials.",
     )
 
     @classmethod

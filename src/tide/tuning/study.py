@@ -141,6 +141,8 @@ def by_grid(bench: Bench, prompts: Benchmark, how: TuningSettings) -> list[Tunin
     grid = {n: values for n, values in GRID.items() if not bench.given & _GIVEN.get(n, {n})}
     if not grid:
         raise InputError("nothing is left to tune: mu, num_samples and step_size are all given")
+    if not load_strategy(bench.settings(bench.usual).strategy).moves:
+        raise InputError(f"--start: {bench.usual} moves no embeddings; the grid tunes their moves")
     factor = _factor(bench, how.grid_scale)
     scaled: dict[str, list[Any]] = {
         name: [v if name == "num_samples" else float(f"{v * factor:.4g}") for v in values]
