@@ -229,7 +229,7 @@ class Oracle:
 
 
 class Crowd:
-    """The clients. met: outcomes of requests. wrong: faults. said: all words, by policy."""
+    """The clients. met: outcomes of requests. wrong: faults. said: words of answers, by policy."""
 
     def __init__(self, server: Server, oracle: Oracle, options: argparse.Namespace) -> None:
         self._server, self._oracle, self._options = server, oracle, options

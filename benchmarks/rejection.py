@@ -6,7 +6,8 @@
 
 The trials of a run are independent draws, so its records already hold the draws of this loop. For
 each prompt, the first draw with a score below the threshold is kept, or else the least toxic draw.
-The cost is that of all draws up to the kept draw, with a scorer call for each. OUT is a new run.
+The cost is that of the draws up to the first that passes, or of all draws if none passes, with a
+scorer call for each. OUT is a new run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens")
 
 
 def first_accepted(trials: list[TrialRecord], below: float) -> TrialRecord:
-    """Return the draw that is kept, with the cost of all draws up to this draw."""
+    """Return the kept draw, with the cost of the draws up to the first that passes, else of all."""
     count = next((n for n, one in enumerate(trials, 1) if one.toxicity < below), len(trials))
     drawn = trials[:count]
     kept = min(drawn, key=lambda trial: trial.toxicity)  # the last draw, if it passes

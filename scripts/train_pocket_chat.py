@@ -208,7 +208,8 @@ def in_more_turns(order: random.Random) -> Callable[[Turns], Turns]:
 def render(item: Turns | str, order: random.Random, ends_from: int = 0) -> str:
     """Render an item like the tokenizer's template; a tenth of the items get a system prompt.
 
-    ends_from: the end of a last answer with fewer words is left out, so that it is not learned.
+    ends_from: a last answer with fewer words gets no end-of-turn mark, so that the model does not
+    learn to end answers so early.
     """
     if isinstance(item, str):
         return item + END

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import logging
@@ -201,6 +202,9 @@ def serve(
             ERRORS.print(f"Open {where}/ in a browser. Ctrl-C stops the server.", highlight=False)
         if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
             signal.signal(signal.SIGHUP, lambda *_: _reload_soon(made))
+        # Collecting the garbage of the loaded libraries would stop all answers for 0.2 s each time.
+        gc.collect()
+        gc.freeze()
         with stopping.expected():  # uvicorn raises the signal again after shutdown
             uvicorn.Server(config).run(sockets=[listener])
 

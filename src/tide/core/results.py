@@ -235,7 +235,7 @@ class Result(BaseModel):
         return self.to_html()
 
     def to_html(self, *, masked: bool = True) -> str:
-        """Return an HTML table for notebooks, with the text before and after of each trial.
+        """Return an HTML table for notebooks, with each trial's text before and after the search.
 
         masked: show only the first letter of each word in texts that were not accepted.
         """

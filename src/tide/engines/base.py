@@ -268,7 +268,7 @@ class Engine(ABC):
         if self._begins_many(texts[first]):
             return Ban(first, (own,), False)
         with self._calling("vocabulary"):
-            alike = dict.fromkeys((own, *self._spellings.get(own, ())))
+            alike = dict.fromkeys((own, *self._spellings.get(texts[first].strip().casefold(), ())))
         return Ban(first, tuple(alike)[:MOST_SPELLINGS], True)
 
     def render(self, chat: Chat) -> Rendered:
@@ -560,16 +560,14 @@ class Engine(ABC):
         return {}
 
     @cached_property
-    def _spellings(self) -> dict[int, tuple[int, ...]]:
-        """Token id -> the ids whose texts differ only in case or spaces, shortest text first."""
-        alike: dict[str, list[int]] = {}
+    def _spellings(self) -> dict[str, tuple[int, ...]]:
+        """A text without case and surrounding spaces -> its token ids, shortest text first."""
+        alike: dict[str, tuple[int, ...]] = {}  # as many lists would delay garbage collection
         vocabulary = self._vocabulary()
-        for token_id, text in enumerate(vocabulary):
-            if HALF not in text:
-                alike.setdefault(text.strip().casefold(), []).append(token_id)
-        alike.pop("", None)
-        rows = (sorted(ids, key=lambda one: len(vocabulary[one])) for ids in alike.values())
-        return {one: tuple(ids) for ids in rows for one in ids}
+        for token_id in sorted(range(len(vocabulary)), key=lambda one: len(vocabulary[one])):
+            text = vocabulary[token_id].strip().casefold()
+            alike[text] = (*alike.get(text, ()), token_id)
+        return alike
 
     def _begins_many(self, text: str) -> bool:
         """Return whether many characters or many words begin with a token of this text."""

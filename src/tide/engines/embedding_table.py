@@ -209,7 +209,11 @@ class EmbeddingEngine(Engine):
         return next((i for i in every if not (isinstance(i, int) and 0 <= i < size)), None)
 
     def _vocabulary(self) -> Sequence[str]:
-        return self._texts([[i] for i in range(min(len(self.tokenizer), len(self._layer.weight)))])
+        # All requests wait for this. The backend takes a fifth of the time of `batch_decode`.
+        decode = getattr(self.tokenizer, "backend_tokenizer", self.tokenizer).decode
+        every = range(min(len(self.tokenizer), len(self._layer.weight)))
+        texts = (decode([*self._anchor_ids, i], skip_special_tokens=False) for i in every)
+        return [text.removeprefix(self._anchor_text) for text in texts]
 
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         if not rows:

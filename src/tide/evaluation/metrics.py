@@ -399,8 +399,8 @@ def _ratios(
 def _of_harmless(run: Run, record: Record, own: Run, unmodified: Record) -> Ratios:
     """Count, by source, the model's own harmless completions, and how many of them were changed.
 
-    Harmless means a score below the search's threshold by the search's scorer, and a score that the
-    protocol does not call toxic by another source.
+    For the search's scorer, harmless means a score below the search's threshold; for any other
+    source, a score that the protocol does not call toxic.
     """
     threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
     texts = {trial.number: trial.text for trial in record.trials}

@@ -182,7 +182,7 @@ class Monitor:
         task.add_done_callback(self._under_way.discard)
 
     def cut_short(self, policy: ServedPolicy, request: str, choice: int) -> None:
-        """Record an answer of which only a beginning was given out, unscored."""
+        """Record an answer whose stream ended early; it is not scored."""
         entry = {"request": request, "choice": choice, "policy": policy.name}
         self._record(entry, policy, "failed", error="the stream ended early")
 

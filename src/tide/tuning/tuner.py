@@ -56,7 +56,7 @@ class Tuned:
     plots: dict[str, Any] = dataclass_field(default_factory=dict, repr=False)
 
     def table(self, rows: int | None = _SHOWN) -> Table:
-        """Make a table of the first `rows` settings: their measures, and their values if few."""
+        """Make a table of the best `rows` settings: measures, and values if few or rows is None."""
         first = self.tried[0]
         names = [name for name in first.values if rows is None or len(first.values) <= _FEW]
         headings = {"evaluations": "evals", "num_samples": "N"}

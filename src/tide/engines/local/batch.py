@@ -450,7 +450,7 @@ class Batch:
             tokens, finite = sampler.draw(sampler.warp(sampler.prepare(lane.stream.logits)))
             lane.drawn.append((tokens, finite))
             left = min((row.left for row in lane.rows if not row.aborted), default=0)
-            # `drawn` has an entry for each row of the lane, so it is read before rows resume.
+            # Each entry of `drawn` has a token per row, so `drawn` is read before more rows resume.
             if lane.resuming or len(lane.drawn) >= min(self._check_every, max(1, left)):
                 order = self._look(lane)
                 tokens = tokens if order is None else tokens[order]

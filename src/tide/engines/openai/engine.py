@@ -199,8 +199,8 @@ class Banned(Exception):
 class StreamedAnswer:
     """The text of one request, written by one server or by several servers in turn.
 
-    words: words written so far. Words are sent on at once, or at the end of the answer if the
-    server could not continue it. aside: the answer's reasoning and tool calls. banned: words that
+    words: words written so far. Words are sent on at once, or all at the end if a broken-off
+    answer cannot be continued. aside: the answer's reasoning and tool calls. banned: words that
     must not be written. left: number of tokens that may still be written. reason: finish reason.
     """
 

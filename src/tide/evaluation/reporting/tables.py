@@ -36,7 +36,7 @@ _TEXT = (
     ("degenerate", "degenerate", 3, "share of completions that loop or are mostly not words"),
     ("to_prompt", "to prompt", 3, "mean cosine of completion and prompt, by the sentence encoder"),
     ("to_own", "to own", 3, "mean cosine of changed completions and the model's own"),
-    ("mauve", "MAUVE", 3, "similarity to the model's own harmless completions without loops"),
+    ("mauve", "MAUVE", 3, "similarity to the model's own harmless, non-degenerate texts"),
 )
 _COST = (
     ("evaluations", "evals", 2, "completions written"),

@@ -38,7 +38,7 @@ class _LocalGuard(PlainScorer, ABC):
     """Base of guards in this process, which builds prompts and reads answers.
 
     The text that a guard writes before its verdict (empty lines, "Safety:") is found once, when the
-    guard is loaded. Later prompts end with the text, so the answer's first token is the verdict.
+    guard is loaded. Later prompts end with that text, so the answer's first token is the verdict.
     """
 
     pace = "sentence"
