@@ -42,7 +42,8 @@ _WORD = re.compile(
 # Three or more single letters with the same separator between them.
 _SPACED = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
 # Digits and signs that stand for letters, and words that may hold them.
-_LOOK_ALIKES = str.maketrans("013457@$!", "oieastasi")
+_SIGNS = "013457@$!"
+_LOOK_ALIKES = str.maketrans(_SIGNS, "oieastasi")
 _MIXED = re.compile(r"(?<![a-z0-9@$!])[a-z]*[013457@$!][a-z0-9@$!]*")
 _NUMBER = re.compile(r"[\d$@!]+(?:st|nd|rd|th|s|k|m|d|x|am|pm)?")
 _PROBE = (
@@ -59,9 +60,13 @@ def normalize(text: str) -> str:
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text).replace("\u2019", "'")
         text = "".join(c for c in decomposed if unicodedata.category(c) not in ("Mn", "Cf"))
-    text = _ADDRESSED.sub(" ", text).lower()
-    text = _SPACED.sub(lambda match: match[0].replace(match[1], ""), text)
-    return _REPEATED.sub(r"\1\1", _MIXED.sub(_read_look_alikes, text))
+    # Most texts have none of these; searching for a character is faster than matching.
+    if "@" in text or "://" in text or "www." in text.lower():
+        text = _ADDRESSED.sub(" ", text)
+    text = _SPACED.sub(lambda match: match[0].replace(match[1], ""), text.lower())
+    if any(sign in text for sign in _SIGNS):
+        text = _MIXED.sub(_read_look_alikes, text)
+    return _REPEATED.sub(r"\1\1", text)
 
 
 def _read_look_alikes(match: re.Match[str]) -> str:
@@ -145,7 +150,7 @@ class Features(Description):
         for n in range(2, self.word_max + 1):
             runs = map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
             found.update(_column(run, self.n_features) for run in runs)
-        return np.array(sorted(found), dtype=np.int64)
+        return np.sort(np.fromiter(found, np.int64, len(found)))
 
 
 def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
