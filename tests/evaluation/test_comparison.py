@@ -20,6 +20,7 @@ from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run,
 from tide.evaluation import comparison as evaluating
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
+from tide.search.base import Strategy
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
 
@@ -385,6 +386,7 @@ def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"methods": ["base", Strategy]}, "^methods: write a class as 'module:Class'"),
         ({"methods": "base,tyde"}, "^methods: unknown 'tyde'; did you mean 'tide'"),
         ({"methods": "dapt", "artefacts": Path("nowhere")}, "dexperts/artefact.json is missing"),
         ({"methods": "tide", "preset": "nonsense"}, "nonsense"),

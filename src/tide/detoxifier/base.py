@@ -273,8 +273,8 @@ class DetoxifierBase:
         self.engine.check_sampling(settings)
         if strategy.moves and not self.engine.has_embeddings:
             raise InputError(
-                f"strategy {strategy.name}: moves prompt embeddings, which the engine "
-                f"{type(self.engine).__name__} does not have; use backtrack or resample"
+                f"strategy {strategy.name}: moves prompt embeddings, which this engine "
+                "does not have; use backtrack or resample"
             )
 
     def _for_stream(self, overrides: Overrides) -> Overrides:

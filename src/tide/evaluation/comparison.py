@@ -130,6 +130,8 @@ def evaluate(
     """
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
     given = split_specs(methods, "--methods") if isinstance(methods, str) else methods
+    if others := [one for one in given if not isinstance(one, str)]:
+        raise InputError(f"methods: write a class as 'module:Class' (got {others[0]!r})")
     specs = [one for spec in given for one in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
     # Check the names before loading a model, which is slow.
