@@ -95,10 +95,11 @@ def searched(models: dict[str, Records]) -> Table:
         Column("row norm", 2),
     ]
     notes = [
-        "K = 1: share of trials that ended at the prompt itself; cos: their median cosine, which "
-        "would be 1 for the point that was returned",
+        "K = 1: share of trials whose first completion was accepted; cos at K = 1: the median of "
+        "their recorded cosines (the returned point is the prompt itself, with cosine 1)",
         "unresolved: first trials that end at 0.5 or more",
-        "row norm: of a prompt's rows, if that cosine is after one step of the published length",
+        "row norm: norm of a prompt's rows that gives this cosine after one step of the published "
+        "length",
     ]
     return Table("searched", f"{TITLE}: iterations and cosines", columns, rows, notes)
 
