@@ -221,6 +221,28 @@ def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -
         Detoxifier(chatml, scorer=quiet).chat(many.dump())
 
 
+def test_the_answers_to_a_chat_share_its_rendering(
+    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered: list[Chat] = []
+    render = chatml.render
+
+    def noting(chat: Chat) -> Rendered:
+        rendered.append(chat)
+        return render(chat)
+
+    monkeypatch.setattr(chatml, "render", noting)
+    chats = [Chat.said(text) for text in ("the town", "the river")]
+
+    async def answers() -> list[str]:
+        async with AsyncDetoxifier(chatml, scorer=quiet, max_new_tokens=3) as detox:
+            asked = [detox(chat, seed=seed) for chat in chats for seed in range(3)]
+            return [one.text for one in await asyncio.gather(*asked)]
+
+    assert len(asyncio.run(answers())) == 6
+    assert rendered == chats
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

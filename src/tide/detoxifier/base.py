@@ -119,6 +119,7 @@ class DetoxifierBase:
         self._scoring = Scoring(self.scorer)
         self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
         self._under_way: set[Future[Any]] = set()
+        self._rendered: tuple[object, str] = (None, "")  # the last prompt, and its text
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """Return for each prompt the reason why it cannot be completed, or None. Runs no model."""
@@ -221,7 +222,9 @@ class DetoxifierBase:
                 f"{len(chat.messages)} messages do not fit into the model's context of "
                 f"{limit} tokens"
             )
-        text = self.engine.text_of(prompt)
+        if self._rendered[0] is not prompt:  # the choices of a request share their prompt
+            self._rendered = prompt, self.engine.text_of(prompt)
+        text = self._rendered[1]
         if chat is not None:
             settings = settings.for_chat(self.engine.chat_sampling)
         read = await self._read(text, settings)
