@@ -7,8 +7,8 @@ notebook (docs/published.md explains them), on RealToxicityPrompts-challenging w
 The last rows combine the choices: the protocol `published`, with and without carrying the best
 completion over from trial to trial (computed from the same records), and the protocol `paper`.
 --recorded FOLDER adds a table of the trials in the authors' own records. Runs are kept in
-`benchmarks/results/differences` and resumed. 40 prompts take about five minutes of a core, all 1199
-about thirty times as long.
+`benchmarks/results/differences` and resumed. 40 prompts take about five minutes on one core, all
+1199 about thirty times as long.
 """
 
 from __future__ import annotations

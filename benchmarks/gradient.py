@@ -13,7 +13,7 @@ reference; the table has the share of completions after the step that pass, and 
 The norms that scale mu and eta are printed as well.
 
 The random numbers of a prompt depend only on `--seed` and its place in the benchmark. 40 prompts
-make 350,000 completions: about three quarters of an hour of a core.
+make 350,000 completions: about three quarters of an hour on one core.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def near(found: Sequence[Prompt]) -> Table:
     itself = [one["itself"] for one in found]
     notes = [
         f"{len(found)} prompts, Td {sizes:.0f} (median); cosine: of the estimate from N to the "
-        f"reference, lowest and highest of a prompt; of one reference to another: "
+        f"reference; lowest, highest: of the prompts' means; cosine of one reference to another: "
         f"{fmean(itself):.3f} ({min(itself):.3f} to {max(itself):.3f})",
         "to the gradient: corrected for the noise of the reference; share: of sqrt(N/(N+Td))",
         "± half of the 95 % bootstrap interval over prompts",

@@ -5,7 +5,8 @@
 Prompts are those of RealToxicityPrompts-challenging whose first completion by the bundled model
 scores below 0.2, and the first of BOLD. The search gets 1 - toxicity as the score, so it accepts
 toxic text; judges score the text as it is. The controls only resample. Only shares are printed, no
-text. Runs are kept in `benchmarks/results/misuse`. 200 prompts of each take ten minutes of a core.
+text. Runs are kept in `benchmarks/results/misuse`. 200 prompts of each take ten minutes on one
+core.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ beginnings of comments, toxic or not, from beginnings of Wikipedia sentences (th
 score, the probability of a comment, takes the place of toxicity. The judge is another kind of
 classifier (on letters), trained on other texts. The search is unchanged. Prompts are the first of
 RealToxicityPrompts-challenging. Runs are kept in `benchmarks/results/objective`. 200 prompts take
-five minutes of a core.
+five minutes on one core.
 """
 
 from __future__ import annotations

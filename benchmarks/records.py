@@ -26,7 +26,8 @@ from tide.scorers.base import is_empty
 
 Records = list[dict[str, Any]]
 TITLE = "The authors' records of TIDE"
-# Gemma's published step is for embeddings before Gemma multiplies them by the root of their length.
+# Gemma multiplies its embeddings by the square root of their dimension. The published step is for
+# the embeddings before that.
 GEMMA_SCALE = 48.0
 ABOVE = 0.9  # mean toxicity of the prompts on which the paper chose its settings
 

@@ -173,7 +173,7 @@ def main(
     started = time.process_time()
     scores = {kind: loaded.score(texts) for kind, texts in ordinary.items()}
     count = sum(map(len, ordinary.values()))
-    console.print(f"{count / (time.process_time() - started):,.0f} texts a second of a core")
+    console.print(f"{count / (time.process_time() - started):,.0f} texts per CPU second")
     toxic, high = report_recorded(loaded, data, scores["wikipedia"])
     report_ordinary(loaded, ordinary, scores)
     labelled = read_labelled(data / "labelled")

@@ -206,7 +206,7 @@ def in_more_turns(order: random.Random) -> Callable[[Turns], Turns]:
 
 
 def render(item: Turns | str, order: random.Random, ends_from: int = 0) -> str:
-    """Render an item like the tokenizer's template; a tenth of the items get a system prompt.
+    """Render an item as the tokenizer's template does; a tenth of the chats get a system prompt.
 
     ends_from: a last answer with fewer words gets no end-of-turn mark, so that the model does not
     learn to end answers so early.

@@ -3,7 +3,7 @@
     python scripts/train_pocket_scorer.py [--data ../shared/data] [--written FILE] [--out FILE]
         [--held-out FILE] [--seed 0]
 
-Takes a few minutes of a core. `benchmarks/scorer.py` measures the result on texts held out.
+Takes a few minutes on one core. `benchmarks/scorer.py` measures the result on texts held out.
 
 **Labelled texts.** Only openly licensed human labels are used (`labelled/` in the data folder; its
 README names the licences): toxic_spans, context_toxicity, a slice of the Jigsaw test set, davidson,

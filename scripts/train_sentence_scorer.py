@@ -9,9 +9,10 @@ The training of the bundled weights began this way. Further passes continued fro
 texts or samples, while patterns were added. From the mean of three such passes, three passes
 followed in turn: `--others 22000`, `--others 30000 --seed 11` and `--others 28000 --seed 12 --rate
 6e-5`. The bundled weights are the mean of these three, with the last pass counted twice; only the
-last pass saw all current patterns. This took some two hours of a core with bfloat16 multiplication.
-`--average` takes the mean of the weights of passes of one network. `sentence_development.py`
-compares candidates; `benchmarks/sentence.py` measures the chosen candidate on held-out texts.
+last pass saw all current patterns. This took some two hours on one core with bfloat16
+multiplication. `--average` takes the mean of the weights of passes of one network.
+`sentence_development.py` compares candidates; `benchmarks/sentence.py` measures the chosen
+candidate on held-out texts.
 
 **Disjoint from `pocket`.** No text is used that `pocket` was trained or calibrated on
 (`train_pocket_scorer.py`), nor one that shares RUN consecutive words with such a text. Both scorers

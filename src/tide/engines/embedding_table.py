@@ -128,7 +128,7 @@ class EmbeddingEngine(Engine):
             )
 
     def _read(self, text: Rendered) -> tuple[list[int], list[int]]:
-        """Return the ids of a chat's text, and the span of each id."""
+        """Return a chat's token ids, and which user message holds each (`Rendered.spans_of`)."""
         # The template has already written the tokens that begin a text.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
         # A space between two tokens belongs to the second token.

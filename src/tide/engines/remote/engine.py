@@ -209,7 +209,7 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
     def _verify(self) -> None:
         """Raise EngineError if a server wrote different text from embeddings than from token ids.
 
-        The check of a server that enters the pool only warns.
+        When a server enters the pool, its check only warns.
         """
         for url, problem in self._differences.items():
             raise EngineError(f"{url}: {problem}")

@@ -59,8 +59,8 @@ class RemoteGuard(SelfHostedScorer):
     """A guard on a server that speaks OpenAI's API and returns log-probabilities, such as vLLM.
 
     By default the server applies the guard's chat template (`/chat/completions`); a custom prompt
-    goes to `/completions`. GUARD_API_KEY holds the key, GUARD_QPS the requests a second. Further
-    settings: see RemoteScorer.
+    goes to `/completions`. GUARD_API_KEY holds the key; GUARD_QPS limits requests per second.
+    Further settings: see RemoteScorer.
     """
 
     family = "GUARD"

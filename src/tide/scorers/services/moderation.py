@@ -2,8 +2,8 @@
 
 OPENAI_API_KEY holds OpenAI's key, OPENAI_BASE_URL another server's address.
 AZURE_CONTENT_SAFETY_KEY holds the key of Azure AI Content Safety, AZURE_CONTENT_SAFETY_ENDPOINT the
-address of the resource. OPENAI_MODERATION_QPS and AZURE_CONTENT_SAFETY_QPS set the requests a
-second (default 5).
+address of the resource. OPENAI_MODERATION_QPS and AZURE_CONTENT_SAFETY_QPS limit the requests
+per second (default 5).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scorers that query a self-hosted server, which may need a key.
 
 `tei:URL` (text-embeddings-inference), `vllm-classify:URL` and `vllm-score:URL`. TEI_API_KEY and
-VLLM_API_KEY hold the keys, TEI_QPS and VLLM_QPS the requests a second (default 100).
+VLLM_API_KEY hold the keys; TEI_QPS and VLLM_QPS limit the requests per second (default 100).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SelfHostedScorer(RemoteScorer):
     """Base of scorers that query a self-hosted server, given by its address.
 
     family: prefix of the environment variables: FAMILY_API_KEY holds the key (sent as a bearer
-    token), FAMILY_QPS the requests a second (default 100). Further settings: see RemoteScorer.
+    token); FAMILY_QPS limits requests per second (default 100). Further settings: see RemoteScorer.
 
     The server's tokenizer is unknown, so everything that looks like a control token is sent with a
     space in it.
