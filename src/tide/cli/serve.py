@@ -202,9 +202,7 @@ def serve(
             ERRORS.print(f"Open {where}/ in a browser. Ctrl-C stops the server.", highlight=False)
         if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
             signal.signal(signal.SIGHUP, lambda *_: _reload_soon(made))
-        # Collecting the garbage of the loaded libraries would stop all answers for 0.2 s each time.
-        gc.collect()
-        gc.freeze()
+        _freeze()
         # The engine's thread waits less for the threads that score and send (5 ms by default).
         sys.setswitchinterval(1e-4)
         with stopping.expected():  # uvicorn raises the signal again after shutdown
@@ -217,12 +215,23 @@ def _reload_soon(policies: Policies) -> None:
     def reload() -> None:
         try:
             policies.reload()
+            _freeze()
             found = {"policies": "reloaded", "names": list(policies.table.policies)}
         except Exception as error:  # whatever fails, the server keeps serving
             found = {"policies": "kept as they were", "problem": first_line(error)}
         logger("tide.server").info(json.dumps(found))
 
     threading.Thread(target=reload, name="tide policies", daemon=True).start()
+
+
+def _freeze() -> None:
+    """Exempt all present objects from garbage collection.
+
+    Collecting those of the libraries would stop all answers for 0.2 s each time.
+    """
+    gc.unfreeze()  # what a reload has replaced is collected
+    gc.collect()
+    gc.freeze()
 
 
 def _config(app: Any, drain: float) -> Any:
