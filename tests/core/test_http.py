@@ -18,7 +18,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests.hostile import KEY
-from tide.core.errors import EngineError, ScorerUnavailableError
+from tide.core import http
+from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed
 from tide.engines.remote.engine import RemoteEngine
 from tide.engines.remote.protocol import CompletionResponse
@@ -174,6 +175,19 @@ def test_no_redirect_is_followed() -> None:
         with serving(sends(f"{head}\r\n\r\n".encode())) as (url, _):
             assert ask(url).status == 307
         assert reached == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SSL_CERT_FILE", "/nowhere.pem"), ("HTTP_PROXY", "odd://proxy"), ("NO_PROXY", "[::1")],
+)
+def test_an_environment_that_cannot_be_used_is_one_line(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    http._certificates.cache_clear()
+    with pytest.raises(EnvironmentVariableError, match="or SSL_CERT_FILE of the environment"):
+        Client(1.0)
 
 
 def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,22 @@ def test_embeds_as_the_model_does(kind: str, dtype: str, tmp_path: Path) -> None
     found = vocabulary(folder, getattr(torch, dtype))
     assert torch.equal(*(engine.embed([PROMPT])[0] for engine in (expected, found)))
     assert found.encode(PROMPT) == expected.encode(PROMPT)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+def test_a_table_of_other_than_finite_numbers_is_refused(
+    value: float | None, tmp_path: Path
+) -> None:
+    folder = save_causal_lm(tmp_path, "llama")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "embed_tokens" in name)
+    if value is None:  # quantised, without its scales
+        weights[name] = (weights[name] * 100).to(torch.int8)
+    else:
+        weights[name][7] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineError, match="NaN, infinite or absurdly large values, or no real"):
+        vocabulary(folder)
 
 
 def shard(folder: Path, *, renamed: tuple[str, str] = ("", "")) -> None:

@@ -22,7 +22,7 @@ import httpx
 from pydantic import BaseModel, FailFast, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
-from tide.core.errors import EnvironmentVariableError, InputError, described
+from tide.core.errors import EnvironmentVariableError, InputError, described, guarded
 from tide.core.sanitize import hide, logger, shown
 from tide.core.validation import problem
 
@@ -120,14 +120,16 @@ class Client(httpx.AsyncClient):
     def __init__(self, timeout: float, *, key: SecretStr | None = None, **options: Any) -> None:
         if key is not None:
             options["headers"] = {"Authorization": f"Bearer {key.get_secret_value()}"}
-        super().__init__(
-            timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
-            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
-            follow_redirects=False,
-            cookies=_NoCookies(),
-            verify=_certificates(),
-            **options,
-        )
+        what = "the proxies (ALL_PROXY, ...) or SSL_CERT_FILE of the environment cannot be used"
+        with guarded(EnvironmentVariableError, what):
+            super().__init__(
+                timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
+                limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
+                follow_redirects=False,
+                cookies=_NoCookies(),
+                verify=_certificates(),
+                **options,
+            )
         self._seconds = timeout
         self.under_way = 0
 

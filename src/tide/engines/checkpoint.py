@@ -107,6 +107,8 @@ def read_vocabulary(
         shape, expected = tuple(weight.shape), tuple(layer.weight.shape)
         if shape != expected:
             raise ValueError(f"their shape is {shape}, but the config says {expected}")
+        if not (weight.is_floating_point() and weight.sum(dtype=torch.float32).isfinite()):
+            raise ValueError("they hold NaN, infinite or absurdly large values, or no real numbers")
         for buffer_name, buffer in layer.named_buffers():
             setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))
         # This call sets the buffers (Gemma's scale); the weight has no data yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
@@ -22,7 +23,9 @@ class PooledEngine(Engine):
     ) -> None:
         """Make and start the pool; raises EngineError if no server can be used."""
         key = read_key(key_env)
-        self.pool = EndpointPool(urls, self._admit, self._check, timeout, deadline, api_key=key)
+        me = weakref.proxy(self)  # the pool's tasks run until the engine is collected
+        gates = lambda one: me._admit(one), lambda one: me._check(one)  # noqa: PLW0108
+        self.pool = EndpointPool(urls, *gates, timeout, deadline, api_key=key)
         try:
             self.portal.run(self.pool.start)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import time
@@ -14,6 +15,7 @@ import pytest
 import torch
 from benchmarks.writing import completed, likelihoods
 
+from tests.engines.remote import vllm_server
 from tests.engines.remote.vllm_server import VllmServer, hang
 from tests.models import save_causal_lm
 from tide import Detoxifier
@@ -388,6 +390,69 @@ def test_a_request_that_servers_fail_at_which_do_others_fails_alone(
     assert asked <= 10
 
 
+def test_of_requests_that_are_sent_together_only_the_faulty_one_fails(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], local: TransformersEngine
+) -> None:
+    engine = connect(servers[0])
+    ids = engine.tokenize(PROMPTS)
+    servers[0].misbehave = lambda body: (400, {}) if ids[2] in body.get("prompt", ()) else None
+    requests = [Request(one, GREEDY, priority=number) for number, one in enumerate(ids)]
+    one, two, failed, four = asyncio.run(_each(engine, requests))
+    assert isinstance(failed, CompletionError)
+    expected = asyncio.run(local.complete(requests))
+    assert [one, two, four] == [expected[place].token_ids for place in (0, 1, 3)]
+    sizes = [len(body["prompt"]) for body in servers[0].requests if "prompt" in body]
+    assert sizes[0] == 4
+
+
+def test_no_more_sequences_run_than_allowed(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    running, most = 0, 0
+    complete = servers[0]._complete
+
+    def counting(body: dict[str, Any]) -> Any:
+        nonlocal running, most
+        running += len(body["prompt_embeds"])
+        most = max(most, running)
+        time.sleep(0.05)
+        running -= len(body["prompt_embeds"])
+        return complete(body)
+
+    engine = connect(servers[0], max_batch=3)
+    servers[0]._complete = counting  # type: ignore[method-assign]
+    assert len(completions_of(engine, 10)) == 10
+    assert 1 <= most <= 3
+
+
+def test_a_request_that_cannot_be_compared_fails_alone(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    engine = connect()
+    (ids,) = engine.tokenize(PROMPTS[:1])
+    odd: Any = [5]  # a list cannot be hashed
+    requests = [Request(ids, GREEDY), Request(ids, GREEDY, banned_token_ids=odd)]
+    good, bad = asyncio.run(_each(engine, requests))
+    assert len(good) == 6
+    assert isinstance(bad, EngineError)
+
+
+def test_an_engine_that_is_dropped_ends_while_a_server_is_down(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer]
+) -> None:
+    servers[0].stop()
+    urls = [server.url for server in servers]
+    engine = RemoteEngine("pocket", base_urls=urls, dtype="float32", deadline=20.0)
+    thread = engine.portal._thread
+    del engine
+
+    def has_ended() -> bool:
+        gc.collect()
+        return not thread.is_alive()
+
+    wait_until(has_ended)
+
+
 async def _each(engine: Engine, requests: list[Request]) -> list[Any]:
     async def whole(request: Request) -> tuple[int, ...]:
         return sum([piece.token_ids async for piece in engine.write(request)], ())
@@ -552,6 +617,24 @@ def test_a_stream_that_breaks_off_goes_on_at_another_server(
     bodies = [body for server in servers for body in server.requests if body.get("stream")]
     asked = sorted(bodies, key=lambda body: -int(body["max_tokens"]))
     assert [body["max_tokens"] for body in asked] == [6, 4]
+
+
+def test_a_stream_that_breaks_off_after_its_last_token_has_ended(
+    connect: Callable[..., RemoteEngine], servers: list[VllmServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = vllm_server._parts
+
+    def with_an_end(choice: dict[str, Any], size: int) -> list[dict[str, Any]]:
+        end = {"index": 0, "text": "", "token_ids": [], "finish_reason": choice["finish_reason"]}
+        return [*({**one, "finish_reason": None} for one in parts(choice, size)), end]
+
+    monkeypatch.setattr(vllm_server, "_parts", with_an_end)
+    engine = connect(servers[0])
+    sampling = GREEDY.model_copy(update={"min_new_tokens": 6})
+    request = Request(engine.tokenize(PROMPTS[:1])[0], sampling, piece_tokens=2)
+    servers[0].most_events = 3
+    assert len(sum(asyncio.run(_streamed(engine, request)), ())) == 6
+    assert all(body["max_tokens"] > 0 for body in servers[0].requests)
 
 
 async def _broken_once(

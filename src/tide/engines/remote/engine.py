@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tide.core.concurrency import gather, items_of
-from tide.core.errors import EngineError, guarded
+from tide.core.errors import CompletionError, EngineError, guarded
 from tide.core.http import MIB, Seconds, ServerFailed
 from tide.core.pool import Endpoint, EndpointRefused
 from tide.core.pretrained import read_config
@@ -37,6 +37,7 @@ from tide.plugins.options import checked
 _log = logger(__name__)
 _T = TypeVar("_T")
 _Asked = TypeVar("_Asked")
+_Waiting = tuple[Request, asyncio.Future[Piece]]
 
 _MAX_BATCH = 256
 # Maximum number of sequences per request (a few MB). All are repeated if the server fails.
@@ -90,7 +91,8 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
             vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
             super().__init__(*vocabulary, config)
         self.context_length = None
-        self._waiting: list[tuple[Request, asyncio.Future[Piece]]] = []
+        self._capacity = asyncio.Semaphore(self.max_batch)
+        self._waiting: dict[Any, list[_Waiting]] = {}  # requests that may share an HTTP request
         self._served: dict[str, ServedModel] = {}  # key: address of the server
         self._differences: dict[str, str] = {}
         self._connect(base_urls, timeout, deadline, api_key_env)
@@ -99,29 +101,40 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         self.context_length = min(self._served[url].max_model_len for url in usable) - 1
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if request.piece_tokens is None:
-            future: asyncio.Future[Piece] = asyncio.get_running_loop().create_future()
-            if not self._waiting:  # sequences of one turn of the loop share requests
-                asyncio.get_running_loop().call_soon(self._send)
-            self._waiting.append((request, future))
-            yield await future
-            return
+        async with self._capacity:
+            if request.piece_tokens is None:
+                yield await self._whole_piece(request)
+                return
+            async with aclosing(items_of(partial(self._stream, request))) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    def _whole_piece(self, request: Request) -> asyncio.Future[Piece]:
+        future: asyncio.Future[Piece] = asyncio.get_running_loop().create_future()
+        if not self._waiting:  # sequences of one turn of the loop share requests
+            asyncio.get_running_loop().call_soon(self._send)
+        # An HTTP request has one value for each setting. Greedy sequences need no seed.
+        seed = request.seed if request.sampling.temperature > 0 else None
+        of_ids = isinstance(request.prompt, Sequence)
+        key = request.sampling, seed, request.banned_token_ids, of_ids
+        self._waiting.setdefault(key, []).append((request, future))
+        return future
+
+    async def _stream(self, request: Request, put: Callable[[Piece], None]) -> None:
         given: list[int] = []
 
-        async def work(put: Callable[[Piece], None]) -> None:
-            async def ask(endpoint: Endpoint) -> None:
-                # A server that takes over continues after the tokens that were already sent on.
-                rest = request if not given else self.after(request, given)
-                async with aclosing(self._parts(endpoint, rest)) as parts:
-                    async for piece in parts:
-                        given.extend(piece.token_ids)
-                        put(piece)
+        async def ask(endpoint: Endpoint) -> None:
+            if len(given) == request.sampling.max_new_tokens:  # broke off before its reason
+                put(Piece((), "length"))
+                return
+            # A server that takes over continues after the tokens that were already sent on.
+            rest = request if not given else self.after(request, given)
+            async with aclosing(self._parts(endpoint, rest)) as parts:
+                async for piece in parts:
+                    given.extend(piece.token_ids)
+                    put(piece)
 
-            await self.pool.run(1, ask)
-
-        async with aclosing(items_of(work)) as pieces:
-            async for piece in pieces:
-                yield piece
+        await self.pool.run(1, ask)
 
     async def _parts(self, endpoint: Endpoint, request: Request) -> AsyncGenerator[Piece, None]:
         body = sampling_fields(request) | self._prompts([request.prompt])
@@ -145,20 +158,12 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
     def _send(self) -> None:
         """Send the waiting requests to the servers."""
-        alike: dict[Any, list[tuple[Request, asyncio.Future[Piece]]]] = {}
-        waiting, self._waiting = self._waiting, []
-        for one, future in waiting:
-            # An HTTP request has one value for each setting. Greedy sequences need no seed.
-            seed = one.seed if one.sampling.temperature > 0 else None
-            of_ids = isinstance(one.prompt, Sequence)
-            key = one.sampling, seed, one.banned_token_ids, one.priority, of_ids
-            if not future.done():
-                alike.setdefault(key, []).append((one, future))
-        for rows in alike.values():
-            for some in self._split(rows):
+        waiting, self._waiting = self._waiting, {}
+        for rows in waiting.values():
+            for some in self._split([row for row in rows if not row[1].done()]):
                 self.pool.begin(self._complete(some))
 
-    async def _complete(self, asked: Sequence[tuple[Request, asyncio.Future[Piece]]]) -> None:
+    async def _complete(self, asked: Sequence[_Waiting]) -> None:
         requests, futures = [one for one, _ in asked], [future for _, future in asked]
         task = asyncio.current_task()
         assert task is not None
@@ -169,10 +174,14 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
 
         for future in futures:
             future.add_done_callback(cancel_if_unwanted)
-        body = sampling_fields(requests[0]) | self._prompts([one.prompt for one in requests])
         try:
+            body = sampling_fields(requests[0]) | self._prompts([one.prompt for one in requests])
             found = await self._choices(body, requests, self._piece)
         except Exception as error:
+            if isinstance(error, CompletionError) and len(asked) > 1:
+                for row in asked:  # each on its own, to find the one that the servers fail at
+                    self.pool.begin(self._complete([row]))
+                return
             for future in futures:
                 if not future.done():
                     future.set_exception(error)
@@ -194,11 +203,8 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
         return [one for part in parts for one in part]
 
     def _full(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-        return (
-            protocol.NEUTRAL
-            | body
-            | {"model": self._served[endpoint.url].id, "return_token_ids": True}
-        )
+        own = {"model": self._served[endpoint.url].id, "return_token_ids": True}
+        return protocol.NEUTRAL | body | own
 
     def _prompts(self, prompts: Sequence[Sequence[int] | Tensor]) -> dict[str, Any]:
         """Return the request's field for prompts, which are all token ids or all embeddings."""
