@@ -108,8 +108,8 @@ def described(result: Result) -> list[dict[str, Any]]:
 
 def _trial(trial: Trial) -> dict[str, Any]:
     # base_partial: says of the trace what it is, and is no result of its own. parts: of chats
-    # before a server alone.
-    left_out = {"trace", "decoded_prompt", "shown", "base_partial", "parts"}
+    # before a server alone. prompt_tokens: the prompt's.
+    left_out = {"trace", "decoded_prompt", "shown", "base_partial", "parts", "prompt_tokens"}
     plain = trial.model_dump(exclude=left_out)
     return {
         **plain,
