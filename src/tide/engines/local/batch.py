@@ -27,12 +27,7 @@ from tide.core.errors import CompletionError, EngineError, described
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Likelihood, Piece, Request
 from tide.engines.local.cache import Beginning, Pair, PrefixCache
-from tide.engines.local.sampler import (
-    CHECK_EVERY,
-    CHECK_EVERY_ELSEWHERE,
-    LOOK_EVERY,
-    Sampler,
-)
+from tide.engines.local.sampler import CHECK_EVERY, CHECK_EVERY_ELSEWHERE, LOOK_EVERY, Sampler
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
