@@ -113,6 +113,13 @@ def guided(scores: torch.Tensor, clean: torch.Tensor, **options: float) -> list[
     return guide(scores[None], clean.logit()[None], chosen)[0].tolist()
 
 
+def test_gedi_drops_no_token_that_is_the_last_possible_one() -> None:
+    """The cleanest token of all may have been left out by top-k or top-p."""
+    scores = torch.tensor([1.0, 0.5, -torch.inf, -torch.inf])
+    found = guided(scores, torch.tensor([0.1, 0.2, 0.9, 0.99]), filter_p=1.0, target_p=1.0)
+    assert [math.isfinite(one) for one in found] == [False, True, False, False]
+
+
 def test_gedi_guide() -> None:
     """P = (0.5, 0.3, 0.2), P(clean) = (0.2, 0.5, 0.9), omega 1: the products are 0.1, 0.15, 0.18.
 

@@ -80,7 +80,10 @@ def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
     mass = guided.softmax(dim=-1).gather(-1, order).cumsum(dim=-1)
     filtered = mass < options.filter_p * options.onset
     dropped = filtered & (ordered < math.log(options.target_p))
-    dropped[:, -1] = False  # rounding must not drop all tokens
+    # Rounding must not drop all tokens: the cleanest that top-k and top-p have left stays.
+    possible = (guided.gather(-1, order) > -torch.inf).int()
+    last = possible.shape[-1] - 1 - possible.flip(-1).argmax(dim=-1, keepdim=True)
+    dropped = dropped.scatter(-1, last, False)
     return guided.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
 
 

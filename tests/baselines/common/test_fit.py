@@ -94,6 +94,14 @@ def test_as_many_of_either_kind_from_each_source() -> None:
         between.balanced(seed=0)
 
 
+@pytest.mark.parametrize("count", [50, 100, 200])
+def test_a_few_hundred_balanced_texts_can_be_split_with_any_seed(count: int) -> None:
+    data = Labelled(many("x", count, count), [])
+    for seed in range(20):
+        _, held_out = data.split(seed)
+        assert held_out.balanced(seed, 40, least=10)
+
+
 def test_a_split_is_apart_and_keeps_pairs_together() -> None:
     data = Labelled(many("x", 60, 40), [Pair(f"a{i}", (f"b{i}", f"c{i}")) for i in range(50)])
     train, held_out = data.split(seed=3)

@@ -11,7 +11,7 @@ from torch import nn
 from tide.baselines.base import FitSettings, Training
 from tide.baselines.common import training
 from tide.baselines.common.fit import FitTask, Labelled
-from tide.baselines.common.training import train
+from tide.baselines.common.training import batches, train
 from tide.core.errors import InputError
 from tide.core.validation import validated
 
@@ -109,3 +109,8 @@ def test_settings_by_the_size_of_the_model() -> None:
     assert by_size(8_000_000_000).rank > 0
     assert by_size(100_000_000, rank=8, steps=7).rank == 8
     assert by_size(100_000_000, rank=8, steps=7).steps == 7
+
+
+def test_without_rows_there_is_nothing_to_draw_batches_from() -> None:
+    with pytest.raises(InputError, match="no text is left to train on"):
+        next(batches([], 4, 0))

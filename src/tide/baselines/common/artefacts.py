@@ -59,7 +59,8 @@ class Artefact:
 def fingerprint(model: nn.Module) -> str:
     """Return a hash of the names, the shapes and some values of all parameters, 16 hex digits.
 
-    Values are rounded to bfloat16, so that the hash does not depend on the dtype of the model.
+    Values are rounded to bfloat16, so that the hash of a model is the same in float32 and bfloat16.
+    In float16 small values are rounded twice, so the hash of a model in float16 is another.
     """
     digest = blake2b(digest_size=8)
     for name, parameter in sorted(model.named_parameters()):
@@ -127,7 +128,8 @@ def load_artefact(artefacts: Path | None, kind: str, model: nn.Module, name: str
     if info.get("fingerprint") != fingerprint(model):
         raise InputError(
             f"baseline {kind}: {folder} was fitted for model {info.get('model')!r}, and the "
-            f"weights of {name!r} are different; fit again with {_fit_command(kind, name)}"
+            f"weights of {name!r} are different; fit again with {_fit_command(kind, name)} "
+            "(for --dtype float16 with this option, too)"
         )
     for tensor_name, tensor in tensors.items():
         if not tensor.isfinite().all():

@@ -80,13 +80,19 @@ class Labelled:
         return Labelled(singles[0], pairs[0]), Labelled(singles[1], pairs[1])
 
     def balanced(
-        self, seed: int, limit: int | None = None, kind: Kind = by_half, *, rest: bool = False
+        self,
+        seed: int,
+        limit: int | None = None,
+        kind: Kind = by_half,
+        *,
+        rest: bool = False,
+        least: int = _LEAST,
     ) -> list[LabelledText]:
         """Choose as many toxic as non-toxic texts from each group; returns them in random order.
 
         Thus the group of a text does not predict its toxicity. limit: maximum number of texts.
         kind: decides which texts are toxic. rest: include texts that are neither toxic nor
-        non-toxic. Raises InputError if fewer than 20 texts of each kind remain.
+        non-toxic. Raises InputError if fewer than `least` texts of each kind remain.
         """
         by_group: dict[str, tuple[list[LabelledText], list[LabelledText]]] = {}
         chosen: list[LabelledText] = []
@@ -96,10 +102,10 @@ class Labelled:
             (chosen if toxic is None else kinds[toxic]).append(text)
         chosen = chosen if rest else []
         few = sum(min(map(len, kinds)) for kinds in by_group.values())
-        if few < _LEAST:
+        if few < least:
             raise InputError(
-                f"data: {few} toxic texts can be matched with non-toxic texts of the same source;"
-                f" at least {_LEAST} are needed"
+                f"data: of {len(self.texts)} texts {few} toxic texts can be matched with non-toxic "
+                f"texts of the same source; at least {least} are needed"
             )
         generator = np.random.default_rng(seed)
         for kinds in by_group.values():
@@ -168,7 +174,9 @@ class FitTask:
         """
         limit, seed = self.settings.max_texts, self.settings.seed
         train = self.train.balanced(seed, limit, kind, rest=rest)
-        return train, self.held_out.balanced(seed, max(limit // 10, 40), kind)
+        # Of 40 texts that were drawn at random, rarely exactly 20 are toxic.
+        held_out = self.held_out.balanced(seed, max(limit // 10, 40), kind, least=_LEAST // 2)
+        return train, held_out
 
     def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
         """Tokenize texts like prompts; cut the ids to `max_tokens` and to the model's context.

@@ -14,6 +14,7 @@ from tide.baselines.base import in_batches
 from tide.baselines.common.decoding import Reader, Writing, decode
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.training import auc, weak_auc
+from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.engines.local.stream import by_length
 from tide.scorers import load_scorer
@@ -49,7 +50,9 @@ def beginnings(task: FitTask) -> list[list[int]]:
     texts, _ = task.texts()
     wanted = max(_BATCH, task.settings.steps * task.settings.batch_size // 2)
     ids = task.tokenize([text.text for text in texts[:wanted]])
-    return [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]
+    if not (found := [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]):
+        raise InputError("data: no training text has two tokens or more")
+    return found
 
 
 def write(

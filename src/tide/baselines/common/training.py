@@ -77,6 +77,8 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
 
 def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:
     """Yield random batches of row numbers without end; rows of a batch have similar lengths."""
+    if not lengths:
+        raise InputError("data: no text is left to train on; texts need two tokens or more")
     generator = np.random.default_rng(seed)
     while True:
         order = generator.permutation(len(lengths))
