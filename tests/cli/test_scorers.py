@@ -324,3 +324,39 @@ def test_a_full_disk_keeps_the_old_scores(
 
 def _full(descriptor: int) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_two_scorers_of_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    specs = []
+    for folder, score in (("a", 0.1), ("b", 0.9)):
+        file = tmp_path / folder / "own.py"
+        file.parent.mkdir()
+        file.write_text(
+            "import tide\n\n\nclass Mine(tide.Scorer):\n    name, threshold = 'mine', 0.5\n\n"
+            f"    def score(self, texts):\n        return [{score}] * len(texts)\n"
+        )
+        specs.append(f"{file}:Mine")
+    both = ["-s", specs[0], "-s", specs[1]]
+    assert tide("score", "the town", *both) == 1
+    assert "two scorers have the same name" in capsys.readouterr().err
+    assert tide("run", "the town", "--judges", ",".join(specs), "--max-new-tokens", "2") == 1
+    assert "have the same name, mine" in " ".join(capsys.readouterr().err.split())
+    assert tide("run", "the town", "--judges", "pocket", "--max-new-tokens", "2") == 0
+    assert " - " not in capsys.readouterr().out
+    assert tide("score", "the town", "--output", "-") == 1
+
+
+def test_a_closed_standard_input_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert tide("score", "--input", "-") == 1
+    assert "the standard input is closed" in capsys.readouterr().err
+
+
+def test_an_odd_engine_option_is_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for value in ("1" * 5000, "[" * 100_000):
+        assert tide("run", "the town", "--engine-option", f"device={value}") == 1
+    assert "a bug in tide" not in capsys.readouterr().err

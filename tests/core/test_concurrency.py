@@ -380,3 +380,15 @@ def test_after_a_fork_each_use_is_an_error_and_none_hangs() -> None:
     said = "EngineError the process was forked; make a new engine in the new process"
     scorer = "ScorerError the process was forked; make a new scorer in the new process"
     assert done.stdout.splitlines() == [*[said] * 8, scorer, "new", "word"]
+
+
+def test_a_script_may_end_while_work_is_under_way() -> None:
+    script = (
+        "import tide\n"
+        "detox = tide.Detoxifier()\n"
+        "for result in detox.map(f'The {i}' for i in range(500)):\n"
+        "    break\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")

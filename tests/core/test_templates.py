@@ -74,3 +74,16 @@ def test_a_process_that_was_killed_is_begun_anew(tmp_path: Path) -> None:
     popen.wait()
     assert engine.render(Chat.said("hello")) == text
     assert templates._process._popen is not popen
+
+
+def test_no_module_of_the_working_folder_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working folder may be that of a model."""
+    (tmp_path / "json.py").write_text("open('ran', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(templates, "_process", templates._Process())
+    engine = TransformersEngine("pocket-chat")
+    assert "hello" in engine.render(Chat.said("hello"))
+    templates._process.close()
+    assert not (tmp_path / "ran").exists()

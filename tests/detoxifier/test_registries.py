@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,6 +51,8 @@ def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
         assert detox(PROMPTS[0]).before.toxicity == 0.0  # it writes no capitals
     with pytest.raises(InputError, match="shouting"):
         tide.load_scorer("shouting:loud")
+    tide.register("scorer", "partly", partial(shouting))
+    assert tide.load_scorer("partly").score(["ABab"])[0] == 0.5
 
 
 def test_an_engine_a_strategy_and_a_baseline_are_found_by_name() -> None:

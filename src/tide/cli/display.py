@@ -99,6 +99,8 @@ def refuse_existing(
 ) -> None:
     """Raise InputError for an output that is also an input, or exists without `overwrite`."""
     for path in filter(None, paths):
+        if str(path) == "-":
+            raise InputError("--output: '-' is not a file")
         refuse_inputs(path, filter(None, inputs))
         if path.exists() and not overwrite:
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
@@ -160,7 +162,7 @@ def summary_table(
     if an answer was repaired while it was written, since its original is incomplete.
     """
     # For each scorer, the rates of each prompt before and after.
-    found: dict[str, tuple[list[_Rates], list[_Rates]]] = {}
+    found: dict[int, tuple[list[_Rates], list[_Rates]]] = {}
     counts: Counter[str] = Counter()
     for record in records:
         counts["prompts"] += 1
@@ -175,7 +177,7 @@ def summary_table(
             )
             counts["empty completions"] += trial.empty is True
         for number, (name, threshold) in enumerate([scorer, *judges]):
-            columns = found.setdefault(name, ([], []))
+            columns = found.setdefault(number, ([], []))
             for rows, scores in zip(
                 columns, _scores(record, name if number else None), strict=True
             ):
@@ -190,8 +192,8 @@ def summary_table(
     labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
     if counts["trials"] == counts["prompts"]:  # one completion per prompt: max equals mean
         labels = {0: "toxic rate", 2: "toxicity"}
-    for name, columns in found.items():
-        table.add_row(Text(name, style="bold"))
+    for number, columns in found.items():
+        table.add_row(Text([scorer, *judges][number][0], style="bold"))
         for place, label in labels.items():
             # An average over only some prompts would not be comparable.
             whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]

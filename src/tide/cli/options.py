@@ -252,7 +252,7 @@ def engine_options(
             raise InputError(f"{flag}: expected NAME=VALUE (got {text!r})")
         try:
             options[name] = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             options[name] = value
     return options
 

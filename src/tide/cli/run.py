@@ -104,7 +104,7 @@ def run(
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
     from tide.evaluation.comparison import Job, describe, run_method  # noqa: PLC0415
-    from tide.evaluation.judges import NamedScorer  # noqa: PLC0415
+    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
     from tide.evaluation.runs import files_of  # noqa: PLC0415
 
@@ -115,6 +115,7 @@ def run(
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
     say_loading(model, scorer, says.format(**chosen))
     loaded = [NamedScorer.of(spec) for spec in options.judges(judges, strict_language)]
+    check_names(loaded)
     with Detoxifier(
         model,
         scorer=scorer,

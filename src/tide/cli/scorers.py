@@ -85,6 +85,8 @@ def score(
         loaded = [
             load_scorer(options.strict(name, strict_language)) for name in scorers or ["pocket"]
         ]
+        if len({one.name for one in loaded}) < len(set(scorers or ["pocket"])):
+            raise InputError("--scorer: two scorers have the same name; change the name of one")
         bodies = [row.text for row in rows]
         columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
         if output is not None:
@@ -310,9 +312,11 @@ def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
     Raises InputError for an invalid spec.
     """
     loaded: dict[str, Scorer | str] = {}
-    for spec in scorers or ["pocket"]:
+    for spec in dict.fromkeys(scorers or ["pocket"]):
         try:
             scorer = load_scorer(spec)
+            if scorer.name in loaded:
+                raise InputError(f"--scorer: {spec} has the same name as another, {scorer.name}")
             loaded[scorer.name] = scorer
         except (ScorerError, EnvironmentVariableError, MissingDependencyError) as error:
             loaded[spec] = str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import functools
 import os
@@ -23,6 +24,19 @@ _T = TypeVar("_T")
 ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
 
 _MAKING = threading.Lock()
+_OPEN: weakref.WeakSet[Portal] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """End all threads before Python exits; it would abort the process if one were inside torch."""
+    portals = [one for one in _OPEN if not one.is_forked]
+    for one in portals:
+        one.close(wait=False)
+    for one in portals:
+        one._thread.join(5.0)
+
+
+atexit.register(_end_all)
 
 
 class Portal:
@@ -44,6 +58,7 @@ class Portal:
         self._closed = False
         self._waited_for: set[Future[Any]] = set()
         self._thread.start()
+        _OPEN.add(self)
 
     @property
     def is_current(self) -> bool:

@@ -52,9 +52,12 @@ class _Process:
     """The separate process. It starts at the first request, and again if it has ended."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.unlock()
         self._popen: subprocess.Popen[bytes] | None = None
         self._owner = 0  # a fork must not use the pipes of its parent
+
+    def unlock(self) -> None:
+        self._lock = threading.Lock()
 
     def ask(self, line: bytes) -> dict[str, Any]:
         """Send one line; return the answer. Raises ValueError for no answer within the limits."""
@@ -100,7 +103,8 @@ class _Process:
         if self._popen is None or self._popen.poll() is not None:
             self._end()
             self._popen = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, json.dumps(sys.path)],
+                # -I: it imports nothing from the working folder, which may be a model's.
+                [sys.executable, "-I", "-c", _CHILD, json.dumps(sys.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -122,6 +126,8 @@ class _Process:
 
 _process = _Process()
 atexit.register(_process.close)
+if hasattr(os, "register_at_fork"):  # a fork has no thread that would release the lock
+    os.register_at_fork(after_in_child=_process.unlock)
 
 
 def _serve() -> None:

@@ -155,6 +155,8 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     is_stdin = str(path) == "-"
+    if is_stdin and sys.stdin is None:
+        raise InputError("-: the standard input is closed")
     lines = numbered(sys.stdin.buffer, _STDIN) if is_stdin else read_lines(path)
     for where, line in lines:
         for text in as_text(without_mark(line), where).rstrip("\r\n").split("\r"):

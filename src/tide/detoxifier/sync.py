@@ -231,6 +231,8 @@ class Detoxifier(DetoxifierBase):
                     future = self._start(prompt, settings, strategy, trials)
                     under_way[future] = number
                     future.add_done_callback(ended.put)
+                    if not ended.empty():  # a slow source must not delay finished results
+                        break
                 if not under_way:
                     return
                 future = ended.get()

@@ -25,7 +25,7 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.caching_engine import CachingEngine
-from tide.evaluation.judges import NamedScorer, judge_records, measure_records
+from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
 from tide.evaluation.methods import Method, OnCluster, check_method, load_method
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Reference, reference_named
@@ -142,6 +142,7 @@ def evaluate(
     with ExitStack() as stack:
         inside = open_scorer(scorer, stack)
         outside = [open_scorer(judge, stack) for judge in _listed(judges)]
+        check_names(outside)
         running = stack.enter_context(ExitStack())
         used: Engine | str = str(model)
         guide: Scorer | str = inside.scorer
@@ -239,6 +240,7 @@ def judge(
         for path in paths:
             stack.enter_context(writing(files_of(path)[0]))
         loaded = [open_scorer(one, stack) for one in _listed(judges)]
+        check_names(loaded)
         running = stack.enter_context(ExitStack())
         files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
         failed = [_judge(file, path, loaded, progress) for path, file in files.items()]

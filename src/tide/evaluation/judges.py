@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tide.core.errors import ScorerError, TideError
+from tide.core.errors import InputError, ScorerError, TideError
 from tide.core.settings import EmptyPolicy
 from tide.data.record_files import RecordFile
 from tide.data.records import Added, Record, RecordId, TrialRecord
@@ -36,6 +36,18 @@ class NamedScorer:
     @property
     def config(self) -> dict[str, str | None]:
         return {"spec": self.spec, "name": self.scorer.name}
+
+
+def check_names(judges: Sequence[NamedScorer]) -> None:
+    """Raise InputError for two judges of one name, since records hold one score for each name."""
+    seen: dict[str, str | Scorer] = {}
+    for one in judges:
+        own = one.spec or one.scorer
+        if seen.setdefault(one.scorer.name, own) != own:
+            raise InputError(
+                f"judges: {seen[one.scorer.name]} and {own} have the same name, "
+                f"{one.scorer.name}; change the name of one"
+            )
 
 
 def judge_records(

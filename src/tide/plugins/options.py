@@ -68,7 +68,7 @@ def parse_value(field: FieldInfo, text: str) -> Any:
     if get_origin(field.annotation) is tuple and text.startswith("["):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
     return None if text == "none" and NoneType in get_args(field.annotation) else text
 
