@@ -64,6 +64,11 @@ def test_what_stands_around_scorers_is_read_as_written(spec: Spec) -> None:
     assert [others[0], parse(others[1], wrappers=WRAPPERS), others[2]] == ["a", spec, "b"]
 
 
+@pytest.mark.parametrize("text", ["max:cache:(hf:I#a,b)", "max:(hf:I#a,b)", "cache:(hf:I#a,b)"])
+def test_a_single_member_with_a_comma_stays_one(text: str) -> None:
+    assert str(parse(text, wrappers=WRAPPERS)) == text
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

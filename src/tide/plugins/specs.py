@@ -50,7 +50,7 @@ class Spec:
         # A member is put in parentheses if it has commas, or would absorb the members after it.
         several = len(self.inner) > 1
         members = ",".join(
-            f"({spec})" if several and (spec.inner or "," in str(spec)) else str(spec)
+            f"({spec})" if (several if spec.inner else "," in str(spec)) else str(spec)
             for spec in self.inner
         )
         parts = (self.name, self.number or None, members or None, self.argument)
