@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -87,3 +89,32 @@ def test_no_module_of_the_working_folder_is_imported(
     assert "hello" in engine.render(Chat.said("hello"))
     templates._process.close()
     assert not (tmp_path / "ran").exists()
+
+
+_FORKED = """
+import os, sys, threading, time
+from tide.core import templates
+
+class Tokenizer:
+    special_tokens_map = {}
+    def __init__(self, template): self.template = template
+    def get_chat_template(self): return self.template
+
+loop = "{% for i in range(30000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}"
+ask = lambda: templates.render_template(Tokenizer(loop), [])
+threading.Thread(target=ask, daemon=True).start()
+while not templates._process._lock.locked():
+    time.sleep(0.01)
+if (child := os.fork()) == 0:
+    print(templates.render_template(Tokenizer("it works"), []), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_while_a_template_is_rendered_can_render() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _FORKED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "it works", done.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -121,6 +122,20 @@ def test_closing_ends_what_a_server_waits_for_with_an_error() -> None:
             await waits
 
     asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks do not count cancellations")
+def test_a_call_that_is_cancelled_as_it_is_closed_is_cancelled() -> None:
+    async def both() -> bool:
+        detox = AsyncDetoxifier(Gated(0), scorer=ReadingScorer())
+        call = asyncio.ensure_future(detox._finished(lambda: asyncio.sleep(60)))
+        await asyncio.sleep(0.05)
+        detox.close()
+        call.cancel()
+        await asyncio.wait([call])
+        return call.cancelled()
+
+    assert asyncio.run(both())
 
 
 def test_errors_are_those_of_their_calls() -> None:

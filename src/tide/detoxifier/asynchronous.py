@@ -61,7 +61,8 @@ class AsyncDetoxifier(DetoxifierBase):
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            if done.cancelled():  # by `close`, and not by the caller
+            asked = getattr(asyncio.current_task(), "cancelling", int)  # missing in Python 3.10
+            if done.cancelled() and not asked():  # by `close`, and not by the caller
                 raise EngineError(CLOSED) from None
             raise
         finally:
