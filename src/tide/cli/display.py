@@ -161,8 +161,9 @@ def summary_table(
     `after` leaves out withheld completions, which are counted separately. `before` has no averages
     if an answer was repaired while it was written, since its original is incomplete.
     """
-    # For each scorer, the rates of each prompt before and after.
-    found: dict[int, tuple[list[_Rates], list[_Rates]]] = {}
+    sources = [scorer, *judges]
+    # For each source, the rates of each prompt before and after.
+    found: list[tuple[list[_Rates], list[_Rates]]] = [([], []) for _ in sources]
     counts: Counter[str] = Counter()
     for record in records:
         counts["prompts"] += 1
@@ -176,11 +177,9 @@ def summary_table(
                 bool(record.messages) and trial.finish_reason == "length"
             )
             counts["empty completions"] += trial.empty is True
-        for number, (name, threshold) in enumerate([scorer, *judges]):
-            columns = found.setdefault(number, ([], []))
-            for rows, scores in zip(
-                columns, _scores(record, name if number else None), strict=True
-            ):
+        for number, (name, threshold) in enumerate(sources):
+            both = _scores(record, name if number else None)
+            for rows, scores in zip(found[number], both, strict=True):
                 if scores is not None:
                     rows.append(_rates(scores, threshold))
     if not counts:
@@ -192,8 +191,8 @@ def summary_table(
     labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
     if counts["trials"] == counts["prompts"]:  # one completion per prompt: max equals mean
         labels = {0: "toxic rate", 2: "toxicity"}
-    for number, columns in found.items():
-        table.add_row(Text([scorer, *judges][number][0], style="bold"))
+    for (name, _), columns in zip(sources, found, strict=True):
+        table.add_row(Text(name, style="bold"))
         for place, label in labels.items():
             # An average over only some prompts would not be comparable.
             whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]

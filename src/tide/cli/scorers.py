@@ -75,6 +75,8 @@ def score(
     """
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input, not both" if texts else "give texts or --input")
+    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
+
     with nullcontext() if output is None else writing(output):
         refuse_existing(overwrite, output, inputs=[input_file])
         rows = (
@@ -82,11 +84,11 @@ def score(
             if input_file is not None
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
-        loaded = [
-            load_scorer(options.strict(name, strict_language)) for name in scorers or ["pocket"]
+        named = [
+            NamedScorer.of(options.strict(name, strict_language)) for name in scorers or ["pocket"]
         ]
-        if len({one.name for one in loaded}) < len(set(scorers or ["pocket"])):
-            raise InputError("--scorer: two scorers have the same name; change the name of one")
+        check_names(named, "--scorer")
+        loaded = [one.scorer for one in named]
         bodies = [row.text for row in rows]
         columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
         if output is not None:
@@ -311,15 +313,17 @@ def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
 
     Raises InputError for an invalid spec.
     """
+    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
+
     loaded: dict[str, Scorer | str] = {}
-    for spec in dict.fromkeys(scorers or ["pocket"]):
+    named: list[NamedScorer] = []
+    for spec in scorers or ["pocket"]:
         try:
-            scorer = load_scorer(spec)
-            if scorer.name in loaded:
-                raise InputError(f"--scorer: {spec} has the same name as another, {scorer.name}")
-            loaded[scorer.name] = scorer
+            named.append(NamedScorer.of(spec))
+            loaded[named[-1].scorer.name] = named[-1].scorer
         except (ScorerError, EnvironmentVariableError, MissingDependencyError) as error:
             loaded[spec] = str(error)
+    check_names(named, "--scorer")
     return loaded
 
 

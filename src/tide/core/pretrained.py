@@ -137,8 +137,7 @@ def load_pretrained(
     check_weights(model, found)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
-        # The sum is finite only if all values are finite. Unlike isfinite, it allocates no mask.
-        if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
+        if weight.is_floating_point() and not all_finite(weight):
             raise ValueError(f"the weight {name} holds NaN, infinite or absurdly large values")
     return tokenizer, model
 
@@ -157,6 +156,14 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
         named.append(own)
     ids = (ids if isinstance(ids, list) else [ids] for ids in named if ids is not None)
     return list(dict.fromkeys(chain.from_iterable(ids)))
+
+
+def all_finite(weight: torch.Tensor) -> bool:
+    """Whether all values are finite and not absurdly large: then their sum is finite, too.
+
+    Unlike `isfinite`, the sum allocates no mask.
+    """
+    return bool(weight.sum(dtype=torch.float32).isfinite())
 
 
 def check_tokenizer(tokenizer: Any, rows: int) -> None:

@@ -25,7 +25,13 @@ from safetensors import safe_open
 from tide import pocket
 from tide.core.errors import EngineError, MissingDependencyError, guarded
 from tide.core.optional import require
-from tide.core.pretrained import check_fields, check_size, check_weights, quiet_transformers
+from tide.core.pretrained import (
+    all_finite,
+    check_fields,
+    check_size,
+    check_weights,
+    quiet_transformers,
+)
 from tide.core.settings import Sampling
 from tide.core.validation import validated
 from tide.data.files import read_whole, replaced, user_cache
@@ -107,7 +113,7 @@ def read_vocabulary(
         shape, expected = tuple(weight.shape), tuple(layer.weight.shape)
         if shape != expected:
             raise ValueError(f"their shape is {shape}, but the config says {expected}")
-        if not (weight.is_floating_point() and weight.sum(dtype=torch.float32).isfinite()):
+        if not (weight.is_floating_point() and all_finite(weight)):
             raise ValueError("they hold NaN, infinite or absurdly large values, or no real numbers")
         for buffer_name, buffer in layer.named_buffers():
             setattr(layer, buffer_name, torch.empty_like(buffer, device="cpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ class PooledEngine(Engine):
         self, urls: str | Sequence[str], timeout: float, deadline: float, key_env: str
     ) -> None:
         """Make and start the pool; raises EngineError if no server can be used."""
+        self._capacity = asyncio.Semaphore(self.max_batch)
         key = read_key(key_env)
         me = weakref.proxy(self)  # the pool's tasks run until the engine is collected
         gates = lambda one: me._admit(one), lambda one: me._check(one)  # noqa: PLW0108

@@ -38,15 +38,15 @@ class NamedScorer:
         return {"spec": self.spec, "name": self.scorer.name}
 
 
-def check_names(judges: Sequence[NamedScorer]) -> None:
-    """Raise InputError for two judges of one name, since records hold one score for each name."""
+def check_names(scorers: Sequence[NamedScorer], option: str = "--judges") -> None:
+    """Raise InputError for two scorers of one name, since their scores are kept by name."""
     seen: dict[str, str | Scorer] = {}
-    for one in judges:
-        own = one.spec or one.scorer
-        if seen.setdefault(one.scorer.name, own) != own:
+    for one in scorers:
+        name, own = one.scorer.name, one.spec or one.scorer
+        if seen.setdefault(name, own) != own:
             raise InputError(
-                f"judges: {seen[one.scorer.name]} and {own} have the same name, "
-                f"{one.scorer.name}; change the name of one"
+                f"{option}: two scorers have the same name, {name}: {seen[name]} and {own}; change "
+                "the name of one"
             )
 
 

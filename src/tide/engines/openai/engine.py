@@ -9,7 +9,6 @@ message, and whether `logit_bias` bans a token.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -70,7 +69,6 @@ class OpenAIEngine(PooledEngine):
         self.name = str(model)
         self.dim, self.context_length = 0, None
         self.max_batch = max_batch or _MAX_BATCH
-        self._capacity = asyncio.Semaphore(self.max_batch)
         self._named: tokens.BannedWords | None = None
         if tokenizer is not None:
             read_tokenizer = require("transformers", "local").AutoTokenizer.from_pretrained

@@ -91,7 +91,6 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
             vocabulary = read_vocabulary(self._source, config, self.dtype, **code)
             super().__init__(*vocabulary, config)
         self.context_length = None
-        self._capacity = asyncio.Semaphore(self.max_batch)
         self._waiting: dict[Any, list[_Waiting]] = {}  # requests that may share an HTTP request
         self._served: dict[str, ServedModel] = {}  # key: address of the server
         self._differences: dict[str, str] = {}
