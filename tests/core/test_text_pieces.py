@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from tide.core.text import (
     first_end,
     is_degenerate,
     last_end,
+    splits_character,
     word_starts,
 )
 
@@ -181,3 +183,11 @@ def test_what_is_repeated_often_enough_always_is(text: str, times: int) -> None:
 @given(st.text())
 def test_white_space_around_it_decides_nothing(text: str) -> None:
     assert is_degenerate(f"  {text.strip()} ") == is_degenerate(text.strip())
+
+
+@examples(300, 20000)
+@given(st.text(st.sampled_from("a \r\n\u0301\u0600\u00e9\u1100\u1161\u200d\U0001f600"), max_size=6))
+def test_a_character_is_a_grapheme_cluster(text: str) -> None:
+    ends = {match.end() for match in regex.finditer(r"\X", text)} | {0}
+    for place in range(len(text) + 1):
+        assert splits_character(text[:place], text[place:]) is (place not in ends)

@@ -48,6 +48,27 @@ def test_ids_outside_of_the_vocabulary_never_become_a_text(
         engine.embed_tokens(rows[1])
 
 
+@given(st.lists(st.integers(0, 255), min_size=1, max_size=8))
+def test_the_backend_decodes_as_the_tokenizer_does(
+    engine: TransformersEngine, ids: list[int]
+) -> None:
+    anchor = engine.tokenizer.decode(engine._anchor_ids)
+    whole = engine.tokenizer.decode([*engine._anchor_ids, *ids], clean_up_tokenization_spaces=False)
+    assert engine.texts([ids]) == [whole.removeprefix(anchor)]
+
+
+def test_a_tokenizer_with_its_own_way_to_decode_is_asked(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_causal_lm(tmp_path, "llama"))
+
+    class Own(type(engine.tokenizer)):  # type: ignore[misc]
+        def _decode(self, *given: object, **options: object) -> str:
+            return str(super()._decode(*given, **options)).replace("o", "0")
+
+    ids = engine.tokenizer.encode("so far", add_special_tokens=False)
+    engine.tokenizer.__class__ = Own
+    assert engine.texts([ids]) == ["s0 far"]
+
+
 def test_ids_that_the_tokenizer_does_not_know_are_no_empty_text(tmp_path: Path) -> None:
     """The model has 300 rows, its tokenizer fewer tokens: it decodes the other ids to no text."""
     engine = TransformersEngine(save_causal_lm(tmp_path, "llama", word_marks=True))

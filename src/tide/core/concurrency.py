@@ -10,16 +10,17 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tide.core.errors import EngineError, TideError, described
 
 _T = TypeVar("_T")
+_Loop = asyncio.AbstractEventLoop
 # When this future is done, the portal work that the current thread waits for is cancelled.
 ABORT: ContextVar[Future[None] | None] = ContextVar("abort", default=None)
 
@@ -117,9 +118,12 @@ class Portal:
         """Iterate, in the caller's loop, over `call(*arguments)`, which runs in this loop."""
 
         async def pump(put: Callable[[_T], None]) -> None:
-            async with aclosing(call(*arguments)) as items:
-                async for item in items:
-                    put(item)
+            try:
+                async with aclosing(call(*arguments)) as items:
+                    async for item in items:
+                        put(item)
+            finally:
+                await asyncio.sleep(0)  # the items arrive before the news that this has ended
 
         return items_of(lambda put: asyncio.wrap_future(self.start(pump, put)))
 
@@ -192,15 +196,30 @@ def portal_of(owner: object, kind: str = "engine", error: type[TideError] = Engi
 
 
 class Mailbox(Generic[_T]):
-    """Takes items from any thread. One coroutine iterates over the items until `end` is called."""
+    """Takes items from any thread. One coroutine iterates over the items until `end` is called.
+
+    Items that other loops put during one turn arrive together: waking a thread costs more than most
+    items, and the woken thread takes the interpreter's lock.
+    """
+
+    # Items on their way, by the loop in which they were put and the loop that reads them.
+    _under_way: ClassVar[dict[tuple[_Loop, _Loop], list[Callable[[], None]]]] = {}
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[tuple[_T, ...]] = asyncio.Queue()
 
     def put(self, *item: _T) -> None:
-        with suppress(RuntimeError):  # the reader's loop is closed
-            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+        arrive = functools.partial(self._items.put_nowait, item)
+        try:
+            route = asyncio.get_running_loop(), self._loop
+        except RuntimeError:  # a thread without a loop
+            _call_in(self._loop, [arrive])
+            return
+        if route not in self._under_way:
+            self._under_way[route] = []
+            route[0].call_soon(lambda: _call_in(self._loop, self._under_way.pop(route)))
+        self._under_way[route].append(arrive)
 
     def end(self, *_: object) -> None:
         """End the iteration after all items put before."""
@@ -209,6 +228,11 @@ class Mailbox(Generic[_T]):
     async def __aiter__(self) -> AsyncGenerator[_T, None]:
         while item := await self._items.get():
             yield item[0]
+
+
+def _call_in(loop: _Loop, calls: Sequence[Callable[[], None]]) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(lambda: [call() for call in calls])
 
 
 async def items_of(

@@ -59,7 +59,8 @@ def is_degenerate(text: str) -> bool:
 
 def begins_word(text: str) -> bool:
     """Whether a text begins with a space or with a script that has no spaces between words."""
-    return text[:1].isspace() or _UNSPACED.match(text) is not None
+    first = text[:1]
+    return first.isspace() or not (first.isascii() or _UNSPACED.match(first) is None)
 
 
 def is_letter(text: str) -> bool:
@@ -76,6 +77,8 @@ def splits_character(before: str, after: str) -> bool:
     """Whether `before` ends inside a character that `after` continues."""
     near = before[-_LONGEST:]
     both = near + after[:1]
+    if both[-2:].isascii():  # "\r\n" is the only ASCII character of two code points
+        return near[-1:] == "\r" and after[:1] == "\n"
     return bool(near and after) and any(
         one.start() < len(near) < one.end() for one in regex.finditer(r"\X", both)
     )

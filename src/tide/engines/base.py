@@ -368,7 +368,7 @@ class Engine(ABC):
                     self._check_piece(piece, written, request)
                     own = piece.read_tokens
                     read, unread = unread if own is None else max(0, own - again), 0
-                    yield replace(piece, read_tokens=read)
+                    yield piece if own == read else replace(piece, read_tokens=read)
                     if piece.finish_reason is not None:
                         return
         raise EngineError(f"engine {self.name}: a completion ended without a finish reason")

@@ -286,12 +286,13 @@ class Answer:
         (places, found), watch, failure = asked, self._watch, None
         every = (await found).split([len(windows) for _, windows in places])
         for (place, windows), scores in zip(places, every, strict=True):
-            if self._screened and not self._settings.passes(scores.values.max()):
+            worst = scores.worst()
+            if self._screened and not self._settings.passes(worst.value):
                 if not watch.decides(place, ended=self._at_end):
                     continue
                 policy = self._policy(self._at_end and is_empty(watch.text))
-                scores = await self._scoring.send(windows, policy)  # noqa: PLW2901
-            if (failure := watch.judge(place, scores.worst())) is not None:
+                worst = (await self._scoring.send(windows, policy)).worst()
+            if (failure := watch.judge(place, worst)) is not None:
                 break
         self._give_out()
         return failure

@@ -96,7 +96,7 @@ class Scoring:
                 loop.call_soon_threadsafe(self._deliver, found)
 
         def abort_if_all_done(_: object) -> None:
-            if all(one.future.done() for one in sent):
+            if all(one.future.done() for one in reversed(sent)):
                 abort.cancel()
 
         for one in sent:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import anyio
-
 from tide.core.chat import Chat, Parts
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result
@@ -227,7 +225,7 @@ class Serving:
     async def _run(
         self, request: Generation, calls: Sequence[Call], in_pieces: bool
     ) -> AsyncGenerator[tuple[int, str | Sent | None], None]:
-        """Yield call numbers with output as it arrives, and None after `keep_alive` idle seconds.
+        """Yield call numbers with output as it arrives, and None every `keep_alive` seconds.
 
         Closing the generator cancels the calls. Raises the error of the first call that fails, and
         Refused if too many completions are queued or the time is up.
@@ -236,24 +234,22 @@ class Serving:
         if self._under_way + len(calls) > limits.max_under_way:
             raise Refused.busy("completions", min(60, math.ceil(self._seconds)))
         started = time.monotonic()
+        until = started + limits.request_seconds
         self._count(len(calls))
-        queue: asyncio.Queue[tuple[int, _Item | Exception]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, _Item | Exception | None]] = asyncio.Queue()
         work = [_items(call, in_pieces) for call in calls]
         tasks = [asyncio.create_task(_pump(i, one, queue)) for i, one in enumerate(work)]
+        tasks.append(asyncio.create_task(_tick(queue, limits.keep_alive, until)))
         left = len(calls)
         try:
             while left:
-                rest = started + limits.request_seconds - time.monotonic()
-                if rest <= 0:
+                number, item = await queue.get()
+                if time.monotonic() >= until:
                     message = f"the answer took longer than {limits.request_seconds:g} seconds"
                     raise Refused(504, message, "server_error", code="deadline")
-                arrived = None
-                with anyio.move_on_after(min(rest, limits.keep_alive)):
-                    arrived = await queue.get()
-                if arrived is None:
+                if item is None:
                     yield 0, None
                     continue
-                number, item = arrived
                 if isinstance(item, PromptRefusedError):
                     self._metrics.outcomes.labels("prompt_refused").inc()
                 if isinstance(item, InputError):
@@ -354,10 +350,15 @@ async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
         yield texts.result
 
 
+async def _tick(queue: asyncio.Queue[Any], every: float, until: float) -> None:
+    """Put None every `every` seconds and at `until`; a timeout for each item would cost more."""
+    while (rest := until - time.monotonic()) > 0:
+        await asyncio.sleep(min(rest, every))
+        queue.put_nowait((0, None))
+
+
 async def _pump(
-    number: int,
-    items: AsyncGenerator[_Item, None],
-    queue: asyncio.Queue[tuple[int, _Item | Exception]],
+    number: int, items: AsyncGenerator[_Item, None], queue: asyncio.Queue[tuple[int, Any]]
 ) -> None:
     try:
         async with aclosing(items) as open_items:
