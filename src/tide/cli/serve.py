@@ -204,7 +204,7 @@ def serve(
             signal.signal(signal.SIGHUP, lambda *_: _reload_soon(made))
         _freeze()
         # The engine's thread waits less for the threads that score and send (5 ms by default).
-        sys.setswitchinterval(1e-5)
+        sys.setswitchinterval(1e-4)
         with stopping.expected():  # uvicorn raises the signal again after shutdown
             uvicorn.Server(config).run(sockets=[listener])
 
