@@ -148,26 +148,6 @@ def test_requests_that_follow_others_enter_together(
     assert watched.entered[0] == first
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_running_rows_wait_a_little_for_the_request_that_replaces_an_ended_one(
-    engine: TransformersEngine, watched: Watched, monkeypatch: pytest.MonkeyPatch, waits: bool
-) -> None:
-    """A client sends its second request beside a long row, after some turns of the loop."""
-    monkeypatch.setattr(batch, "_PAUSE", 60.0 if waits else 0.0)
-    monkeypatch.setattr(batch, "_HALF", 1e9)
-
-    async def client() -> None:
-        for tokens in (5, 15):
-            await engine.complete([Request([7, 8], sampling(tokens))])
-            await asyncio.sleep(0.002)
-
-    async def run() -> None:
-        await asyncio.gather(client(), engine.complete([Request([5, 6], sampling(20))]))
-
-    engine.portal.run(run)
-    assert (watched.sizes == [2] * 20) is waits
-
-
 def test_a_request_that_none_follows_is_written(
     engine: TransformersEngine, watched: Watched
 ) -> None:

@@ -7,7 +7,7 @@
 
 Rows of similar length share a lane. Reading one prompt takes as long as two or three steps, so
 waiting rows enter together. Clients whose answers end together send their next requests some
-milliseconds apart; the first of these waits for the others, and running rows pause a little, too.
+milliseconds apart; if no row is running, the first of these waits for the others.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ _SHORT = 256
 _SHARE, _STEPS = 4, 6
 # Maximum number of prompt tokens read at once, including padding.
 _TOKENS = 1 << 15
-# After each arrival the batch waits for other rows that replace ended rows: _PAUSE seconds or _HALF
-# of a step, whichever is shorter, and at most _PAUSES times that long in all. Running rows wait for
-# 1/_MEANWHILE of that: scoring an answer and receiving the next request needs time between steps.
-_PAUSE, _HALF, _PAUSES, _MEANWHILE = 0.05, 0.5, 4, 8
+# If no row is running, the batch waits after each arrival for other rows that replace ended rows:
+# _PAUSE seconds or _HALF of a step, whichever is shorter, and _PAUSES times that long in all.
+_PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
 # Ended rows stay in a lane until this number or half of the rows has ended, or new rows enter.
 _GONE = 8
 # oneDNN compiles a kernel for each number of rows. Compiling costs more than reading dummy rows.
@@ -250,20 +249,18 @@ class Batch:
             self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
 
     async def _gather(self) -> None:
-        """Let other tasks run, and wait for rows that replace rows that have just ended."""
+        """Let other tasks run; if no row is running, wait for rows that replace ended ones."""
         for _ in range(_TURNS):
             await asyncio.sleep(0)
         came, known = time.monotonic(), len(self._waiting)
-        while self._expected > 0 and known < self._max_batch - (running := self._running):
-            alone = not (running or self._readings)
-            if alone and not known:
+        while 0 < known < self._max_batch and self._expected:
+            if self._running or self._readings:
                 return
-            await asyncio.sleep(self._pause / 16 if alone else 0)
+            await asyncio.sleep(self._pause / 16)
             if len(self._waiting) > known:
                 came, known = time.monotonic(), len(self._waiting)
-            elif time.monotonic() > came + self._pause / (1 if alone else _MEANWHILE):
-                if alone:  # the waiting rows enter without further ones
-                    self._ended = 0
+            elif time.monotonic() > came + self._pause:
+                self._ended = 0  # the waiting rows enter without further ones
                 return
 
     def _turn(self) -> None:
