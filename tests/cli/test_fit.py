@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.baselines.stand_ins import OFF, STRENGTHS, use_short_prefixes
 from tests.command import tide
@@ -87,11 +89,25 @@ def test_all_are_fitted_once(
     assert tide("fit", "sasa", *command) == 1
     assert "already holds an artefact; use --overwrite" in capsys.readouterr().err
     assert tide("fit", "all", *command, "--seed", 1) == 1
-    assert "already holds an artefact, made with other settings" in capsys.readouterr().err
+    assert "holds an artefact, made with other settings or weights" in capsys.readouterr().err
     assert (fitted / "sasa/artefact.json").stat().st_mtime_ns == before
     weights = (fitted / "sasa/weights.safetensors").read_bytes()
     assert tide("fit", "sasa", *command, "--overwrite") == 0
     assert (fitted / "sasa/weights.safetensors").read_bytes() == weights
+
+
+def test_a_fit_of_other_weights_is_not_kept(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`all` begins with critic-control, and the model's folder holds another model by then."""
+    own, fitted = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(model, own)
+    quick = ("--model", own, "--data", data, "--out", fitted, *QUICK, "--steps", 1)
+    assert tide("fit", "critic-control", *quick) == 0
+    weights = load_file(own / "model.safetensors")
+    save_file({name: 2 * one for name, one in weights.items()}, own / "model.safetensors")
+    assert tide("fit", "all", *quick) == 1
+    assert "critic-control: already holds an artefact, made with other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

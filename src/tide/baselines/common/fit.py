@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -250,6 +251,11 @@ def fit(
         raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
     chosen, place, name = validated(FitSettings, settings), find_device(device), str(model)
     labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
+
+    @cache
+    def weights(of: str) -> str:
+        return fingerprint(load_model(of, place, dtype)[1])
+
     figures: dict[str, dict[str, float]] = {}
     learned: dict[str | None, dict[bool, Fitted]] = {}
     for create in learning:
@@ -265,6 +271,10 @@ def fit(
         }
         folder = Path(out) / create.kind
         if not overwrite and (folder / "artefact.json").exists():
+            if baseline == "all":  # the weights behind a name may have changed
+                note["fingerprint"] = weights(name)
+                if usable is not None:
+                    note["auxiliary_fingerprint"] = weights(str(usable))
             figures[create.kind] = _finished_figures(folder, note, resumes=baseline == "all")
             continue
         tokenizer, plain = load_model(name, place, dtype)
@@ -313,7 +323,7 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
     except (OSError, ValueError, AttributeError):
         same = False
     if not (resumes and same):
-        made = "" if same else ", made with other settings"
+        made = "" if same else ", made with other settings or weights"
         raise InputError(f"{folder}: already holds an artefact{made}; use --overwrite")
     warn_of(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))
