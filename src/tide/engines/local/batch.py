@@ -40,9 +40,10 @@ _TOKENS = 1 << 15
 # _PAUSE seconds or _HALF of a step, whichever is shorter, and _PAUSES times that long in all.
 _PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
 # Ended rows stay in a lane until this number or half of the rows has ended, or new rows enter.
-_GONE = 8
-# oneDNN compiles a kernel for each number of rows. Compiling costs more than reading dummy rows.
-_MULTIPLE = 8
+_GONE = 2
+# oneDNN compiles a kernel for each number of rows, so a step reads dummy rows up to this multiple.
+# Compiling takes 3 ms once, and a dummy row of SmolLM2 1.3 ms in each step.
+_MULTIPLE = 2
 # Number of event-loop turns between two steps, in which tasks that wait for tokens run; each turn
 # takes a few microseconds.
 _TURNS = 3
