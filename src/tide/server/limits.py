@@ -33,7 +33,7 @@ class Limits(BaseModel):
     request_seconds: float = _seconds(
         86_400, 120.0, "Timeout of a request (status 504) and of a write to its client (seconds)."
     )
-    keep_alive: float = _seconds(3600, 10.0, "Keep-alive interval of an idle stream (seconds).")
+    keep_alive: float = _seconds(3600, 10.0, "Keep-alive interval of a stream (seconds).")
     drain: float = _seconds(3600, 30.0, "Time to finish open requests after SIGTERM (seconds).")
     traces: bool = Field(
         default=False, description="Show rejected texts to clients and on the playground."
