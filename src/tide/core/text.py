@@ -60,7 +60,7 @@ def is_degenerate(text: str) -> bool:
 def begins_word(text: str) -> bool:
     """Whether a text begins with a space or with a script that has no spaces between words."""
     first = text[:1]
-    return first.isspace() or not (first.isascii() or _UNSPACED.match(first) is None)
+    return first.isspace() or (not first.isascii() and _UNSPACED.match(first) is not None)
 
 
 def is_letter(text: str) -> bool:

@@ -96,6 +96,7 @@ class Scoring:
                 loop.call_soon_threadsafe(self._deliver, found)
 
         def abort_if_all_done(_: object) -> None:
+            # Futures are set in order, so the last one decides at once.
             if all(one.future.done() for one in reversed(sent)):
                 abort.cancel()
 

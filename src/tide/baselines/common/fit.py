@@ -245,7 +245,8 @@ def fit(
         InputError: The baseline learns nothing, or a setting, file or folder cannot be used.
         EngineError: The model cannot be loaded.
     """
-    learning = _learners(REGISTRY.names() if baseline == "all" else [baseline])
+    every = baseline == "all"
+    learning = _learners(REGISTRY.names() if every else [baseline])
     if not learning:
         known = ", ".join(create.kind for create in _learners(REGISTRY.names()))
         raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
@@ -271,11 +272,11 @@ def fit(
         }
         folder = Path(out) / create.kind
         if not overwrite and (folder / "artefact.json").exists():
-            if baseline == "all":  # the weights behind a name may have changed
+            if every:  # the weights behind a name may have changed
                 note["fingerprint"] = weights(name)
                 if usable is not None:
                     note["auxiliary_fingerprint"] = weights(str(usable))
-            figures[create.kind] = _finished_figures(folder, note, resumes=baseline == "all")
+            figures[create.kind] = _finished_figures(folder, note, resumes=every)
             continue
         tokenizer, plain = load_model(name, place, dtype)
         info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}

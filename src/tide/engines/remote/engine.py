@@ -257,9 +257,8 @@ class RemoteEngine(PooledEngine, EmbeddingEngine):
     def _check_ids(self, ids: Sequence[int], count: int, most: int) -> None:
         if count > most:
             raise ServerFailed(f"wrote more than the {most} requested tokens")
-        known = len(self._layer.weight)
-        if max(ids, default=0) >= known:
-            raise ServerFailed(f"wrote a token outside the vocabulary of {known}")
+        if max(ids, default=0) >= self._size:
+            raise ServerFailed(f"wrote a token outside the vocabulary of {self._size}")
 
     def _piece(self, choice: Choice, request: Request) -> Piece:
         ids, reason = protocol.without_end(
