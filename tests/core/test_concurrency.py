@@ -265,6 +265,29 @@ def test_items_of_one_turn_wake_the_reader_once(portal: Portal, monkeypatch: Any
     assert woken == 1
 
 
+def test_an_end_from_another_thread_does_not_overtake_items(portal: Portal) -> None:
+    """The readers' loop ends a mailbox in the turn in which another loop puts an item."""
+
+    async def run() -> list[int]:
+        box = Mailbox[int]()
+        has_put, may_go_on = threading.Event(), threading.Event()
+
+        async def put() -> None:
+            box.put(1)
+            has_put.set()
+            assert may_go_on.wait(10.0)
+
+        work = portal.start(put)
+        assert has_put.wait(10.0)
+        box.end()
+        await asyncio.sleep(0)  # what `end` scheduled comes before the other loop's next turn
+        may_go_on.set()
+        work.result(10.0)
+        return [item async for item in box]
+
+    assert asyncio.run(run()) == [1]
+
+
 def test_the_items_of_another_loop_come_before_its_error(portal: Portal) -> None:
     async def torn() -> AsyncGenerator[int, None]:
         yield 1

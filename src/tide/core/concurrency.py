@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import aclosing, suppress
@@ -118,12 +119,9 @@ class Portal:
         """Iterate, in the caller's loop, over `call(*arguments)`, which runs in this loop."""
 
         async def pump(put: Callable[[_T], None]) -> None:
-            try:
-                async with aclosing(call(*arguments)) as items:
-                    async for item in items:
-                        put(item)
-            finally:
-                await asyncio.sleep(0)  # the items arrive before the news that this has ended
+            async with aclosing(call(*arguments)) as items:
+                async for item in items:
+                    put(item)
 
         return items_of(lambda put: asyncio.wrap_future(self.start(pump, put)))
 
@@ -198,41 +196,50 @@ def portal_of(owner: object, kind: str = "engine", error: type[TideError] = Engi
 class Mailbox(Generic[_T]):
     """Takes items from any thread. One coroutine iterates over the items until `end` is called.
 
-    Items that other loops put during one turn arrive together: waking a thread costs more than most
-    items, and the woken thread takes the interpreter's lock.
+    The readers of items that another loop puts during one turn are woken together: waking a thread
+    costs more than most items, and the woken thread takes the interpreter's lock.
     """
 
-    # Items on their way, by the loop in which they were put and the loop that reads them.
-    _under_way: ClassVar[dict[tuple[_Loop, _Loop], list[Callable[[], None]]]] = {}
+    # Readers to wake, by the loop in which items were put and the readers' loop.
+    _to_wake: ClassVar[dict[tuple[_Loop, _Loop], list[asyncio.Event]]] = {}
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[tuple[_T, ...]] = asyncio.Queue()
+        self._items: deque[tuple[_T, ...]] = deque()
+        self._arrived = asyncio.Event()
 
     def put(self, *item: _T) -> None:
-        arrive = functools.partial(self._items.put_nowait, item)
+        self._items.append(item)  # at once: `end` comes from other threads than the items
         try:
-            route = asyncio.get_running_loop(), self._loop
+            here = asyncio.get_running_loop()
         except RuntimeError:  # a thread without a loop
-            _call_in(self._loop, [arrive])
+            _wake([self._arrived], self._loop)
             return
-        if route not in self._under_way:
-            self._under_way[route] = []
-            route[0].call_soon(lambda: _call_in(self._loop, self._under_way.pop(route)))
-        self._under_way[route].append(arrive)
+        if here is self._loop:
+            self._arrived.set()
+            return
+        route = here, self._loop
+        if route not in self._to_wake:
+            self._to_wake[route] = []
+            here.call_soon(lambda: _wake(self._to_wake.pop(route), self._loop))
+        self._to_wake[route].append(self._arrived)
 
     def end(self, *_: object) -> None:
         """End the iteration after all items put before."""
         self.put()
 
     async def __aiter__(self) -> AsyncGenerator[_T, None]:
-        while item := await self._items.get():
-            yield item[0]
+        while await self._arrived.wait():
+            self._arrived.clear()
+            while self._items:
+                if not (item := self._items.popleft()):
+                    return
+                yield item[0]
 
 
-def _call_in(loop: _Loop, calls: Sequence[Callable[[], None]]) -> None:
+def _wake(readers: Sequence[asyncio.Event], loop: _Loop) -> None:
     with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(lambda: [call() for call in calls])
+        loop.call_soon_threadsafe(lambda: [one.set() for one in readers])
 
 
 async def items_of(
