@@ -5,7 +5,8 @@
     .venv-vllm/bin/python benchmarks/serving.py --servers plain vllm ours in-process remote
 
 Servers (one process each, all running at once, used in turns):
-    plain       tide serve without search and scoring: each text passes
+    plain       tide serve without search and scoring: each text passes; streams send sentences
+    unscored    tide serve --mode monitor: the model's own text; streams send each token
     vllm        vLLM's own server
     ours        tide serve
     in-process  tide serve --engine vllm
@@ -125,11 +126,18 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
             with tide_server([*tide, *ours, *engine], options) as server:
                 yield Server(server.url, server.pid, upstream=vllm.pid)
     else:
-        plain = ["--scorer", f"{__file__}:Nothing", "--max-iterations", "1", "--block-tokens", "0"]
+        nothing = ["--scorer", f"{__file__}:Nothing"]
+        plain = [*nothing, "--max-iterations", "1", "--block-tokens", "0"]
         engine = ["--engine", "vllm", "--dtype", options.dtype]
         engine += ["--engine-option", "enforce_eager=true"]
-        further = {"plain": plain, "ours": ours, "in-process": [*ours, *engine]}[name]
+        further = {
+            "plain": plain,
+            "unscored": [*nothing, "--mode", "monitor"],
+            "ours": ours,
+            "in-process": [*ours, *engine],
+        }[name]
         with tide_server([*tide, *further], options) as server:
+            server.tokens = name == "unscored"
             yield server
 
 
@@ -309,7 +317,7 @@ def main() -> None:
         "--servers",
         nargs="+",
         default=["plain", "ours"],
-        choices=["plain", "vllm", "ours", "in-process", "remote"],
+        choices=["plain", "unscored", "vllm", "ours", "in-process", "remote"],
     )
     parser.add_argument("--traffic", nargs="+", default=list(TRAFFIC), choices=TRAFFIC)
     parser.add_argument("--temperature", type=float, default=0.1)
@@ -325,7 +333,8 @@ def main() -> None:
     held: dict[str, list[float]] = {}
     with ExitStack() as stack:
         servers = {one: stack.enter_context(started(one, options)) for one in options.servers}
-        scoring = [server for name, server in servers.items() if name not in ("plain", "vllm")]
+        apart = "plain", "unscored", "vllm"
+        scoring = [server for name, server in servers.items() if name not in apart]
         prompts = {
             name: prompts_of(name, options.requests, options.seed) for name in options.traffic
         }

@@ -44,7 +44,7 @@ def refuse_all(texts: list[str]) -> list[float]:
 class Refusing:
     """Scores texts that hold one of these words 0.9, and others 0.05."""
 
-    pace = "word"
+    pace, quick = "word", False
 
     def __init__(self, *words: str) -> None:
         self.words = {word.lower() for word in words}
@@ -126,6 +126,24 @@ def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     ahead = (rewinds + 2) * 20
     assert ahead < rewinds * len(prompt)
     assert engine.forward_tokens - before <= trial.read_tokens + trial.generated_tokens + ahead
+
+
+def test_the_model_does_not_run_ahead_of_a_quick_scorer(engine: TransformersEngine) -> None:
+    words = first_words(engine, 6).split()
+    settings: dict[str, Any] = {"preset": "relative", "temperature": 0, **LONG}
+    results = []
+    for is_quick in (True, False):
+        scorer = Refusing(words[4])
+        scorer.quick = is_quick
+        detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", **settings)
+        before = engine.forward_tokens
+        trial = detox(PROMPT).best
+        assert len(trial.trace) > 1
+        results.append(trial)
+        if is_quick:  # the model reads all tokens except the answer's last
+            read = trial.read_tokens + trial.generated_tokens - 1
+            assert engine.forward_tokens - before == read
+    assert results[0] == results[1]
 
 
 def test_rows_that_a_search_shares_are_counted_once(engine: TransformersEngine) -> None:

@@ -114,6 +114,62 @@ def test_the_screen_is_asked_alone_where_that_is_enough(portal: Portal) -> None:
     assert (screen.batches, scorer.batches) == ([["four"]], [["three"]])
 
 
+class Quick(Lengths):
+    """threads: the thread of each call."""
+
+    quick = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def score(self, texts: Sequence[str]) -> Any:
+        self.threads.append(threading.current_thread())
+        return super().score(texts)
+
+
+def test_a_quick_scorer_answers_in_the_loop_unless_a_text_is_long(portal: Portal) -> None:
+    scorer = Quick()
+
+    async def work(scoring: Scoring) -> list[bool]:
+        sent = [scoring.send([text], "zero") for text in ("four", "three", "x" * 90)]
+        sent.append(scoring.send(["x" * 50] * 40 + ["yes"], "zero"))
+        await asyncio.gather(*sent)
+        return [thread is threading.current_thread() for thread in scorer.threads]
+
+    assert run(portal, scorer, work) == [True, False]
+    assert scorer.batches == [["four", "three", "x" * 90], ["x" * 50, "yes"]]
+
+
+def test_a_quick_screen_does_not_wait_for_a_slow_call(portal: Portal) -> None:
+    scorer = Lengths()
+    scorer.screen = Quick()
+    scorer.go.clear()
+
+    async def work(scoring: Scoring) -> list[Scores]:
+        slow = [scoring.send(["four"], "zero")]
+        await reached(scorer)
+        slow.append(scoring.send(["six"], "zero"))
+        quick = await asyncio.wait_for(scoring.send(["three"], "zero", screened=True), 10)
+        assert not any(one.done() for one in slow)
+        scorer.go.set()
+        return [quick, *await asyncio.gather(*slow)]
+
+    assert list(map(values, run(portal, scorer, work))) == [[0.05], [0.04], [0.03]]
+
+
+def test_a_quick_scorer_that_fails_fails_its_request_alone(portal: Portal) -> None:
+    class Choosy(Quick):
+        def score(self, texts: Sequence[str]) -> Any:
+            if "bad" in texts:
+                raise SystemExit("bad")
+            return super().score(texts)
+
+    found = failures(portal, Choosy(), "four", "bad", "three")
+    assert list(map(values, (found[0], found[2]))) == [[0.04], [0.05]]
+    assert isinstance(found[1], ScorerError)
+
+
 def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_sent(
     portal: Portal,
 ) -> None:

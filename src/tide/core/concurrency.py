@@ -238,8 +238,12 @@ class Mailbox(Generic[_T]):
 
 
 def _wake(readers: Sequence[asyncio.Event], loop: _Loop) -> None:
+    def wake() -> None:
+        for one in readers:
+            one.set()
+
     with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(lambda: [one.set() for one in readers])
+        loop.call_soon_threadsafe(wake)
 
 
 async def items_of(

@@ -2,7 +2,7 @@
 
     while the answer has not ended:
         1. the model writes                          (`Answer._write`)
-        2. the text so far is scored meanwhile       (`Answer._ask`, `_judge`)
+        2. the text so far is scored                 (`Answer._ask`, `_judge`)
         3. passed text is given out                  (`Answer._give_out`)
         4. failed text is removed from the blamed word on, and this word is banned; or a search
            moves the prompt                          (`Answer._repair`)
@@ -156,13 +156,13 @@ class Answer:
                     if self._places and self._goes_on and self._breaks_off(ended is not None):
                         return None
                     self._at_end = ended is not None
-                    new = self._ask()
-                    # A fast scorer has answered by now. A slow scorer has until the next place.
-                    if asked and (new or ended or watch.options.pace == "word"):
-                        if (failure := await self._judge(asked)) is not None:
-                            break
-                        asked = None
-                    asked = new or asked
+                    new, due = self._ask(), None
+                    if watch.options.pace == "word":  # a quick scorer answers before a step
+                        due = new
+                    elif new or ended:  # a slow scorer has until the next place
+                        due, asked = asked, new
+                    if due and (failure := await self._judge(due)) is not None:
+                        break
             if failure is None:
                 failure = (await self._judge(asked) if asked else None) or watch.finish()
         finally:
@@ -376,9 +376,8 @@ class Answer:
                     words = (place,)
                     break
                 start = place
-                before = watch.texts[:place]
-                may_stop = maybe_stops(self._settings.stop, before)
-                if self._goes_on and not (may_stop or is_empty("".join(before))):
+                before, stop = watch.texts[:place], self._settings.stop
+                if self._goes_on and not (maybe_stops(stop, before) or is_empty("".join(before))):
                     watch.judge(place, worst)
             self._give_out()
         return start, words[-1]

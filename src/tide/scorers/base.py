@@ -53,6 +53,9 @@ class Scorer(Protocol):
         threshold: Suggested threshold; a text that scores this or more is toxic.
         pace: When to score a growing text: after each "word" or "sentence", after every N tokens (a
             number), or only when it is "whole". Optional; 8 tokens by default.
+        quick: Whether `score` takes less than a tenth of a millisecond for a short text and may run
+            in several threads at once. It then runs between two tokens, in the thread of the model.
+            Optional; False by default.
     """
 
     name: str
@@ -95,6 +98,11 @@ def pace_of(scorer: Scorer) -> str:
             f"(got {pace!r})"
         )
     return pace
+
+
+def is_quick(scorer: Scorer) -> bool:
+    """Return whether the scorer may run between two tokens (see `Scorer`)."""
+    return getattr(scorer, "quick", False) is True
 
 
 def slowest_pace(scorers: Sequence[Scorer]) -> str:
@@ -170,8 +178,8 @@ class AttributedScorer(PlainScorer, ABC):
 class CallableScorer(PlainScorer):
     """A scorer made from a function that maps a list of texts to a list of scores.
 
-    The function may be an `async def` and may have a `pace` (see `Scorer`). name: by default
-    `callable:` and the function's name.
+    The function may be an `async def`, and may have the attributes `pace` and `quick` (see
+    `Scorer`). name: by default `callable:` and the function's name.
     """
 
     # Shown in errors: a common mistake is a function that takes one text.
@@ -181,6 +189,7 @@ class CallableScorer(PlainScorer):
         own = getattr(function, "__qualname__", type(function).__name__)
         self.name = name or f"callable:{own}"
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
+        self.quick = getattr(function, "quick", False)
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Any:

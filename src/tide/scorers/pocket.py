@@ -201,6 +201,7 @@ class PocketScorer(ReadingScorer):
     """
 
     languages = ("en",)
+    quick = True
 
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SCORER if weights is None else Path(weights)

@@ -1,8 +1,12 @@
-"""Batches the texts of many coroutines into one scorer call at a time, in a thread."""
+"""Batches the texts of many coroutines into one scorer call at a time.
+
+A quick scorer is called in the coroutines' event loop, and any other scorer in a thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,7 +17,16 @@ from queue import SimpleQueue
 
 from tide.core.concurrency import ABORT
 from tide.core.errors import ScorerError, TideError, described
-from tide.scorers.base import Scorer, Scores, TextPolicy, is_empty, pace_of, score_groups, screen_of
+from tide.scorers.base import (
+    Scorer,
+    Scores,
+    TextPolicy,
+    is_empty,
+    is_quick,
+    pace_of,
+    score_groups,
+    screen_of,
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,9 @@ class _Request:
     screened: bool
     future: asyncio.Future[Scores]
 
+
+# A quick scorer scores a request in the event loop if its texts have at most this many characters.
+_SHORT = 2_000
 
 _Found = list[tuple[_Request, Scores | TideError]]
 
@@ -38,7 +54,8 @@ class Scoring:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._pending: list[_Request] = []
+        self._sent: list[_Request] = []
+        self._waiting: list[_Request] = []  # for the thread
         self._busy = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -73,8 +90,8 @@ class Scoring:
             text if policy == "one" and is_empty(text) else start + text
             for text, start in zip(texts, before or [""] * len(texts), strict=True)
         ]
-        self._pending.append(_Request(whole, policy, screened, future))
-        if len(self._pending) == 1:  # texts sent in one iteration of the loop share a call
+        self._sent.append(_Request(whole, policy, screened, future))
+        if len(self._sent) == 1:  # texts sent in one iteration of the loop share a call
             asyncio.get_running_loop().call_soon(self._next)
         return future
 
@@ -83,10 +100,17 @@ class Scoring:
         self._calls.put(None)
 
     def _next(self) -> None:
-        self._pending = [one for one in self._pending if not one.future.done()]
-        if self._busy or not self._pending:
+        sent, self._sent = self._sent, []
+        _answer(_score(list(filter(self._is_quick, sent)), self._scorer))
+        self._waiting += itertools.filterfalse(self._is_quick, sent)
+        self._call()
+
+    def _call(self) -> None:
+        """Let the thread score the waiting texts, if it is idle."""
+        self._waiting = [one for one in self._waiting if not one.future.done()]
+        if self._busy or not self._waiting:
             return
-        sent, self._pending, self._busy = self._pending, [], True
+        sent, self._waiting, self._busy = self._waiting, [], True
         loop, scorer, abort = asyncio.get_running_loop(), self._scorer, Future[None]()
 
         def call() -> None:
@@ -111,16 +135,25 @@ class Scoring:
             self._thread.start()
         self._calls.put(call)
 
+    def _is_quick(self, request: _Request) -> bool:
+        """Whether to score a request in the event loop."""
+        short = sum(map(len, request.texts)) <= _SHORT
+        return short and is_quick(_used(self._scorer, screened=request.screened))
+
     def _deliver(self, found: _Found) -> None:
         self._busy = False
-        for request, result in found:
-            if request.future.done():
-                continue
-            if isinstance(result, TideError):
-                request.future.set_exception(result)
-            else:
-                request.future.set_result(result)
-        self._next()
+        _answer(found)
+        self._call()
+
+
+def _answer(found: _Found) -> None:
+    for request, result in found:
+        if request.future.done():
+            continue
+        if isinstance(result, TideError):
+            request.future.set_exception(result)
+        else:
+            request.future.set_result(result)
 
 
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
@@ -134,7 +167,7 @@ def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:
     found: _Found = []
     for policy, screened in dict.fromkeys((one.policy, one.screened) for one in sent):
         alike = [one for one in sent if (one.policy, one.screened) == (policy, screened)]
-        used = (screen_of(scorer) if screened else None) or scorer
+        used = _used(scorer, screened=screened)
         answers: Sequence[Scores | TideError]
         try:
             answers = score_groups(used, [one.texts for one in alike], policy)
@@ -144,3 +177,7 @@ def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:
             answers = [ScorerError(f"scorer {used.name} failed: {described(error)}")] * len(alike)
         found += zip(alike, answers, strict=True)
     return found
+
+
+def _used(scorer: Scorer, *, screened: bool) -> Scorer:
+    return (screen_of(scorer) if screened else None) or scorer

@@ -57,6 +57,8 @@ class LexiconScorer(ReadingScorer):
     Raises InputError for a file that cannot be read or holds no words.
     """
 
+    quick = True
+
     def __init__(self, path: str = "") -> None:
         try:
             if path:
@@ -98,6 +100,7 @@ class NeverScorer(ReadingScorer):
     `pocket` (digits become letters), and after joining spaced letters.
     """
 
+    quick = True
     threshold = 1.0  # scores are 0 or 1; with 1.0, `max` uses the other scorer's threshold
 
     def __init__(self, words: Iterable[str]) -> None:

@@ -45,11 +45,10 @@ _GONE = 2
 # Compiling takes 3 ms once, and a dummy row of SmolLM2 1.3 ms in each step.
 _MULTIPLE = 2
 # Number of event-loop turns between two steps, in which tasks that wait for tokens run; each turn
-# takes a few microseconds.
-_TURNS = 3
+# takes a few microseconds. A row that fails a quick scorer is rewound in four turns.
+_TURNS = 5
 # Seconds without work after which the memory of keys and values is freed.
 _REST = 1.0
-
 
 # See `Engine.stopped`.
 Stopped = Callable[[Sequence[Sequence[int]], Sequence[Sampling]], Iterable[tuple[int, int]]]

@@ -24,6 +24,7 @@ from tide.scorers.base import (
     Scorer,
     ask_attributes,
     attributes_of,
+    is_quick,
     pace_of,
     score_texts,
     screen_of,
@@ -47,6 +48,7 @@ class ScorerWrapper(AttributedScorer):
         self.name = self._scorer.name
         self.threshold = self._scorer.threshold
         self.pace = slowest_pace(scorers)
+        self.quick = all(map(is_quick, scorers))
         self.attributes = tuple(dict.fromkeys(n for one in scorers for n in attributes_of(one)))
         known = [set(found) for one in scorers if (found := languages_of(one)) is not None]
         self.languages = tuple(sorted(set.intersection(*known))) if known else None
