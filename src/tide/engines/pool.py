@@ -24,10 +24,9 @@ class PooledEngine(Engine):
     ) -> None:
         """Make and start the pool; raises EngineError if no server can be used."""
         self._capacity = asyncio.Semaphore(self.max_batch)
-        key = read_key(key_env)
         me = weakref.proxy(self)  # the pool's tasks run until the engine is collected
         gates = lambda one: me._admit(one), lambda one: me._check(one)  # noqa: PLW0108
-        self.pool = EndpointPool(urls, *gates, timeout, deadline, api_key=key)
+        self.pool = EndpointPool(urls, *gates, timeout, deadline, api_key=read_key(key_env))
         try:
             self.portal.run(self.pool.start)
         except BaseException:

@@ -143,14 +143,17 @@ class Features(Description):
         The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even
         for one word; here the columns of frequent words are cached.
         """
-        words = _WORD.findall(normalize(text))
-        found: set[int] = set()
-        for word in words:
-            found |= _word_columns(word, self.char_min, self.char_max, self.n_features)
-        for n in range(2, self.word_max + 1):
-            runs = map(" ".join, zip(*(words[i:] for i in range(n)), strict=False))
-            found.update(_column(run, self.n_features) for run in runs)
-        return np.sort(np.fromiter(found, np.int64, len(found)))
+        words, count = _WORD.findall(normalize(text)), self.n_features
+        runs = [
+            _column(" ".join(run), count)
+            for n in range(2, self.word_max + 1)
+            for run in zip(*(words[i:] for i in range(n)), strict=False)
+        ]
+        parts = [_word_columns(word, self.char_min, self.char_max, count) for word in words]
+        columns = np.sort(np.concatenate([np.array(runs, dtype=np.int64), *parts]))
+        is_first = np.ones(len(columns), dtype=np.bool_)
+        np.not_equal(columns[1:], columns[:-1], out=is_first[1:])
+        return columns[is_first]
 
 
 def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
@@ -164,8 +167,9 @@ def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=2**14)
-def _word_columns(word: str, shortest: int, longest: int, count: int) -> frozenset[int]:
-    return frozenset(_column(gram, count) for gram in _word_ngrams(word, shortest, longest))
+def _word_columns(word: str, shortest: int, longest: int, count: int) -> NDArray[np.int64]:
+    columns = {_column(gram, count) for gram in _word_ngrams(word, shortest, longest)}
+    return np.array(sorted(columns), dtype=np.int64)
 
 
 @lru_cache(maxsize=2**16)

@@ -4,7 +4,7 @@ import pytest
 
 from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import screen_of
+from tide.scorers.base import is_quick, screen_of
 from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer, MeanScorer
 
 
@@ -36,7 +36,7 @@ def test_one_member_down_is_no_score() -> None:
 class Listening:
     """Scores the number that a text states, and records its texts."""
 
-    name, threshold, pace = "listening", 0.5, "whole"
+    name, threshold, pace, quick = "listening", 0.5, "whole", False
 
     def __init__(self, factor: float = 1.0) -> None:
         self.factor, self.asked = factor, list[str]()
@@ -83,3 +83,24 @@ def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
 def test_members_are_two_or_more(spec: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
         load_scorer(spec)
+
+
+def test_a_wrapper_is_quick_if_all_its_scorers_are() -> None:
+    quick, slow = Listening(), Listening()
+    quick.quick = True
+    assert is_quick(MaxScorer([quick, quick]))
+    assert not is_quick(MaxScorer([quick, slow]))
+    confirm = ConfirmScorer([quick, slow])
+    assert not is_quick(confirm)
+    screen = screen_of(MaxScorer([confirm, quick]))
+    assert screen is not None
+    assert is_quick(screen)
+
+
+def test_a_function_is_quick_if_it_says_so() -> None:
+    def listed(texts: list[str]) -> list[float]:
+        return [float("bad" in text) for text in texts]
+
+    assert not is_quick(CallableScorer(listed))
+    listed.quick = True  # type: ignore[attr-defined]
+    assert is_quick(CallableScorer(listed))

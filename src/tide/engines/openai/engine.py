@@ -71,12 +71,11 @@ class OpenAIEngine(PooledEngine):
         self.max_batch = max_batch or _MAX_BATCH
         self._named: tokens.BannedWords | None = None
         if tokenizer is not None:
-            read_tokenizer = require("transformers", "local").AutoTokenizer.from_pretrained
+            read = require("transformers", "local").AutoTokenizer.from_pretrained
             from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
 
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
-                read = read_tokenizer(source_of(tokenizer))
-                self._named = tokens.ask_tokenizer(str(tokenizer), read)
+                self._named = tokens.ask_tokenizer(str(tokenizer), read(source_of(tokenizer)))
         self._found: dict[str, Capabilities] = {}  # key: address of the server
         self._connect(base_urls, timeout, deadline, api_key_env)
         self.name = next(iter(self._found.values())).model
