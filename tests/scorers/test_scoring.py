@@ -141,6 +141,17 @@ def test_a_quick_scorer_answers_in_the_loop_unless_a_text_is_long(portal: Portal
     assert scorer.batches == [["four", "three", "x" * 90], ["x" * 50, "yes"]]
 
 
+def test_a_quick_scorer_does_not_read_what_was_cancelled(portal: Portal) -> None:
+    scorer = Quick()
+
+    async def work(scoring: Scoring) -> Scores:
+        scoring.send(["four"], "zero").cancel()
+        return await scoring.send(["three"], "zero")
+
+    assert values(run(portal, scorer, work)) == [0.05]
+    assert scorer.batches == [["three"]]
+
+
 def test_a_quick_screen_does_not_wait_for_a_slow_call(portal: Portal) -> None:
     scorer = Lengths()
     scorer.screen = Quick()

@@ -48,8 +48,8 @@ _Found = list[tuple[_Request, Scores | TideError]]
 class Scoring:
     """Sends texts to `scorer`. Call its methods from a single event loop.
 
-    Texts that arrive during one call are sent in the next call. Equal texts are sent once,
-    cancelled texts are not sent, and a text that the scorer rejects fails only its own request.
+    Texts that arrive during one call of the thread are sent in the next call. Equal texts are sent
+    once, cancelled texts are not sent, and a text that the scorer rejects fails only its request.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -100,7 +100,7 @@ class Scoring:
         self._calls.put(None)
 
     def _next(self) -> None:
-        sent, self._sent = self._sent, []
+        sent, self._sent = [one for one in self._sent if not one.future.done()], []
         _answer(_score(list(filter(self._is_quick, sent)), self._scorer))
         self._waiting += itertools.filterfalse(self._is_quick, sent)
         self._call()
