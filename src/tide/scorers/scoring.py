@@ -6,7 +6,6 @@ A quick scorer is called in the coroutines' event loop, and any other scorer in 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -54,8 +53,8 @@ class Scoring:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
-        self._sent: list[_Request] = []
-        self._waiting: list[_Request] = []  # for the thread
+        self._quick: list[_Request] = []  # wait for this iteration of the loop to end
+        self._slow: list[_Request] = []  # wait for the thread
         self._busy = False
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -90,27 +89,29 @@ class Scoring:
             text if policy == "one" and is_empty(text) else start + text
             for text, start in zip(texts, before or [""] * len(texts), strict=True)
         ]
-        self._sent.append(_Request(whole, policy, screened, future))
-        if len(self._sent) == 1:  # texts sent in one iteration of the loop share a call
-            asyncio.get_running_loop().call_soon(self._next)
+        is_short = sum(map(len, whole)) <= _SHORT
+        in_loop = is_short and is_quick(_used(self._scorer, screened=screened))
+        waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
+        waiting.append(_Request(whole, policy, screened, future))
+        if len(waiting) == 1:  # texts sent in one iteration of the loop share a call
+            asyncio.get_running_loop().call_soon(call)
         return future
 
     def close(self) -> None:
         """End the thread after its current call, if any."""
         self._calls.put(None)
 
-    def _next(self) -> None:
-        sent, self._sent = [one for one in self._sent if not one.future.done()], []
-        _answer(_score(list(filter(self._is_quick, sent)), self._scorer))
-        self._waiting += itertools.filterfalse(self._is_quick, sent)
-        self._call()
+    def _score_now(self) -> None:
+        """Score the texts for a quick scorer."""
+        sent, self._quick = [one for one in self._quick if not one.future.done()], []
+        _answer(_score(sent, self._scorer))
 
     def _call(self) -> None:
-        """Let the thread score the waiting texts, if it is idle."""
-        self._waiting = [one for one in self._waiting if not one.future.done()]
-        if self._busy or not self._waiting:
+        """Let the thread score the other texts, if it is idle."""
+        self._slow = [one for one in self._slow if not one.future.done()]
+        if self._busy or not self._slow:
             return
-        sent, self._waiting, self._busy = self._waiting, [], True
+        sent, self._slow, self._busy = self._slow, [], True
         loop, scorer, abort = asyncio.get_running_loop(), self._scorer, Future[None]()
 
         def call() -> None:
@@ -134,11 +135,6 @@ class Scoring:
             )
             self._thread.start()
         self._calls.put(call)
-
-    def _is_quick(self, request: _Request) -> bool:
-        """Whether to score a request in the event loop."""
-        short = sum(map(len, request.texts)) <= _SHORT
-        return short and is_quick(_used(self._scorer, screened=request.screened))
 
     def _deliver(self, found: _Found) -> None:
         self._busy = False

@@ -6,6 +6,7 @@ from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_quick, screen_of
 from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer, MeanScorer
+from tide.scorers.wrappers.cache import CachedScorer
 
 
 def constant(value: float, threshold: float) -> Scorer:
@@ -85,7 +86,7 @@ def test_members_are_two_or_more(spec: str, says: str) -> None:
         load_scorer(spec)
 
 
-def test_a_wrapper_is_quick_if_all_its_scorers_are() -> None:
+def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file() -> None:
     quick, slow = Listening(), Listening()
     quick.quick = True
     assert is_quick(MaxScorer([quick, quick]))
@@ -95,6 +96,7 @@ def test_a_wrapper_is_quick_if_all_its_scorers_are() -> None:
     screen = screen_of(MaxScorer([confirm, quick]))
     assert screen is not None
     assert is_quick(screen)
+    assert not is_quick(CachedScorer(quick, ":memory:"))
 
 
 def test_a_function_is_quick_if_it_says_so() -> None:

@@ -60,6 +60,7 @@ class CachedScorer(ScorerWrapper):
                 "make it a Scorer whose name holds a revision"
             )
         super().__init__(scorer)
+        self.quick = False  # another process may lock the file
         usual = os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3"
         self.path = str(usual if path is None else path)
         self._lock = threading.Lock()
