@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import Future
+from contextlib import closing
 from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -25,6 +26,9 @@ _ABORT = (EngineError, *SCORER_DOWN, ScorerBrokenError)
 _AHEAD = 3
 
 _Outcome = Result | TideError
+# Whoever iterates over these closes them: since Python 3.13 a generator that is closed keeps its
+# variables, so an inner generator would go on.
+_Outcomes = Generator[tuple[int, _Outcome], None, None]
 
 
 class Detoxifier(DetoxifierBase):
@@ -195,21 +199,23 @@ class Detoxifier(DetoxifierBase):
                 prompt's number, from 0; results that were yielded before are valid.
         """
         finished = outcomes(self, prompts, ordered=ordered, **overrides)
+        shown: Any = finished
         if progress:
             from rich.progress import track  # noqa: PLC0415  (only where a bar is wanted)
 
             total = len(prompts) if isinstance(prompts, Sized) else None
-            finished = iter(track(finished, "detoxifying", total=total, transient=True))
+            shown = track(finished, "detoxifying", total=total, transient=True)
 
         def results() -> Iterator[_Outcome]:
-            for number, result in finished:
-                if isinstance(result, Result):
-                    yield self._warn_if_not_accepted(result)
-                    continue
-                result.args = (f"prompt {number}: {result}",)
-                if not return_exceptions:
-                    raise result
-                yield result
+            with closing(finished), closing(shown):
+                for number, result in shown:
+                    if isinstance(result, Result):
+                        yield self._warn_if_not_accepted(result)
+                        continue
+                    result.args = (f"prompt {number}: {result}",)
+                    if not return_exceptions:
+                        raise result
+                    yield result
 
         return results()
 
@@ -219,7 +225,7 @@ class Detoxifier(DetoxifierBase):
         settings: Settings,
         strategy: LoadedStrategy,
         trials: Sequence[int],
-    ) -> Iterator[tuple[int, _Outcome]]:
+    ) -> _Outcomes:
         """Yield the number and the outcome of each prompt as the prompt ends."""
         entering = iter(enumerate(prompts))
         most = max(1, _AHEAD * self.engine.max_batch // len(trials))
@@ -255,7 +261,7 @@ def outcomes(
     ordered: bool = True,
     trials: Sequence[int] | None = None,
     **overrides: Unpack[Overrides],
-) -> Iterator[tuple[int, _Outcome]]:
+) -> _Outcomes:
     """Like `Detoxifier.map(..., return_exceptions=True)`, with the number of each prompt, from 0.
 
     trials: numbers of the trials to run, instead of all `num_trials`; a trial's result does not
@@ -306,11 +312,12 @@ class TextStream:
         self.close()
 
 
-def _in_order(finished: Iterator[tuple[int, _Outcome]]) -> Iterator[tuple[int, _Outcome]]:
+def _in_order(finished: _Outcomes) -> _Outcomes:
     waiting: dict[int, _Outcome] = {}
     turn = 0
-    for number, result in finished:
-        waiting[number] = result
-        while turn in waiting:
-            yield turn, waiting.pop(turn)
-            turn += 1
+    with closing(finished):
+        for number, result in finished:
+            waiting[number] = result
+            while turn in waiting:
+                yield turn, waiting.pop(turn)
+                turn += 1

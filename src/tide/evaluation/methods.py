@@ -131,6 +131,7 @@ class SearchMethod:
         asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))
         if self._on_cluster is None:
             detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
+            finished: Iterator[tuple[int, Result | TideError]]
             finished = outcomes(detoxifier, asked, ordered=ordered, trials=trials)
         else:
             finished = self._on_cluster(self.settings, list(asked), trials)
