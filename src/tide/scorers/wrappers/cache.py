@@ -8,6 +8,7 @@ import math
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -66,6 +67,8 @@ class CachedScorer(ScorerWrapper):
         self._lock = threading.Lock()
         self._warned = False
         self._database = self._guarded(self._open)
+        # From Python 3.13 on, a connection that is dropped while it is open is a warning.
+        weakref.finalize(self, self._database.close)
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         keys = {self._key(text): text for text in dict.fromkeys(texts)}
