@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -24,7 +23,6 @@ from transformers import (
     Qwen3Config,
 )
 
-from tide.engines.local import sampler
 from tide.engines.local.engine import TransformersEngine
 
 VOCAB = 300
@@ -139,12 +137,3 @@ def ending_with(engine: TransformersEngine, *tokens: int) -> Iterator[None]:
         yield
     finally:
         engine.portal.run(set_ids, before)
-
-
-@contextmanager
-def looking_every(engine: TransformersEngine, steps: int) -> Iterator[None]:
-    """Let the engine look at drawn tokens only every `steps` steps, as it does on a GPU."""
-    with pytest.MonkeyPatch.context() as patch, ending_with(engine, *engine.stop_ids.tolist()):
-        patch.setitem(sampler.CHECK_EVERY, "cpu", steps)
-        patch.setattr(engine._batch, "_check_every", steps)
-        yield

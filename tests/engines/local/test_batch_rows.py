@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from tests.models import CONFIGS, CONTEXT, save_causal_lm
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
-from tide.engines.local import cache, sampler
+from tide.engines.local import cache
 from tide.engines.local.batch import Batch, Lane, Row
 from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.engine import TransformersEngine
@@ -27,14 +27,6 @@ from tide.engines.local.stream import Forward, Stream
 
 KINDS = [*CONFIGS, "pocket"]
 GREEDY = Sampling(temperature=0.0, max_new_tokens=8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def each_step_is_looked_at() -> Iterator[None]:
-    """Also on a GPU: rows enter here between any two steps, which `admit` allows after a look."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sampler.CHECK_EVERY, "cuda", 1)
-        yield
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -268,12 +260,8 @@ def test_a_row_that_leaves_makes_room(llama: TransformersEngine) -> None:
     assert all(one.told == [] for one in rows[3:])
 
 
-@pytest.mark.parametrize("every", [1, 4])
-def test_a_broken_row_fails_alone(
-    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
+def test_a_broken_row_fails_alone(llama: TransformersEngine) -> None:
     """Its keys and values are NaN, and do not reach the row that takes its place."""
-    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", every)
     (batch, lane), own = (
         batch_of(llama),
         Sampling(temperature=0.0, max_new_tokens=24, min_new_tokens=24),
@@ -281,11 +269,8 @@ def test_a_broken_row_fails_alone(
     rows = [asked(llama, own, seed) for seed in (5, 6, 7)]
     rows[1].row.x = torch.full_like(rows[1].row.x, float("nan"))
     batch.prefill(lane, [one.row for one in rows])
-    for _ in range(every):
-        batch.step(lane)
+    batch.step(lane)
     late = asked(llama, own, 8)
-    while not lane.takes_rows:
-        batch.step(lane)
     batch.prefill(lane, [late.row])
     finish(batch, lane)
     (error,) = rows[1].told
@@ -333,11 +318,7 @@ async def entered(batch: Batch, rows: Sequence[Row], row: Row, steps: int) -> in
 
 
 @pytest.mark.parametrize("steps", range(1, 9))
-def test_no_row_waits_for_others_to_end(
-    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
-    """Rows may enter only when tokens are looked at, here at every fourth step."""
-    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", 4)
+def test_no_row_waits_for_others_to_end(llama: TransformersEngine, steps: int) -> None:
     (batch, _), own = batch_of(llama), GREEDY.model_copy(update={"max_new_tokens": 100})
     many = [asked(llama, own, seed).row for seed in range(8)]
     for row in many:
@@ -345,17 +326,13 @@ def test_no_row_waits_for_others_to_end(
     assert asyncio.run(entered(batch, many, asked(llama, own, 9).row, steps)) < 20
 
 
-def test_the_last_row_is_left_between_two_looks(
-    llama: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next row still enters."""
-    monkeypatch.setitem(sampler.CHECK_EVERY, "cpu", 4)
+def test_a_row_enters_after_the_last_one_was_left(llama: TransformersEngine) -> None:
     (batch, _), own = batch_of(llama), GREEDY.model_copy(update={"min_new_tokens": 8})
     first, second = asked(llama, own, 3), asked(llama, own, 4)
 
     async def leave() -> None:
         batch.submit([first.row])
-        while not any(lane.drawn for lane in batch.lanes.values()):
+        while not first.ids:
             await asyncio.sleep(0)
         first.row.aborted = True
         batch.submit([second.row])

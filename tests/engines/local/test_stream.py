@@ -48,6 +48,15 @@ def close(got: Tensor, expected: Tensor) -> bool:
 
 
 @torch.inference_mode()
+def test_the_output_layer_reads_contiguous_states(engine: TransformersEngine) -> None:
+    """A GPU reads the layer's weights once for each row of a strided view."""
+    head, seen = engine.model.get_output_embeddings(), []
+    with head.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].is_contiguous())):
+        engine._forward.read([torch.zeros(5, engine.dim, device=engine.device)] * 3)
+    assert seen == [True]
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("together", [False, True])
 def test_a_stream_reads_as_the_model_does(engine: TransformersEngine, together: bool) -> None:
     """With rows in any order of length, also with sliding windows (Gemma 2)."""

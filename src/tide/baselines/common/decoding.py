@@ -39,7 +39,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import FinishReason
 from tide.engines.local.batch import Stopped
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampler import CHECK_EVERY, CHECK_EVERY_ELSEWHERE, LOOK_EVERY, Sampler
+from tide.engines.local.sampler import LOOK_EVERY, Sampler
 from tide.engines.local.stream import Forward, Stream, by_length, not_finite
 
 
@@ -101,7 +101,6 @@ def decode(
     sampler.enter(samplings, seeds, prompts)
     stops = set(stop_ids.tolist())
     limits = [sampling.max_new_tokens for sampling in samplings]
-    look_every = CHECK_EVERY.get(device.type, CHECK_EVERY_ELSEWHERE)
     ended = torch.zeros(len(samplings), dtype=torch.bool, device=device)
     broken = ended.clone()
     drawn: list[Tensor] = []
@@ -124,8 +123,8 @@ def decode(
         if on_step is not None:
             on_step(len(drawn))
         broken |= ~(finite | ended)
-        last, looks = len(drawn) == max(limits), len(drawn) % look_every == 0
-        if (last or looks) and bool(broken.any()):
+        last = len(drawn) == max(limits)
+        if bool(broken.any()):
             raise EngineError(f"the model's {not_finite(writing.logits.dtype)}")
         if not last:
             ended |= torch.isin(tokens, stop_ids)
@@ -135,7 +134,7 @@ def decode(
             texts = [ids[:-1] if reason == "stop" else ids for ids, reason in written()]
             for row, count in stopped(texts, samplings):
                 limits[row], ended[row] = count, True
-        if last or (looks and bool(ended.all())):
+        if last or bool(ended.all()):
             return written()
         writing.advance(tokens)
 

@@ -27,7 +27,7 @@ from tide.core.errors import CompletionError, EngineError, described
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Likelihood, Piece, Request
 from tide.engines.local.cache import Beginning, Pair, PrefixCache
-from tide.engines.local.sampler import CHECK_EVERY, CHECK_EVERY_ELSEWHERE, LOOK_EVERY, Sampler
+from tide.engines.local.sampler import LOOK_EVERY, Sampler
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
 
 # Rows of the first lane have at most this number of tokens; each next lane allows 4 times as many.
@@ -93,18 +93,17 @@ class Row:
         self.sent, self.read = len(self.ids), 0
         self.aborted = self.aborted or reason is not None
 
-    def take(self, tokens: Sequence[int], stops: set[int]) -> None:
-        """Add drawn tokens, up to the end of the text."""
+    def take(self, token: int, stops: set[int]) -> None:
+        """Add a drawn token, or end the text."""
+        if token in stops:
+            self.send("stop")
+            return
+        self.ids.append(token)
         size = self.request.piece_tokens
-        for token in tokens:
-            if token in stops:
-                return self.send("stop")
-            self.ids.append(token)
-            if not self.left:
-                return self.send("length")
-            if size is not None and len(self.ids) - self.sent >= size:
-                self.send(None)
-        return None
+        if not self.left:
+            self.send("length")
+        elif size is not None and len(self.ids) - self.sent >= size:
+            self.send(None)
 
 
 @dataclass(eq=False)
@@ -134,8 +133,7 @@ class Lane:
     """Rows of similar lengths, with their stream and sampler.
 
     rows: rows that the stream has read, including ended rows that have not left yet. resuming: rows
-    whose prompts are cached except for the last token, with the cached keys and values. drawn: for
-    each step since the last `_look`, the drawn tokens and whether their scores were finite.
+    whose prompts are cached except for the last token, with the cached keys and values.
     """
 
     def __init__(self, forward: Forward, stop_ids: Tensor) -> None:
@@ -148,7 +146,6 @@ class Lane:
         self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
         self.rows: list[Row] = []
         self.resuming: list[tuple[Row, list[Pair]]] = []
-        self.drawn: list[tuple[Tensor, Tensor]] = []
 
     @property
     def running(self) -> list[Row]:
@@ -158,8 +155,8 @@ class Lane:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether rows may enter now; no row may enter while drawn tokens wait for `_look`."""
-        return not self.drawn and (self._forward.plain or not self.running)
+        """Whether rows may enter now."""
+        return self._forward.plain or not self.running
 
     def sample(self, rows: Sequence[Row]) -> None:
         """Start to draw tokens for these rows, which the stream has read."""
@@ -191,7 +188,6 @@ class Batch:
         self._forward, self._prefix_cache = forward, prefix_cache
         self.stop_ids, self._stopped = stop_ids, stopped
         self._max_batch = max_batch
-        self._check_every = CHECK_EVERY.get(stop_ids.device.type, CHECK_EVERY_ELSEWHERE)
         self._readings: list[Reading] = []
         self._waiting: list[tuple[tuple[int, int, int], Row]] = []
         self._numbers = count()
@@ -304,8 +300,6 @@ class Batch:
         self._steps_waited += 1
         reads = entering >= (running + self._expected) // _SHARE or self._steps_waited >= _STEPS
         for lane in self.lanes.values():
-            if not lane.running:  # no row waits for the tokens, and the lane takes no step
-                lane.drawn = []
             self._keep(lane)
         by_lane: dict[int, list[Row]] = {}
         later = []
@@ -440,12 +434,8 @@ class Batch:
         tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
         if lane.rows:
             tokens, finite = sampler.draw(sampler.warp(sampler.prepare(lane.stream.logits)))
-            lane.drawn.append((tokens, finite))
-            left = min((row.left for row in lane.rows if not row.aborted), default=0)
-            # Each entry of `drawn` has a token per row, so `drawn` is read before more rows resume.
-            if lane.resuming or len(lane.drawn) >= min(self._check_every, max(1, left)):
-                order = self._look(lane)
-                tokens = tokens if order is None else tokens[order]
+            order = self._look(lane, tokens.tolist(), finite.tolist())
+            tokens = tokens if order is None else tokens[order]
         resuming, lane.resuming = lane.resuming, []
         resumed = []
         for row, layers in resuming:
@@ -460,20 +450,17 @@ class Batch:
             lane.sample(resumed)
         self._prefix_cache.tokens_read += len(lane.running)
 
-    def _look(self, lane: Lane) -> list[int] | None:
+    def _look(self, lane: Lane, tokens: Sequence[int], finite: Sequence[bool]) -> list[int] | None:
         """Send drawn tokens to their rows; returns the order of remaining rows if rows leave."""
-        tokens = torch.stack([one for one, _ in lane.drawn], dim=1).tolist()
-        finite = torch.stack([one for _, one in lane.drawn], dim=1)
-        good = finite.long().cumprod(dim=1).sum(dim=1).tolist()  # tokens before NaN or infinity
-        lane.drawn = []
         stops = set(self.stop_ids.tolist())
-        for row, some, size in zip(lane.rows, tokens, good, strict=True):
+        for row, token, good in zip(lane.rows, tokens, finite, strict=True):
             # The model still reads ended rows, and their NaN must not stay for the next row.
-            row.broken = row.broken or size < len(some)
+            row.broken = row.broken or not good
             if row.aborted:
                 continue
-            row.take(some[:size], stops)
-            if row.broken and not row.aborted:
+            if good:
+                row.take(token, stops)
+            else:
                 row.aborted = True
                 row.put(CompletionError(f"for this prompt the model's {not_finite(row.x.dtype)}"))
         self._end_stopped(lane)
@@ -485,9 +472,7 @@ class Batch:
         rows = [
             row
             for row in lane.rows
-            if row.request.sampling.stop
-            and not row.aborted
-            and len(row.ids) % LOOK_EVERY < self._check_every
+            if row.request.sampling.stop and not row.aborted and len(row.ids) % LOOK_EVERY == 0
         ]
         ids, samplings = [row.ids for row in rows], [row.request.sampling for row in rows]
         for number, size in self._stopped(ids, samplings):

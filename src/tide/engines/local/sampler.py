@@ -19,9 +19,6 @@ from torch import Tensor
 
 from tide.core.settings import Sampling
 
-# Number of steps between checks for ended rows. Each check waits for the device.
-CHECK_EVERY = {"cpu": 1}
-CHECK_EVERY_ELSEWHERE = 4
 # Number of steps between checks for stop strings. Each check costs about a small model's step.
 LOOK_EVERY = 8
 

@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -43,6 +43,9 @@ class Forward:
         self.context = context_length(model.config)
         layers = DynamicCache(config=model.config).layers
         self.plain = all(type(layer) in _PLAIN for layer in layers)
+        head = model.get_output_embeddings()
+        if head is not None and not head._forward_pre_hooks:
+            head.register_forward_pre_hook(_contiguous)
 
     def accepts(self, name: str) -> bool:
         return name in self._accepts
@@ -87,6 +90,14 @@ class Forward:
 
     def _kept(self, keep: int) -> dict[str, int]:
         return {"logits_to_keep": keep} if self.accepts("logits_to_keep") else {}
+
+
+def _contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copy the states of the last tokens, which a model passes to its output layer as a view.
+
+    A GPU multiplies such a view row by row, and reads the weights of the output layer each time.
+    """
+    return tuple(x.contiguous() for x in inputs)
 
 
 def not_finite(dtype: torch.dtype) -> str:
