@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 import venv
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -27,11 +28,6 @@ from packaging.utils import canonicalize_name
 from tests.engines.openai.server import TextServer
 from tests.server.processes import serving
 from tide.core.optional import LOCAL
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -124,7 +123,6 @@ def test_closing_ends_what_a_server_waits_for_with_an_error() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks do not count cancellations")
 def test_a_call_that_is_cancelled_as_it_is_closed_is_cancelled() -> None:
     async def both() -> bool:
         detox = AsyncDetoxifier(Gated(0), scorer=ReadingScorer())

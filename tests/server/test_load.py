@@ -54,7 +54,7 @@ async def ask(client: httpx.AsyncClient, dice: random.Random) -> tuple[int, list
         await sent.wait()  # httpx loses a socket whose request is cancelled while it connects
         try:
             answer = await asyncio.wait_for(asking, dice.expovariate(10))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return 499, [], stream
     else:
         answer = await asked

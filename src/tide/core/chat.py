@@ -12,7 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -29,9 +29,6 @@ from tide.core.errors import InputError, guarded
 from tide.core.sanitize import half_character
 from tide.core.strings import Unread, readings, strings_of_json
 from tide.core.validation import problem
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # A private-use character, the placeholder for user messages while a template is analysed.
 _MARK = "\ue000"

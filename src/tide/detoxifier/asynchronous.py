@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from tide.core.chat import Chat
 from tide.core.concurrency import Mailbox
@@ -14,8 +14,6 @@ from tide.core.results import Result
 from tide.detoxifier.base import CLOSED, DetoxifierBase, streamed
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
     from tide.core.settings import Overrides
 
 _Done = TypeVar("_Done")
@@ -61,8 +59,8 @@ class AsyncDetoxifier(DetoxifierBase):
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            asked = getattr(asyncio.current_task(), "cancelling", int)  # missing in Python 3.10
-            if done.cancelled() and not asked():  # by `close`, and not by the caller
+            task = asyncio.current_task()
+            if done.cancelled() and not (task and task.cancelling()):  # by `close` alone
                 raise EngineError(CLOSED) from None
             raise
         finally:

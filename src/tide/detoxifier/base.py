@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 import anyio
 
@@ -25,10 +25,6 @@ from tide.runtime.answer import Answer, TrialTask
 from tide.scorers import AsyncScorer, Scorer, load_scorer
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
-
-if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
 
 CLOSED = "the work was cancelled because the detoxifier was closed"
 _T = TypeVar("_T")

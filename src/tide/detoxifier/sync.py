@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from itertools import islice
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from tide.core.chat import Chat
 from tide.core.errors import SCORER_DOWN, EngineError, InputError, ScorerBrokenError, TideError
@@ -15,8 +15,6 @@ from tide.core.results import Result
 from tide.detoxifier.base import DetoxifierBase, result_of, streamed
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
-
     from tide.core.settings import Overrides, Settings
     from tide.search import LoadedStrategy
 

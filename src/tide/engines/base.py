@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from operator import methodcaller
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -31,7 +31,6 @@ from tide.core.text import HALF, is_letter
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds
     import torch
     from torch import Tensor
-    from typing_extensions import Self
 
 FinishReason = Literal["length", "stop"]
 # No machine has memory for more rows than the limit. None means the engine's default.

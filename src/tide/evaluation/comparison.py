@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tide.core.errors import InputError, TideError
 from tide.data.files import write_text, writing
@@ -47,8 +47,6 @@ from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import Scorer
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from tide.core.settings import Overrides
 
 AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -283,7 +283,7 @@ def open_run(
     for path in (records, beside):
         refuse_inputs(path, [source] if source else [])
     with writing(records):
-        new = {**config, "created": datetime.now(timezone.utc).isoformat()}
+        new = {**config, "created": datetime.now(UTC).isoformat()}
         if overwrite:
             file = RecordFile(records, instead=_replacing(run, new))
             file.expect(prompts)

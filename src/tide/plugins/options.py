@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
@@ -15,10 +15,6 @@ from pydantic.fields import FieldInfo
 from tide.core.errors import InputError
 from tide.core.validation import one_line, validated
 from tide.plugins.specs import format_spec
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ import re
 import unicodedata
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import mmh3
 import numpy as np
@@ -27,9 +27,6 @@ from tide.core.validation import problem
 from tide.pocket import SCORER
 from tide.scorers.base import Floats
 from tide.scorers.language import ReadingScorer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)

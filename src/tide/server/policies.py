@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -45,7 +45,6 @@ from tide.server.scoring import ScoringApi
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
-    from typing_extensions import Unpack
 
     from tide.core.chat import Chat
     from tide.core.settings import Overrides

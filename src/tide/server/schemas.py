@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -30,9 +30,6 @@ from tide.core.errors import (
 )
 from tide.core.http import Rows
 from tide.core.sanitize import half_character, shown
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _FOR_CHATS = "only for /v1/chat/completions with the engine openai"
 _UNSCORED = "would expose or accept unscored text"

@@ -10,7 +10,7 @@ from dataclasses import field as dataclass_field
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.core.settings import Settings
@@ -31,8 +31,6 @@ from tide.tuning.settings import SEARCHES, TuningSettings
 from tide.tuning.study import Bench, TuningTrial, by_grid, by_tpe, figures
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from tide.tuning.settings import TuningOverrides
 
 _CONFIG = "tune.json"
