@@ -21,7 +21,6 @@ from tide.core.text import HALF
 from tide.engines import Engine, load_engine
 from tide.engines.base import MOST_SPELLINGS, Completion, Piece, Request
 from tide.engines.scripted import ScriptedEngine
-from tide.evaluation.caching_engine import CachingEngine
 
 
 def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
@@ -72,9 +71,8 @@ async def _whole(call: Callable[..., Any], *arguments: Any) -> None:
         await asked
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_closed_engine_says_so(shared: bool) -> None:
-    engine: Engine = CachingEngine(scripted_engine()) if shared else scripted_engine()
+def test_a_closed_engine_says_so() -> None:
+    engine = scripted_engine()
     completed(engine, [torch.zeros(1, 8)], Sampling(), [0])
     engine.close()
     calls_of_a_closed_engine(engine, torch.zeros(1, 8))

@@ -16,7 +16,8 @@ from tide.core.settings import Settings
 from tide.data.prompts import Row
 from tide.data.records import Record
 from tide.detoxifier.presets import PRESETS, write_preset
-from tide.evaluation.caching_engine import CachingEngine
+from tide.engines import Engine
+from tide.evaluation.completion_cache import CompletionCache
 from tide.evaluation.methods import Method, TimeShares, load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 from tide.search import resolve_settings
@@ -25,14 +26,14 @@ ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
 
 def loaded(
-    spec: str, protocol: str = "tide", engine: CachingEngine | None = None, **common: Any
+    spec: str, protocol: str = "tide", engine: Engine | None = None, **common: Any
 ) -> Method:
-    engine = engine or CachingEngine(scripted_engine())
+    engine = engine or scripted_engine()
     return load_method(spec, engine, ReadingScorer(), load_protocol(protocol), common)
 
 
 def records(
-    spec: str, engine: CachingEngine | None = None, trials: Any = range(3), **common: Any
+    spec: str, engine: Engine | None = None, trials: Any = range(3), **common: Any
 ) -> dict[int | str, Record]:
     method = loaded(spec, engine=engine, **common)
     found = {}
@@ -165,7 +166,7 @@ _SPECS = st.builds(
 
 @pytest.mark.attack
 def test_no_two_configurations_have_one_name() -> None:
-    runner = CachingEngine(scripted_engine()), ReadingScorer()
+    runner = scripted_engine(), ReadingScorer()
     named: dict[str, dict[str, Any]] = {}
 
     @given(_SPECS)
@@ -195,16 +196,16 @@ def test_an_unknown_protocol() -> None:
 
 
 def test_base_completions_are_written_once() -> None:
-    inner = scripted_engine()
-    engine = CachingEngine(inner)
+    engine = scripted_engine()
+    cache = engine.completion_cache = CompletionCache()
     alone = records("tide")
     records("base", engine=engine)
-    assert len(inner.requests) == 3 * len(PROMPTS)
-    inner.requests.clear()
+    assert len(engine.requests) == 3 * len(PROMPTS)
+    engine.requests.clear()
     shared = records("tide", engine=engine)
     evaluations = sum(sum(column(record, "evaluations")) for record in shared.values())
-    assert len(inner.requests) == evaluations - 3 * len(PROMPTS)
-    assert engine.seconds_saved > 0
+    assert len(engine.requests) == evaluations - 3 * len(PROMPTS)
+    assert cache.seconds_saved > 0
     for number, record in alone.items():
         update = {"seconds": shared[number].seconds}
         assert shared[number] == record.model_copy(update=update)

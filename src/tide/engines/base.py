@@ -144,6 +144,7 @@ class Engine(ABC):
         max_batch: Maximum number of sequences run at once.
         embedding_scale: Ratio of the rows of `embed` to the rows of the model's embedding table.
         in_process: Whether the model runs in this process and not on a server.
+        completion_cache: An evaluation's `CompletionCache`, asked for each completion, or None.
         capabilities: Names of the optional sampling options that this engine supports. "parts" says
             that it takes chats with tools, and separates tool calls and reasoning from the text.
     """
@@ -156,6 +157,7 @@ class Engine(ABC):
     embedding_scale: float = 1.0
     in_process: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset()
+    completion_cache: Any = None
     closed = False
 
     # Every engine implements the next three methods, which the public methods below document.
@@ -361,7 +363,9 @@ class Engine(ABC):
         written, unread = 0, len(request.prompt) - again
         with self._calling("write", awaits=True):
             self.check(request)
-            async with aclosing(self._write(request)) as pieces:
+            cache = self.completion_cache
+            writing = cache.write(self._write, request) if cache else self._write(request)
+            async with aclosing(writing) as pieces:
                 async for piece in pieces:
                     written += len(piece.token_ids)
                     self._check_piece(piece, written, request)

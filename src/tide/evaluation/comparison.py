@@ -24,7 +24,7 @@ from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
-from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.completion_cache import CompletionCache
 from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
 from tide.evaluation.methods import Method, OnCluster, check_method, load_method
 from tide.evaluation.metrics import summarize
@@ -191,13 +191,18 @@ def evaluate(
 
 def open_engine(
     model: str | Path | Engine, engine: str, options: Mapping[str, Any], stack: ExitStack
-) -> CachingEngine:
-    """Return a caching engine for all methods; `stack` closes an engine that was loaded here."""
+) -> Engine:
+    """Return an engine that writes equal completions once for all methods.
+
+    `stack` closes an engine that was loaded here, and takes the cache from any other.
+    """
     loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
-    shared = loaded if isinstance(loaded, CachingEngine) else CachingEngine(loaded)
     if loaded is not model:
-        stack.callback(shared.close)
-    return shared
+        stack.callback(loaded.close)
+    if loaded.completion_cache is None:
+        loaded.completion_cache = CompletionCache()
+        stack.callback(setattr, loaded, "completion_cache", None)
+    return loaded
 
 
 def _on_cluster(create: Callable[..., Detoxifier], **where: Any) -> OnCluster:
@@ -295,8 +300,7 @@ def describe(
     """Describe, for a run's configuration, the model and engine that determine the completions."""
     deciding = {option: options[option] for option in _DECIDING if option in options}
     if isinstance(model, Engine):
-        inner = model.engine if isinstance(model, CachingEngine) else model
-        model, engine = model.name, type(inner).__name__
+        model, engine = model.name, type(model).__name__
     return {
         "model": str(model),
         "engine": engine,

@@ -23,7 +23,6 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, is_file, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
-from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
@@ -142,8 +141,8 @@ class SearchMethod:
 
     def _clock(self) -> float:
         """Return the clock plus the seconds that cached completions took when generated."""
-        saved = self._engine.seconds_saved if isinstance(self._engine, CachingEngine) else 0.0
-        return time.perf_counter() + saved
+        cache = self._engine and self._engine.completion_cache
+        return time.perf_counter() + (cache.seconds_saved if cache else 0.0)
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
         more = {"messages": row.messages, "group": row.group, "seconds": seconds}
@@ -425,11 +424,10 @@ def _baseline(
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
     _check_name(name)
-    engine = model.engine if isinstance(model, CachingEngine) else model
-    if isinstance(scorer, str) or not isinstance(engine, TransformersEngine):
+    if isinstance(scorer, str) or not isinstance(model, TransformersEngine):
         raise InputError(
             f"methods: {name} uses the model's internals; use --engine transformers, no --cluster"
         )
-    baseline = load_baseline(spec, engine, artefacts=artefacts)
+    baseline = load_baseline(spec, model, artefacts=artefacts)
     full_name = run_name(baseline.name, settings, standard)
-    return BaselineMethod(full_name, baseline, engine, scorer, settings)
+    return BaselineMethod(full_name, baseline, model, scorer, settings)

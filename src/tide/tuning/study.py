@@ -15,8 +15,8 @@ from tide.core.errors import InputError, TideError
 from tide.core.optional import require
 from tide.core.results import format_score
 from tide.core.settings import Settings
+from tide.engines import Engine
 from tide.evaluation import Benchmark, Run, evaluate
-from tide.evaluation.caching_engine import CachingEngine
 from tide.evaluation.judges import NamedScorer
 from tide.evaluation.methods import load_method
 from tide.evaluation.metrics import Summary, summarize
@@ -62,7 +62,7 @@ class Bench:
     """
 
     usual: str
-    engine: CachingEngine
+    engine: Engine
     scorer: NamedScorer
     judges: Sequence[NamedScorer]
     reference: Reference | None
@@ -358,7 +358,7 @@ def _factor(bench: Bench, scale: str) -> float:
         if not 1e-6 <= factor <= 1e6:
             raise InputError(f"--grid-scale: expected ratio, literal, or a number (got {scale!r})")
         return factor
-    norm = getattr(bench.engine.engine, "mean_row_norm", None)
+    norm = getattr(bench.engine, "mean_row_norm", None)
     if norm is None:
         raise InputError("--grid-scale: this engine has no embedding table; give a number")
     own = float(norm) / math.sqrt(bench.engine.dim)

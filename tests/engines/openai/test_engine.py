@@ -16,10 +16,9 @@ from benchmarks.writing import completed, likelihoods
 from tests.engines.openai.server import DONE, TextServer, data_of
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
-from tide.core.settings import Sampling, Settings
+from tide.core.settings import Sampling
 from tide.engines import Completion, Request, load_engine
 from tide.engines.openai.engine import OpenAIEngine
-from tide.evaluation.caching_engine import CachingEngine
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
 DRAWN = Sampling(temperature=1.0, max_new_tokens=12)
@@ -298,18 +297,6 @@ def test_there_are_no_embeddings_and_no_likelihoods(connect: Connect) -> None:
             ask()
     with pytest.raises(InputError, match="repetition_penalty: not supported by OpenAIEngine"):
         engine.check_sampling(Sampling(repetition_penalty=1.1))
-
-
-def test_an_evaluation_asks_the_engine_itself(connect: Connect, server: TextServer) -> None:
-    server.continues = False
-    engine = CachingEngine(connect())
-    assert not engine.has_embeddings
-    assert "serves tiny" in engine.capability_notes
-    assert not engine.supports_continuation(engine.encode(engine.text_of(CHAT)).token_ids)
-    with pytest.raises(InputError, match="max_perplexity: OpenAIEngine gives no likelihoods"):
-        engine.check_sampling(Settings(max_perplexity=5.0))
-    (ids,) = engine.tokenize(["kind"])
-    assert completed(engine, [ids], GREEDY, [0]) == completed(engine, [ids], GREEDY, [0])
 
 
 def test_a_server_with_the_fields_of_openai_alone(connect: Connect, server: TextServer) -> None:

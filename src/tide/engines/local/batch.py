@@ -261,9 +261,8 @@ class Batch:
 
     def _turn(self) -> None:
         """Run one forward pass of each lane, and the passes that read entering rows."""
-        if self._readings:
-            readings, self._readings = self._readings, []
-            self._read(readings)
+        readings, self._readings = self._readings, []
+        self._read(readings)
         self.admit()
         running, began = self._running, time.monotonic()
         for lane in self.lanes.values():

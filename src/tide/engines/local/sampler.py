@@ -231,11 +231,10 @@ class Sampler:
 
     def _draw(self, scores: Tensor, best: Tensor) -> Tensor:
         """Return the arg max of scores (B, V) plus noise. best: the largest score of each row."""
-        device = scores.device
         if len(self._tokens) != scores.shape[-1]:
-            self._tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=device)
+            self._tokens = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
         pairs = [row.keys[row.drawn] for row in self._noisy]
-        keys = torch.tensor(pairs, dtype=torch.int32, device=device).T[..., None]
+        keys = torch.tensor(pairs, dtype=torch.int32, device=scores.device).T[..., None]
         # On a GPU noise is cheap, but counting the tokens that can win would wait for the GPU.
         if scores.is_cpu and scores.numel() >= _MANY:
             rows, tokens = (scores >= best[:, None] - _REACH).nonzero(as_tuple=True)

@@ -1,0 +1,61 @@
+"""Completions of unmodified prompts, which are written once for all methods of an evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from tide.core.settings import Sampling
+from tide.engines.base import Piece, Request
+
+_Key = tuple[tuple[int, ...], Sampling, int]
+
+
+class CompletionCache:
+    """Keeps the completions of token ids that an engine has written; see `Engine`.
+
+    Every search begins with the model's own completion of the prompt, and its seed depends only on
+    prompt and trial, so all methods of a comparison would generate the same base completions.
+    `seconds_saved`: sum, over all cache hits, of the seconds that the completion took when it was
+    generated. `SearchMethod` adds these seconds to the cost of the method that used the completion.
+    """
+
+    def __init__(self) -> None:
+        self.seconds_saved = 0.0
+        # The pieces of each completion, and the seconds that its generation took.
+        self._written: dict[_Key, tuple[list[Piece], float]] = {}
+        self._until = 0.0
+
+    async def write(
+        self, write: Callable[[Request], AsyncGenerator[Piece, None]], request: Request
+    ) -> AsyncGenerator[Piece, None]:
+        """Do what the engine's `write` does, or repeat what it did for an equal request."""
+        key, started = _key(request), time.perf_counter()
+        if key in self._written:
+            known, seconds = self._written[key]
+            self.seconds_saved += seconds
+            for piece in known:
+                yield piece
+            return
+        given: list[Piece] = []
+        async with aclosing(write(request)) as pieces:
+            async for piece in pieces:
+                given.append(piece)
+                if key is not None and piece.finish_reason is not None:
+                    # Calls overlap; time before the previous completion ended is charged already.
+                    now = time.perf_counter()
+                    self._written[key] = given, now - max(started, self._until)
+                    self._until = now
+                yield piece
+
+
+def _key(request: Request) -> _Key | None:
+    """Return the cache key of a request, or None if the request is not cached.
+
+    A moved prompt is never written twice, and neither is a text that is scored while it grows.
+    """
+    prompt = request.prompt
+    if not isinstance(prompt, Sequence) or request.banned_token_ids or request.piece_tokens:
+        return None
+    return tuple(prompt), request.sampling, request.seed
