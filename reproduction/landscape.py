@@ -9,7 +9,7 @@ search and a random direction orthogonal to it; the trial with the most evaluati
 from __future__ import annotations
 
 import textwrap
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from tide.core.seeds import derive_seed
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Engine, Piece, Request
 from tide.evaluation import read_run
-from tide.evaluation.caching_engine import CachingEngine
+from tide.evaluation.completion_cache import CompletionCache
 from tide.runtime.search import start_of
 from tide.scorers import score_texts
 from tide.search import resolve_settings
@@ -116,12 +116,16 @@ def explore(
     differ, and the centre of the map has the score that the search measured for the prompt.
     seed: seed of the random direction. Raises InputError if the search makes no step.
     """
-    settings, engine = detoxifier.settings, _Recording(detoxifier.engine)
+    settings, engine = detoxifier.settings, detoxifier.engine
     prompt = engine.text_of(asked)
     if settings.strategy.partition(":")[0] != "tide":
         settings = settings.model_copy(update={"strategy": "tide"})
     search = Detoxifier(engine, scorer=detoxifier.scorer, settings=settings)
-    ((_, result),) = outcomes(search, [prompt], trials=[trial])
+    recorded = engine.completion_cache = _Recording(engine)
+    try:
+        ((_, result),) = outcomes(search, [prompt], trials=[trial])
+    finally:
+        engine.completion_cache = None
     if isinstance(result, TideError):
         raise result
     problem, _ = start_of(engine.encode(prompt), settings, 0, engine)
@@ -130,7 +134,7 @@ def explore(
     # The prompt and the iterates, by round; a point may be completed several times in a round.
     trace, points = result.best.trace, dict[int, Tensor]()
     scores: dict[int, list[float]] = {}
-    for x, evaluation in zip(engine.rows, trace, strict=False):
+    for x, evaluation in zip(recorded.rows, trace, strict=False):
         if evaluation.role != "perturbation":
             points[evaluation.round] = x[movable].float()
             scores.setdefault(evaluation.round, []).append(evaluation.toxicity)
@@ -152,7 +156,7 @@ def explore(
         x = whole.clone()
         x[movable] += torch.einsum("a,atd->td", torch.from_numpy(weights).float(), plane)
         tried.append(x)
-    noise = engine.seeds[: settings.completions_per_evaluation]
+    noise = recorded.seeds[: settings.completions_per_evaluation]
     requests = [Request(x, settings.sampling, seed) for x in tried for seed in noise]
     completions = engine.portal.run(engine.complete, requests)
     texts = [completion.text for completion in completions]
@@ -169,19 +173,22 @@ def explore(
     )
 
 
-class _Recording(CachingEngine):
+class _Recording(CompletionCache):
     """Records the embeddings and the seed of every completion, in order."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
+        super().__init__()
+        self._engine = engine
         self.rows: list[Tensor] = []
         self.seeds: list[int] = []
 
-    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        prompt = request.prompt
-        self.rows.append(self.embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt)
+    def write(
+        self, write: Callable[[Request], AsyncGenerator[Piece, None]], request: Request
+    ) -> AsyncGenerator[Piece, None]:
+        prompt, embed = request.prompt, self._engine.embed_tokens
+        self.rows.append(embed(prompt) if isinstance(prompt, Sequence) else prompt)
         self.seeds.append(request.seed)
-        return super()._write(request)
+        return super().write(write, request)
 
 
 def _plane(step: Tensor, seed: int) -> Tensor:
