@@ -121,11 +121,8 @@ def explore(
     if settings.strategy.partition(":")[0] != "tide":
         settings = settings.model_copy(update={"strategy": "tide"})
     search = Detoxifier(engine, scorer=detoxifier.scorer, settings=settings)
-    recorded = engine.completion_cache = _Recording(engine)
-    try:
+    with _Recording(engine) as recorded:
         ((_, result),) = outcomes(search, [prompt], trials=[trial])
-    finally:
-        engine.completion_cache = None
     if isinstance(result, TideError):
         raise result
     problem, _ = start_of(engine.encode(prompt), settings, 0, engine)
@@ -177,15 +174,14 @@ class _Recording(CompletionCache):
     """Records the embeddings and the seed of every completion, in order."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self._engine = engine
+        super().__init__(engine)
         self.rows: list[Tensor] = []
         self.seeds: list[int] = []
 
     def write(
         self, write: Callable[[Request], AsyncGenerator[Piece, None]], request: Request
     ) -> AsyncGenerator[Piece, None]:
-        prompt, embed = request.prompt, self._engine.embed_tokens
+        prompt, embed = request.prompt, self.engine.embed_tokens
         self.rows.append(embed(prompt) if isinstance(prompt, Sequence) else prompt)
         self.seeds.append(request.seed)
         return super().write(write, request)

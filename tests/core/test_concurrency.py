@@ -288,6 +288,38 @@ def test_an_end_from_another_thread_does_not_overtake_items(portal: Portal) -> N
     assert asyncio.run(run()) == [1]
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_an_item_that_a_loop_puts_in_its_last_turns_arrives(turns: int) -> None:
+    closing, kept = Portal("tide test"), []
+
+    async def read() -> bool:
+        box, put = Mailbox[int](), []
+
+        def late(left: int) -> None:
+            if left:
+                asyncio.get_running_loop().call_soon(late, left - 1)
+            else:
+                box.put(1)
+                put.append(1)
+
+        async def at_the_end() -> AsyncGenerator[None, None]:
+            try:
+                yield
+            finally:
+                late(turns)
+
+        async def begin() -> None:
+            kept.append(at_the_end())
+            await anext(kept[0])
+
+        closing.run(begin)
+        closing.close()
+        items = aiter(box)
+        return not put or await asyncio.wait_for(anext(items), 10) == 1
+
+    assert asyncio.run(read())
+
+
 def test_the_items_of_another_loop_come_before_its_error(portal: Portal) -> None:
     async def torn() -> AsyncGenerator[int, None]:
         yield 1

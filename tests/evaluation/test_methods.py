@@ -197,12 +197,12 @@ def test_an_unknown_protocol() -> None:
 
 def test_base_completions_are_written_once() -> None:
     engine = scripted_engine()
-    cache = engine.completion_cache = CompletionCache()
     alone = records("tide")
-    records("base", engine=engine)
-    assert len(engine.requests) == 3 * len(PROMPTS)
-    engine.requests.clear()
-    shared = records("tide", engine=engine)
+    with CompletionCache(engine) as cache:
+        records("base", engine=engine)
+        assert len(engine.requests) == 3 * len(PROMPTS)
+        engine.requests.clear()
+        shared = records("tide", engine=engine)
     evaluations = sum(sum(column(record, "evaluations")) for record in shared.values())
     assert len(engine.requests) == evaluations - 3 * len(PROMPTS)
     assert cache.seconds_saved > 0

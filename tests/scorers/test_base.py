@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.scorers.test_answers import Unprintable
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import Scores, is_empty, score_groups
+from tide.scorers.base import PlainScorer, Scores, is_empty, is_quick, score_groups
 from tide.scorers.wrappers.base import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -150,3 +150,24 @@ def test_a_third_party_scorer_is_found_by_name() -> None:
             REGISTRY.add("pocket", by_length)
     finally:
         del REGISTRY._targets["by-length"]
+
+
+@pytest.mark.parametrize("kind", ["function", "method"])
+def test_an_asynchronous_scorer_is_never_quick(kind: str) -> None:
+    """It could wait for the engine that waits for it."""
+
+    class Waits(PlainScorer):
+        name, threshold, quick = "waits", 0.5, True
+
+        async def score(self, texts: Any) -> Any:
+            return [0.0 for _ in texts]
+
+    async def waits(texts: Any) -> Any:
+        return [0.0 for _ in texts]
+
+    def answers(texts: Any) -> Any:
+        return [0.0 for _ in texts]
+
+    waits.quick = answers.quick = True  # type: ignore[attr-defined]
+    assert not is_quick(load_scorer(waits) if kind == "function" else Waits())  # type: ignore[arg-type]
+    assert is_quick(load_scorer(answers))

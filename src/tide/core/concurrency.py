@@ -158,6 +158,7 @@ class Portal:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
+            Mailbox.leave(self._loop)
             # Work that was submitted while the loop was closing never ran.
             for future in list(self._waited_for):
                 self._refuse(future)
@@ -227,6 +228,12 @@ class Mailbox(Generic[_T]):
     def end(self, *_: object) -> None:
         """End the iteration after all items put before."""
         self.put()
+
+    @classmethod
+    def leave(cls, loop: _Loop) -> None:
+        """Wake the readers of items that a closed loop put in its last turn."""
+        for route in [one for one in list(cls._to_wake) if one[0] is loop]:
+            _wake(cls._to_wake.pop(route), route[1])
 
     async def __aiter__(self) -> AsyncGenerator[_T, None]:
         while await self._arrived.wait():

@@ -24,8 +24,8 @@ _ABORT = (EngineError, *SCORER_DOWN, ScorerBrokenError)
 _AHEAD = 3
 
 _Outcome = Result | TideError
-# Whoever iterates over these closes them: since Python 3.13 a generator that is closed keeps its
-# variables, so an inner generator would go on.
+# `map` closes these: since Python 3.13 a generator that is closed keeps its variables, so the inner
+# generators, and the prompts under way, would go on.
 _Outcomes = Generator[tuple[int, _Outcome], None, None]
 
 

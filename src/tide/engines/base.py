@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -36,6 +37,7 @@ FinishReason = Literal["length", "stop"]
 # No machine has memory for more rows than the limit. None means the engine's default.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+COMPLETION_CACHE: ContextVar[Any] = ContextVar("cache", default=None)  # of the running evaluation
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 # Maximum number of spellings banned with a word; some punctuation marks have dozens of spellings.
 MOST_SPELLINGS = 8
@@ -144,7 +146,6 @@ class Engine(ABC):
         max_batch: Maximum number of sequences run at once.
         embedding_scale: Ratio of the rows of `embed` to the rows of the model's embedding table.
         in_process: Whether the model runs in this process and not on a server.
-        completion_cache: An evaluation's `CompletionCache`, asked for each completion, or None.
         capabilities: Names of the optional sampling options that this engine supports. "parts" says
             that it takes chats with tools, and separates tool calls and reasoning from the text.
     """
@@ -157,7 +158,6 @@ class Engine(ABC):
     embedding_scale: float = 1.0
     in_process: ClassVar[bool] = True
     capabilities: ClassVar[frozenset[str]] = frozenset()
-    completion_cache: Any = None
     closed = False
 
     # Every engine implements the next three methods, which the public methods below document.
@@ -363,8 +363,9 @@ class Engine(ABC):
         written, unread = 0, len(request.prompt) - again
         with self._calling("write", awaits=True):
             self.check(request)
-            cache = self.completion_cache
-            writing = cache.write(self._write, request) if cache else self._write(request)
+            cache = COMPLETION_CACHE.get()
+            shared = cache is not None and cache.engine is self
+            writing = cache.write(self._write, request) if shared else self._write(request)
             async with aclosing(writing) as pieces:
                 async for piece in pieces:
                     written += len(piece.token_ids)

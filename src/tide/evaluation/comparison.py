@@ -23,6 +23,7 @@ from tide.data.records import RecordId
 from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Engine, load_engine
+from tide.engines.base import COMPLETION_CACHE
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.completion_cache import CompletionCache
 from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
@@ -192,16 +193,16 @@ def evaluate(
 def open_engine(
     model: str | Path | Engine, engine: str, options: Mapping[str, Any], stack: ExitStack
 ) -> Engine:
-    """Return an engine that writes equal completions once for all methods.
+    """Return an engine; until `stack` is closed, it writes equal completions once for this caller.
 
-    `stack` closes an engine that was loaded here, and takes the cache from any other.
+    `stack` closes an engine that was loaded here.
     """
     loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
     if loaded is not model:
         stack.callback(loaded.close)
-    if loaded.completion_cache is None:
-        loaded.completion_cache = CompletionCache()
-        stack.callback(setattr, loaded, "completion_cache", None)
+    cache = COMPLETION_CACHE.get()
+    if cache is None or cache.engine is not loaded:
+        stack.enter_context(CompletionCache(loaded))
     return loaded
 
 

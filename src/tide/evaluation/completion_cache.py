@@ -1,19 +1,20 @@
-"""Completions of unmodified prompts, which are written once for all methods of an evaluation."""
+"""Completions that all methods of an evaluation share, and that are written once."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import Self
 
 from tide.core.settings import Sampling
-from tide.engines.base import Piece, Request
+from tide.engines.base import COMPLETION_CACHE, Engine, Piece, Request
 
 _Key = tuple[tuple[int, ...], Sampling, int]
 
 
 class CompletionCache:
-    """Keeps the completions of token ids that an engine has written; see `Engine`.
+    """Keeps the completions of token ids that `engine` writes for this caller, inside `with`.
 
     Every search begins with the model's own completion of the prompt, and its seed depends only on
     prompt and trial, so all methods of a comparison would generate the same base completions.
@@ -21,11 +22,19 @@ class CompletionCache:
     generated. `SearchMethod` adds these seconds to the cost of the method that used the completion.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         self.seconds_saved = 0.0
         # The pieces of each completion, and the seconds that its generation took.
         self._written: dict[_Key, tuple[list[Piece], float]] = {}
         self._until = 0.0
+
+    def __enter__(self) -> Self:
+        self._before = COMPLETION_CACHE.set(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        COMPLETION_CACHE.reset(self._before)
 
     async def write(
         self, write: Callable[[Request], AsyncGenerator[Piece, None]], request: Request
@@ -53,9 +62,12 @@ class CompletionCache:
 def _key(request: Request) -> _Key | None:
     """Return the cache key of a request, or None if the request is not cached.
 
-    A moved prompt is never written twice, and neither is a text that is scored while it grows.
+    A moved prompt is hardly written twice, and neither is a text that is scored while it grows. The
+    number of tokens that are read for a request with a prefix cache depends on other requests.
     """
-    prompt = request.prompt
-    if not isinstance(prompt, Sequence) or request.banned_token_ids or request.piece_tokens:
+    prompt, growing = request.prompt, request.piece_tokens or request.whole_text
+    if not isinstance(prompt, Sequence) or request.banned_token_ids or growing:
+        return None
+    if request.prefix_cache is not None:
         return None
     return tuple(prompt), request.sampling, request.seed

@@ -23,6 +23,7 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, is_file, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
+from tide.engines.base import COMPLETION_CACHE
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
@@ -141,7 +142,7 @@ class SearchMethod:
 
     def _clock(self) -> float:
         """Return the clock plus the seconds that cached completions took when generated."""
-        cache = self._engine and self._engine.completion_cache
+        cache = COMPLETION_CACHE.get()
         return time.perf_counter() + (cache.seconds_saved if cache else 0.0)
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:

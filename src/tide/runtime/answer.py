@@ -157,7 +157,7 @@ class Answer:
                         return None
                     self._at_end = ended is not None
                     new, due = self._ask(), None
-                    if watch.options.pace == "word":  # a quick scorer answers before a step
+                    if watch.options.pace == "word":  # judged before the next piece
                         due = new
                     elif new or ended:  # a slow scorer has until the next place
                         due, asked = asked, new

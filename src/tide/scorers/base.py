@@ -55,7 +55,7 @@ class Scorer(Protocol):
             number), or only when it is "whole". Optional; 8 tokens by default.
         quick: Whether `score` takes less than a tenth of a millisecond for a short text and may run
             in several threads at once. It then runs between two tokens, in the thread of the model.
-            Optional; False by default.
+            Optional; False by default, and always for an asynchronous scorer.
     """
 
     name: str
@@ -102,7 +102,8 @@ def pace_of(scorer: Scorer) -> str:
 
 def is_quick(scorer: Scorer) -> bool:
     """Return whether the scorer may run between two tokens (see `Scorer`)."""
-    return getattr(scorer, "quick", False) is True
+    called = scorer._function if isinstance(scorer, CallableScorer) else scorer.score
+    return getattr(scorer, "quick", False) is True and not inspect.iscoroutinefunction(called)
 
 
 def slowest_pace(scorers: Sequence[Scorer]) -> str:

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -298,3 +299,24 @@ def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
         database.execute("CREATE TABLE texts (key BLOB PRIMARY KEY, score REAL NOT NULL) STRICT")
     with cached(TwoSides(), path) as scorer, pytest.raises(ScorerError, match="delete the file"):
         scorer.score(["a text"])
+
+
+def test_closing_while_a_thread_scores(tmp_path: Path) -> None:
+    """SQLite crashes if a connection is closed during a query."""
+    for number in range(10):
+        scorer = CachedScorer(load_scorer(Counting()), tmp_path / f"{number}.sqlite3")
+        ended = []
+
+        def score(scorer: CachedScorer = scorer, ended: list[Any] = ended) -> None:
+            try:
+                for start in range(10**6):
+                    scorer.score([f"text number {start + i}" for i in range(64)])
+            except ScorerError as error:
+                ended.append(str(error))
+
+        thread = threading.Thread(target=score)
+        thread.start()
+        time.sleep(0.02)
+        scorer.close()
+        thread.join(20)
+        assert "closed" in ended[0]

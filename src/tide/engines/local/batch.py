@@ -455,11 +455,9 @@ class Batch:
         for row, token, good in zip(lane.rows, tokens, finite, strict=True):
             # The model still reads ended rows, and their NaN must not stay for the next row.
             row.broken = row.broken or not good
-            if row.aborted:
-                continue
-            if good:
+            if good and not row.aborted:
                 row.take(token, stops)
-            else:
+            elif not row.aborted:
                 row.aborted = True
                 row.put(CompletionError(f"for this prompt the model's {not_finite(row.x.dtype)}"))
         self._end_stopped(lane)

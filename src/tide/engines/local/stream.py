@@ -44,7 +44,7 @@ class Forward:
         layers = DynamicCache(config=model.config).layers
         self.plain = all(type(layer) in _PLAIN for layer in layers)
         head = model.get_output_embeddings()
-        if head is not None and not head._forward_pre_hooks:
+        if head is not None and _contiguous not in head._forward_pre_hooks.values():
             head.register_forward_pre_hook(_contiguous)
 
     def accepts(self, name: str) -> bool:

@@ -67,8 +67,9 @@ class CachedScorer(ScorerWrapper):
         self._lock = threading.Lock()
         self._warned = False
         self._database = self._guarded(self._open)
-        # From Python 3.13 on, a connection that is dropped while it is open is a warning.
-        weakref.finalize(self, self._database.close)
+        # From Python 3.13 on, a connection that is dropped while it is open is a warning. At exit a
+        # thread may still use the connection, and SQLite would crash.
+        weakref.finalize(self, self._database.close).atexit = False
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         keys = {self._key(text): text for text in dict.fromkeys(texts)}
@@ -96,7 +97,8 @@ class CachedScorer(ScorerWrapper):
         return Attributed.of([known[text] for text in texts], self.attributes)
 
     def close(self) -> None:
-        self._database.close()
+        with self._lock:
+            self._database.close()
         super().close()
 
     def _open(self) -> sqlite3.Connection:
