@@ -232,8 +232,9 @@ class Mailbox(Generic[_T]):
     @classmethod
     def leave(cls, loop: _Loop) -> None:
         """Wake the readers of items that a closed loop put in its last turn."""
-        for route in [one for one in list(cls._to_wake) if one[0] is loop]:
-            _wake(cls._to_wake.pop(route), route[1])
+        for route in list(cls._to_wake):
+            if route[0] is loop:
+                _wake(cls._to_wake.pop(route), route[1])
 
     async def __aiter__(self) -> AsyncGenerator[_T, None]:
         while await self._arrived.wait():

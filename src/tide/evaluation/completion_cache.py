@@ -65,9 +65,8 @@ def _key(request: Request) -> _Key | None:
     A moved prompt is hardly written twice, and neither is a text that is scored while it grows. The
     number of tokens that are read for a request with a prefix cache depends on other requests.
     """
-    prompt, growing = request.prompt, request.piece_tokens or request.whole_text
-    if not isinstance(prompt, Sequence) or request.banned_token_ids or growing:
-        return None
-    if request.prefix_cache is not None:
+    prompt, caches = request.prompt, request.prefix_cache is not None
+    more = caches or request.banned_token_ids or request.piece_tokens or request.whole_text
+    if more or not isinstance(prompt, Sequence):
         return None
     return tuple(prompt), request.sampling, request.seed

@@ -86,6 +86,12 @@ class TimeShares:
         self._last = now
 
 
+def _clock() -> float:
+    """Return the clock plus the seconds that cached completions took when generated."""
+    cache = COMPLETION_CACHE.get()
+    return time.perf_counter() + (cache.seconds_saved if cache else 0.0)
+
+
 class SearchMethod:
     """A search strategy, or (`base`) the unmodified model.
 
@@ -111,7 +117,7 @@ class SearchMethod:
             **({"carry_over": True} if carry_over else {}),
         }
         self._model, self._scorer, self._on_cluster = model, scorer, on_cluster
-        self._engine, self._base = model if isinstance(model, Engine) else None, base
+        self._base = base
 
     def records(
         self,
@@ -127,7 +133,7 @@ class SearchMethod:
         progress: receives a baseline's progress within a batch.
         Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
-        shares = TimeShares(self._clock)
+        shares = TimeShares(_clock)
         asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))
         if self._on_cluster is None:
             detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
@@ -139,11 +145,6 @@ class SearchMethod:
             row, spent = rows[number], shares.end(number)
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
             shares.skip()
-
-    def _clock(self) -> float:
-        """Return the clock plus the seconds that cached completions took when generated."""
-        cache = COMPLETION_CACHE.get()
-        return time.perf_counter() + (cache.seconds_saved if cache else 0.0)
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
         more = {"messages": row.messages, "group": row.group, "seconds": seconds}

@@ -102,8 +102,8 @@ def pace_of(scorer: Scorer) -> str:
 
 def is_quick(scorer: Scorer) -> bool:
     """Return whether the scorer may run between two tokens (see `Scorer`)."""
-    called = scorer._function if isinstance(scorer, CallableScorer) else scorer.score
-    return getattr(scorer, "quick", False) is True and not inspect.iscoroutinefunction(called)
+    quick = getattr(scorer, "quick", False) is True
+    return quick and not inspect.iscoroutinefunction(scorer.score)
 
 
 def slowest_pace(scorers: Sequence[Scorer]) -> str:
@@ -190,7 +190,8 @@ class CallableScorer(PlainScorer):
         own = getattr(function, "__qualname__", type(function).__name__)
         self.name = name or f"callable:{own}"
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
-        self.quick = getattr(function, "quick", False)
+        waits = inspect.iscoroutinefunction(function)
+        self.quick = not waits and getattr(function, "quick", False)
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Any:

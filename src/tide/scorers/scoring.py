@@ -53,6 +53,8 @@ class Scoring:
 
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
+        # Whether the scorer itself (False) and its screen (True) are quick.
+        self._are_quick = [is_quick(_used(scorer, screened=one)) for one in (False, True)]
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end
         self._slow: list[_Request] = []  # wait for the thread
         self._busy = False
@@ -89,8 +91,7 @@ class Scoring:
             text if policy == "one" and is_empty(text) else start + text
             for text, start in zip(texts, before or [""] * len(texts), strict=True)
         ]
-        is_short = sum(map(len, whole)) <= _SHORT
-        in_loop = is_short and is_quick(_used(self._scorer, screened=screened))
+        in_loop = self._are_quick[screened] and sum(map(len, whole)) <= _SHORT
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
         waiting.append(_Request(whole, policy, screened, future))
         if len(waiting) == 1:  # texts sent in one iteration of the loop share a call

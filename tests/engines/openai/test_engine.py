@@ -77,6 +77,7 @@ def test_it_writes_what_the_server_writes(connect: Connect, server: TextServer) 
     assert body["prompt"] in PROMPTS
     assert (body["model"], body["stream"], body["top_k"]) == ("tiny", True, 0)
     assert (engine.name, engine.context_length, engine.has_embeddings) == ("tiny", 4096, False)
+    assert "serves tiny" in engine.capability_notes
 
 
 def test_it_writes_on_after_its_own_words(connect: Connect, server: TextServer) -> None:

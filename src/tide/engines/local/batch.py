@@ -155,7 +155,7 @@ class Lane:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether rows may enter now."""
+        """Whether rows may enter and leave now."""
         return self._forward.plain or not self.running
 
     def sample(self, rows: Sequence[Row]) -> None:
@@ -261,8 +261,9 @@ class Batch:
 
     def _turn(self) -> None:
         """Run one forward pass of each lane, and the passes that read entering rows."""
-        readings, self._readings = self._readings, []
-        self._read(readings)
+        if self._readings:
+            readings, self._readings = self._readings, []
+            self._read(readings)
         self.admit()
         running, began = self._running, time.monotonic()
         for lane in self.lanes.values():
@@ -463,7 +464,7 @@ class Batch:
         self._end_stopped(lane)
         live = sum(not row.aborted for row in lane.rows)
         few = len(lane.rows) - live < min(_GONE, live or 1)
-        return None if few or not (self._forward.plain or not live) else self.retire(lane)
+        return None if few or not lane.takes_rows else self.retire(lane)
 
     def _end_stopped(self, lane: Lane) -> None:
         rows = [
