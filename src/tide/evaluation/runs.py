@@ -129,6 +129,11 @@ class Run:
     failed: dict[RecordId, TideError] = field(default_factory=dict, compare=False)
 
     @property
+    def trials(self) -> list[tuple[Record, TrialRecord]]:
+        """Every trial, with the record of its prompt (id, prompt, messages, group)."""
+        return [(record, trial) for record in self.records for trial in record.trials]
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The settings of a search, or the sampling settings of a baseline."""
         return self.config.get("settings") or self.config.get("sampling") or {}
@@ -233,7 +238,13 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def read_run(run: Path) -> Run:
-    """Read a run without the records that lack trials after an interrupted extension.
+    """Read a run: the only reader of a run's files, for reports and everything else.
+
+    `Run.trials` has every trial, joined with the scores of judges (`judge_scores`,
+    `step_judge_scores`, `judge_attributes`) and the likelihoods under reference models
+    (`perplexity`), which are empty where a judge or reference has not scored the trial. Trials of a
+    prompt are in the order of their numbers, and prompts in the order of the file. Prompts that
+    lack trials after an interrupted extension are left out.
 
     Raises InputError for invalid content.
     """
