@@ -158,10 +158,3 @@ def test_a_file_of_policies_has_every_fault_named_on_a_line(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("failed: policies.a.scorer: ")
     assert "no answer" in line
-    # Faults that only the model shows are listed beside the scorers' faults.
-    path.write_text("policies: {a: {scorer: down}, b: {guardrail_rewrite: true}}")
-    assert tide("doctor", "--policies", path) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[1] for line in lines] == [
-        "policies.a.scorer", "policies.b.guardrail_rewrite",
-    ]  # fmt: skip

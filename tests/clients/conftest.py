@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.processes import serving
 
-KEY, BLOCKING_KEY = "sk-of-the-clients", "sk-of-others"
+KEY = "sk-of-the-clients"
 
 
 def served(module: str) -> Iterator[str]:
@@ -26,9 +26,9 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def rewriting_url() -> Iterator[str]:
-    """The address of a server whose guardrail writes failing sentences anew."""
-    yield from served("rewriting")
+def guardrail_url() -> Iterator[str]:
+    """The address of a server that only scores, by a scorer that knows one rude word."""
+    yield from served("guardrail")
 
 
 @pytest.fixture(scope="module")

@@ -11,22 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.clients.conftest import BLOCKING_KEY, KEY
+from tests.clients.conftest import KEY
 from tests.server.processes import serving
 
 pytestmark = pytest.mark.clients
 
 CLEAN = "The weather is fine. Bring 2 coats, Anna."
-FAILING, NEW = f"{CLEAN} You idiot. Bye.", f"{CLEAN} You kind one. Bye."
-ENDLESS = f"{CLEAN} Meet idiot. Bye."
-SAYS = {"clean": CLEAN, "failing": FAILING, "endless": ENDLESS}
+SAYS = {"clean": CLEAN, "failing": f"{CLEAN} You idiot. Bye."}
 MASTER, BLOCKED = "sk-of-the-proxy", "(blocked)"
-# What makes litellm deliver new texts in streams, too.
-DELIVERED = {
-    "additional_provider_specific_params": {"tide_rewrite": True},
-    "streaming_transform_mode": "incremental_diff",
-    "streaming_end_of_stream_only": True,
-}
 
 
 class Upstream(BaseHTTPRequestHandler):
@@ -77,27 +69,21 @@ def upstream() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(upstream: str, rewriting_url: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A client of a proxy with guardrails, of which a request names those that it wants."""
+def client(upstream: str, guardrail_url: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A client of a proxy with our guardrail."""
     openai = pytest.importorskip("openai")
     pytest.importorskip("litellm")
-    common = {
+    guardrail = {
         "guardrail": "generic_guardrail_api",
         "mode": ["pre_call", "post_call"],
-        "api_base": rewriting_url,
-    }
-    guardrails = {
-        "rewriting": {"api_key": KEY, **DELIVERED},
-        "unasked": {"api_key": KEY},
-        "blocking": {"api_key": BLOCKING_KEY, **DELIVERED},
+        "api_base": guardrail_url,
+        "api_key": KEY,
+        "default_on": True,
     }
     model = {"model": "openai/m", "api_base": upstream, "api_key": "none"}
     config = {
         "model_list": [{"model_name": "m", "litellm_params": model}],
-        "guardrails": [
-            {"guardrail_name": name, "litellm_params": {**common, **own}}
-            for name, own in guardrails.items()
-        ],
+        "guardrails": [{"guardrail_name": "tide", "litellm_params": guardrail}],
         "general_settings": {"master_key": MASTER},
     }
     path = tmp_path_factory.mktemp("proxy") / "config.yaml"
@@ -107,15 +93,13 @@ def client(upstream: str, rewriting_url: str, tmp_path_factory: pytest.TempPathF
         yield openai.OpenAI(base_url=f"{process.url}/v1", api_key=MASTER, max_retries=0)
 
 
-def said(client: Any, asked: str, guardrail: str, **more: Any) -> str:
+def said(client: Any, asked: str, **more: Any) -> str:
     """The answer, or BLOCKED."""
     import openai
 
-    messages, body = [{"role": "user", "content": asked}], {"guardrails": [guardrail]}
+    messages = [{"role": "user", "content": asked}]
     try:
-        answer = client.chat.completions.create(
-            model="m", messages=messages, extra_body=body, **more
-        )
+        answer = client.chat.completions.create(model="m", messages=messages, **more)
         if not more.get("stream"):
             return str(answer.choices[0].message.content)
         deltas = [part.choices[0].delta.content for part in answer if part.choices]
@@ -127,21 +111,13 @@ def said(client: Any, asked: str, guardrail: str, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_responses(client: Any, stream: bool) -> None:
-    expected = {
-        ("clean", "rewriting"): CLEAN,
-        ("failing", "rewriting"): NEW,
-        ("endless", "rewriting"): BLOCKED,
-        ("clean", "unasked"): CLEAN,
-        ("failing", "unasked"): BLOCKED,
-        ("clean", "blocking"): CLEAN,
-        ("failing", "blocking"): BLOCKED,
-    }
-    assert {one: said(client, *one, stream=stream) for one in expected} == expected
+def test_guardrail_blocks_failing_responses(client: Any, stream: bool) -> None:
+    assert said(client, "clean", stream=stream) == CLEAN
+    assert said(client, "failing", stream=stream) == BLOCKED
 
 
-def test_tool_calls_and_requests_are_not_rewritten(client: Any) -> None:
+def test_guardrail_blocks_tool_calls_and_requests(client: Any) -> None:
     tools = [{"type": "function", "function": {"name": "ask"}}]
-    assert said(client, "clean", "rewriting", tools=tools) == "None"
-    assert said(client, "failing", "rewriting", tools=tools) == BLOCKED
-    assert said(client, "you idiot", "rewriting") == BLOCKED
+    assert said(client, "clean", tools=tools) == "None"
+    assert said(client, "failing", tools=tools) == BLOCKED
+    assert said(client, "you idiot") == BLOCKED

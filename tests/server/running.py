@@ -73,7 +73,6 @@ def running(
     limits: Limits | None = None,
     keys: tuple[str, ...] = (),
     mode: Mode = "enforce",
-    guardrail_rewrite: bool = False,
     policies: Path | None = None,
     monitor_log: Path | None = None,
     monitor_texts: bool = False,
@@ -84,14 +83,7 @@ def running(
     engine = scripted_engine(max_batch=64) if engine is None else engine
     own = load_engine("transformers", engine) if isinstance(engine, str) else None
     engine, scorer = own or engine, ReadingScorer() if scorer is None else scorer
-    line = CommandLine(
-        engine.name,
-        scorer,
-        preset=preset,
-        overrides=settings,
-        mode=mode,
-        guardrail_rewrite=guardrail_rewrite,
-    )
+    line = CommandLine(engine.name, scorer, preset=preset, overrides=settings, mode=mode)
     secrets = [SecretStr(key) for key in keys]
     with (
         own or nullcontext(),

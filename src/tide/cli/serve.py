@@ -131,14 +131,6 @@ def serve(
     monitor_texts: Annotated[
         bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
     ] = False,
-    guardrail_rewrite: Annotated[
-        bool,
-        options.option(
-            "Policies",
-            "If a response fails litellm's guardrail, let the model rewrite its failing sentences, "
-            "where possible, instead of answering BLOCKED.",
-        ),
-    ] = False,
     model: options.Model = "pocket",
     # Most text of a server is ordinary: `sentence` corrects the false alarms of `pocket`.
     scorer: options.Scorer = "confirm:pocket,sentence",
@@ -179,9 +171,7 @@ def serve(
     keys = read_keys()
     # Cheap checks first, before anything is loaded.
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
-    line = CommandLine(
-        model, scorer, strict_language, preset, overrides or {}, mode, guardrail_rewrite
-    )
+    line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
     chosen = chosen_settings(preset, model, overrides or {})
     with (
         _listening(host, port) as listener,

@@ -128,18 +128,6 @@ def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
     return len(pieces)
 
 
-def sentence_end(text: str, start: int) -> int | None:
-    """Return the end of the first sentence that ends at or after `start`, or None.
-
-    A newline ends a sentence, and is not part of the sentence.
-    """
-    for match in _ENDS.finditer(text):
-        end: int = match.start() if match[0] == "\n" else match.end()
-        if end >= start:
-            return end
-    return None
-
-
 def word_starts(pieces: Sequence[str]) -> list[int]:
     """List the tokens that begin a word without splitting a character; the first index is 0."""
     starts, text = [0] if pieces else [], ""

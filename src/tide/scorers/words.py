@@ -2,8 +2,7 @@
 
 `profanity-check` (TF-IDF and a linear SVM) and `lexicon` are quick. They share neither data nor
 method with TIDE's trained scorers, so they can judge text that was optimised against the trained
-scorers. `NeverScorer` finds words that a policy lists under `never`. `ParticularsScorer` finds
-names and numbers that are not in a text's sources.
+scorers. `NeverScorer` finds words that a policy lists under `never`.
 
 The bundled list is Surge AI's (MIT, see `pocket/LICENSE-profanity`); masking uses it, too.
 `scripts/list_profanities.py` writes the file, which holds hashes instead of the words.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -30,7 +29,7 @@ from tide.core.optional import require
 from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.pocket import PROFANITIES
-from tide.scorers.base import Floats, PlainScorer
+from tide.scorers.base import Floats
 from tide.scorers.disguises import REVISION, digest_of, readings
 from tide.scorers.language import ReadingScorer
 from tide.scorers.pocket import normalize
@@ -128,72 +127,6 @@ class NeverScorer(ReadingScorer):
 
 def _spellings(text: str) -> set[str]:
     return {" ".join(spelling.split()) for spelling in (text.casefold(), normalize(text))}
-
-
-_SIGN = r"[\p{L}\p{M}\p{N}]"
-# A word; an address, a time or a number with its punctuation counts as one word.
-_WORD = regex.compile(rf"{_SIGN}+(?:['\u2019.,:@/_#+&]+{_SIGN}+)*")
-_APOSTROPHE = regex.compile(r"['\u2019]")
-_POSSESSIVE = regex.compile(r"['\u2019]s\Z")
-# Characters of names and numbers: digits, capitals, letters without case, and marks.
-_MARKED = regex.compile(r"[\p{N}\p{Lu}\p{Lt}\p{Lo}.,:@/_#+&]")
-_NUMBERS = frozenset((
-    "zero", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
-    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety", "hundred",
-    "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions", "trillion",
-    "trillions", "dozen", "dozens",
-))  # fmt: skip
-# Words that often begin sentences and are not names.
-_BEGINNINGS = frozenset((
-    "a", "all", "although", "an", "and", "as", "at", "because", "but", "can", "could", "do", "does",
-    "for", "from", "he", "her", "here", "his", "how", "if", "in", "it", "its", "let", "many",
-    "maybe", "my", "no", "not", "of", "on", "or", "our", "perhaps", "please", "she", "so", "some",
-    "such", "that", "the", "their", "then", "there", "these", "they", "this", "those", "though",
-    "to", "we", "what", "when", "where", "which", "while", "who", "why", "with", "yes", "you",
-    "your",
-))  # fmt: skip
-_BEFORE_SENTENCE = regex.compile(r"[\p{Sentence_Terminal}\u2026:\n][\W_]*\Z")
-_NEAR = 32  # characters before a word to search for the end of a sentence
-
-
-class ParticularsScorer(PlainScorer):
-    """Whether a text holds a name or number that none of `sources` holds.
-
-    Names are words with a capital letter, words of a script without capitals, and words with marks
-    inside, such as addresses. A word that begins a sentence is not a name if it is common or a
-    source holds it in lowercase. Numbers are digits and the English words from zero to trillions,
-    except "one". Lowercase names are not recognised.
-    """
-
-    name = "particulars"
-    pace = "word"
-
-    def __init__(self, sources: Iterable[str]) -> None:
-        self._known = {word for text in sources for word, _ in _words(text)}
-        self._small = {word.lower() for word in self._known}
-
-    def score(self, texts: Sequence[str]) -> Floats:
-        return np.array([float(any(self._is_new(*one) for one in _words(text))) for text in texts])
-
-    def _is_new(self, word: str, begins: bool) -> bool:
-        small = word.lower()
-        stem = _APOSTROPHE.split(small)[0]
-        if word in self._known or stem == "i":
-            return False
-        if small in _NUMBERS:
-            return small not in self._small
-        if begins and (stem in _BEGINNINGS or small in self._known):
-            return False
-        return _MARKED.search(word) is not None
-
-
-def _words(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each word, without a possessive `'s`, and whether it begins a sentence."""
-    for number, match in enumerate(_WORD.finditer(text)):
-        before = text[max(0, match.start() - _NEAR) : match.start()]
-        begins = number == 0 or _BEFORE_SENTENCE.search(before) is not None
-        yield _POSSESSIVE.sub("", match[0]), begins
 
 
 LISTED = "listed"  # the tensor with the hashes

@@ -3,10 +3,10 @@
 gate.py        checks the keys and sizes of requests, notices disconnects, logs and counts requests
 schemas.py     the HTTP schemas of requests, responses and errors
 policies.py    named sets of scorer, settings and mode; the API keys that may use them; and each
-               policy's AsyncDetoxifier, which also writes drafts and repairs texts
+               policy's AsyncDetoxifier, which also writes drafts
 generation.py  answers requests by calls of their policy's AsyncDetoxifier, within limits
 monitor.py     writes unscored drafts, and forecasts the changes that enforcing would make
-guardrail.py   litellm's guardrail; rewrite.py: rewrites the sentences of a text that fail
+guardrail.py   litellm's guardrail
 scoring.py     the scoring APIs of Perspective and OpenAI
 limits.py      the limits of a server and of one request
 metrics.py     metrics for Prometheus; tracing.py: spans for OpenTelemetry

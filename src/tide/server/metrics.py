@@ -62,8 +62,7 @@ class Metrics:
         )
         self.guardrail = counter(
             "guardrail_answers",
-            "Answers to litellm's guardrail: passed, rewritten, blocked, failed (no score); for a "
-            "monitored policy, blocked includes texts that enforcing would have rewritten",
+            "Answers to litellm's guardrail: passed, blocked, failed (no score)",
             ["policy", "outcome"],
         )
         self.scored = counter("scorer_texts", "Texts sent to the scorer")

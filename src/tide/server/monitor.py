@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.answer import Answer, TrialTask
 from tide.scorers.scoring import Scoring
 from tide.server.gate import LOG, traced
-from tide.server.rewrite import parted
 
 if TYPE_CHECKING:
     from tide.server.policies import Policies, ServedPolicy
@@ -145,7 +144,7 @@ class MonitoredAnswer(Answer):
 
     async def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         if self._recorded:
-            for piece in parted(self._recorded, request.piece_tokens):
+            for piece in _split(self._recorded, request.piece_tokens):
                 yield piece
             return
         size = None if self._task.on_text is None else 1
@@ -154,6 +153,16 @@ class MonitoredAnswer(Answer):
             async for piece in pieces:
                 self._recorded.append(piece)
                 yield piece
+
+
+def _split(pieces: Sequence[Piece], size: int | None) -> Iterator[Piece]:
+    """Split pieces after every `size` tokens, so that the text is judged as it grows."""
+    for piece in pieces:
+        ids = piece.token_ids
+        starts = range(0, len(ids) or 1, size or len(ids) or 1)
+        for start in starts:
+            part = ids[start : start + starts.step]
+            yield Piece(part, piece.finish_reason if start == starts[-1] else None)
 
 
 class Monitor:

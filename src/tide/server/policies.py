@@ -31,16 +31,13 @@ from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
 from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, is_empty, pace_of
-from tide.scorers.scoring import Scoring
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.languages import strict
 from tide.server.gate import check_exposure, digest
-from tide.server.guardrail import check_rewriter
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
 from tide.server.monitor import Draft, Forecast, MonitoredAnswer, forecast
-from tide.server.rewrite import rewrite
 from tide.server.scoring import ScoringApi
 
 if TYPE_CHECKING:
@@ -87,8 +84,6 @@ class Policy(_Part):
         max_length=10_000,
         description="Words and phrases that no text may contain, in any case or common disguise.",
     )
-
-    guardrail_rewrite: bool | None = Field(default=None, description="Same as --guardrail-rewrite.")
 
     @model_validator(mode="after")
     def _are_scored(self) -> Policy:
@@ -194,7 +189,6 @@ class CommandLine:
     preset: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     mode: Mode = "enforce"
-    guardrail_rewrite: bool = False
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """Return a policy's preset and settings. Raises InputError for invalid settings."""
@@ -212,10 +206,7 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy without an engine. measured: the scorer without the words of `never`.
-
-    rewrites: whether litellm's guardrail gets repaired texts for a response that fails.
-    """
+    """A policy without an engine. measured: the scorer without the words of `never`."""
 
     name: str
     mode: Mode
@@ -223,7 +214,6 @@ class Plan:
     never: Sequence[str]
     settings: Settings
     measured: MeasuredScorer
-    rewrites: bool
 
     @property
     def scorer(self) -> Scorer:
@@ -232,7 +222,7 @@ class Plan:
 
 
 class ServedDetoxifier(AsyncDetoxifier):
-    """A policy's detoxifier, which also repairs texts and lets the model write unscored drafts."""
+    """A policy's detoxifier, which also lets the model write unscored drafts."""
 
     def draft(
         self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]
@@ -264,27 +254,6 @@ class ServedDetoxifier(AsyncDetoxifier):
         async def work() -> Forecast:
             await self._check_prompt(prompt, draft.task.settings)
             return await forecast(draft, self.engine, self._scoring)
-
-        return await self._finished(work)
-
-    async def rewrite(
-        self, text: str, second: Scorer, **overrides: Unpack[Overrides]
-    ) -> str | None:
-        """Rewrite failing sentences of a finished text, from the blamed word to the end of each.
-
-        second: a second scorer that the text must pass. Returns None if no repair is found. Raises
-        CompletionError if tokenization would change the text, and other TideErrors.
-        """
-        settings, strategy = self._resolve(overrides)
-        priority = next(NUMBERS)
-
-        async def work() -> str | None:
-            scoring = Scoring(MaxScorer([self.scorer, second]))
-            try:
-                async with self._capacity:
-                    return await rewrite(text, settings, strategy, priority, self.engine, scoring)
-            finally:
-                scoring.close()
 
         return await self._finished(work)
 
@@ -410,12 +379,8 @@ class Policies:
             with self._noting(found, name, "scorer"):
                 measured = self._scorers.load(self._line.spec(policy))
                 mode = policy.mode or self._line.mode
-                own = policy.guardrail_rewrite
-                rewrites = self._line.guardrail_rewrite if own is None else own
                 if not found:
-                    plans[name] = Plan(
-                        name, mode, preset, policy.never, settings, measured, rewrites
-                    )
+                    plans[name] = Plan(name, mode, preset, policy.never, settings, measured)
         self._raise(found)
         return file, plans
 
@@ -428,8 +393,6 @@ class Policies:
                 if old is not None and old.plan == plan:
                     made[name] = old
                     continue
-                if plan.rewrites:
-                    check_rewriter(self.engine)
                 scorer = plan.scorer
                 detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
                 made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
