@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -221,26 +222,40 @@ def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -
         Detoxifier(chatml, scorer=quiet).chat(many.dump())
 
 
-def test_the_answers_to_a_chat_share_its_rendering(
-    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("streamed", [False, True])
+def test_slow_chat_template_delays_no_other_prompt(
+    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
-    rendered: list[Chat] = []
-    render = chatml.render
+    """The template of one chat renders until another prompt is complete."""
+    others_done, waited = threading.Event(), []
+    apply = chatml.tokenizer.apply_chat_template
 
-    def noting(chat: Chat) -> Rendered:
-        rendered.append(chat)
-        return render(chat)
+    def slowly(*arguments: Any, **options: Any) -> str:
+        waited.append(others_done.wait(timeout=10))
+        return str(apply(*arguments, **options))
 
-    monkeypatch.setattr(chatml, "render", noting)
-    chats = [Chat.said(text) for text in ("the town", "the river")]
+    monkeypatch.setattr(chatml.tokenizer, "apply_chat_template", slowly)
 
-    async def answers() -> list[str]:
-        async with AsyncDetoxifier(chatml, scorer=quiet, max_new_tokens=3) as detox:
-            asked = [detox(chat, seed=seed) for chat in chats for seed in range(3)]
-            return [one.text for one in await asyncio.gather(*asked)]
+    async def run() -> str:
+        async with AsyncDetoxifier(chatml, scorer=quiet, max_new_tokens=8) as detox:
+            chat = asyncio.create_task(detox.chat(HELLO))
+            await asyncio.sleep(0.1)  # until its template renders
+            if streamed:
+                stream = detox.stream("The weather today")
+                assert "".join([text async for text in stream])
+            else:
+                assert (await detox("The weather today")).text
+            others_done.set()
+            return (await chat).text
 
-    assert len(asyncio.run(answers())) == 6
-    assert rendered == chats
+    assert asyncio.run(run())
+    assert waited == [True, True]  # with the messages, and with placeholders for them
+
+
+def test_rendered_chat_has_a_maximum_length(tmp_path: Path) -> None:
+    engine = TransformersEngine(save_chat_model(tmp_path, "{{ 'a' * 20000000 }}"))
+    with pytest.raises(InputError, match=r"template of .* writes 20,000,000 characters; at most"):
+        engine.render(Chat.of(HELLO))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ from tide.core.validation import problem
 
 # A private-use character, the placeholder for user messages while a template is analysed.
 _MARK = "\ue000"
+# Characters of a rendered chat; no model has a context of more.
+_LONGEST = 1 << 24
 _THOUGHTS = ("reasoning_content", "reasoning")
 
 
@@ -228,7 +230,8 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
 
     A second rendering, with placeholders for the user messages, shows the text around the messages.
     The template may strip white space from messages. model: name of the model, for errors.
-    Raises InputError if the template fails, or omits, repeats or rewrites a user message.
+    Raises InputError if the template fails, writes too much, or omits, repeats or rewrites a user
+    message.
     """
     messages, given = chat.dump(), chat.model_dump_json()
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
@@ -239,6 +242,11 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
     marked = [m | {"content": marks.get(i, m["content"])} for i, m in enumerate(messages)]
     with guarded(InputError, f"messages: the chat template of {model} refuses them"):
         text, frame = template(messages), template(marked)
+    if len(text) > _LONGEST:
+        raise InputError(
+            f"messages: the chat template of {model} writes {len(text):,} characters; at most "
+            f"{_LONGEST:,} are read"
+        )
     # Texts around the user messages, and the numbers of the messages, alternate between the marks.
     first, *parts = frame.split(mark)
     if not text.startswith(first):

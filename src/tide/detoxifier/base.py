@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
 import anyio
+from anyio.to_thread import run_sync as in_thread
 
 from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import gather
@@ -115,7 +115,6 @@ class DetoxifierBase:
         self._scoring = Scoring(self.scorer)
         self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
         self._under_way: set[Future[Any]] = set()
-        self._rendered: tuple[object, str] = (None, "")  # the last prompt, and its text
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """Return for each prompt the reason why it cannot be completed, or None. Runs no model."""
@@ -212,16 +211,17 @@ class DetoxifierBase:
     ) -> list[TrialTask]:
         """Prepare the trials of a prompt; all trials share the prompt's tokens and settings."""
         limit, chat = self.engine.context_length, prompt if isinstance(prompt, Chat) else None
-        # Rendering many messages would delay other requests.
+        # Without this check, rendering many messages would take long.
         if chat is not None and limit is not None and len(chat.messages) > limit:
             raise InputError(
                 f"{len(chat.messages)} messages do not fit into the model's context of "
                 f"{limit} tokens"
             )
-        if self._rendered[0] is not prompt:  # the choices of a request share their prompt
-            self._rendered = prompt, self.engine.text_of(prompt)
-        text = self._rendered[1]
-        if chat is not None:
+        if chat is None:
+            text = self.engine.text_of(prompt)
+        else:
+            # A chat template may be slow, and other prompts share this loop.
+            text = await in_thread(self.engine.text_of, chat, abandon_on_cancel=True)
             settings = settings.for_chat(self.engine.chat_sampling)
         read = await self._read(text, settings)
         if chat is not None and limit is not None:
@@ -236,7 +236,7 @@ class DetoxifierBase:
                 f"{len(text)} characters do not fit into the model's context of {limit} tokens"
             )
         if len(text) > _LONG:
-            prompt = await asyncio.to_thread(self.engine.encode, text)
+            prompt = await in_thread(self.engine.encode, text, abandon_on_cancel=True)
         else:
             prompt = self.engine.encode(text)
         check_length(text, len(prompt.token_ids), settings, limit)

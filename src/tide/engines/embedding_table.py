@@ -14,7 +14,6 @@ from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import CompletionError, EngineError, InputError, guarded
 from tide.core.pretrained import check_tokenizer
 from tide.core.settings import Sampling
-from tide.core.templates import render_template
 from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, Request
 
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
@@ -103,7 +102,10 @@ class EmbeddingEngine(Engine):
             raise InputError(f"messages: the tokenizer of {self.name} {problem}")
 
         def template(messages: list[dict[str, str]]) -> str:
-            return render_template(self.tokenizer, messages, add_generation_prompt=True)
+            text: str = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
+            return text
 
         text = render(chat, template, self.name)
         self._tokenize([text])  # refuses ids without an embedding

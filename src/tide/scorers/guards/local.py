@@ -20,7 +20,6 @@ from tide.core.pretrained import (
     load_pretrained,
     read_config,
 )
-from tide.core.templates import render_template
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer
 from tide.scorers.classifiers import revision_of
 from tide.scorers.control_tokens import ControlTokens
@@ -182,12 +181,13 @@ class _LocalGuard(PlainScorer, ABC):
                 "(guard:FILE.json)"
             )
         with guarded(ScorerError, f"scorer {self.name}: its chat template failed"):
-            return render_template(
-                self._tokenizer,
+            rendered: str = self._tokenizer.apply_chat_template(
                 self._settings.messages(text),
                 add_generation_prompt=self._format.header,
+                tokenize=False,
                 **self._format.arguments,
             )
+            return rendered
 
 
 class TransformersGuard(_LocalGuard):
