@@ -37,7 +37,6 @@ STRENGTHS = {
     "fudge": "fudge:weight=20,candidates=8",
     "gedi": "gedi:omega=5",
     "pplm": "pplm:stepsize=0.5,iterations=2,divergence=0.1",
-    "prefix": "prefix:scale=2,text=Rain:",
     "quark": "quark:scale=1.5",
     "rad": "rad:beta=20,candidates=8",
     "rectification": "rectification:scale=1.5",
@@ -46,7 +45,6 @@ STRENGTHS = {
     "sasa": "sasa:beta=3,candidates=8",
     "self-debias": "self-debias:decay=50",
     "unidetox": "unidetox:scale=1",
-    "vocabulary-shift": "vocabulary-shift:beta=3",
     "word-filter": "word-filter:penalty=1000",
 }
 ORDERS = {
@@ -128,7 +126,6 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
             "head.1.bias": randn(VOCAB, scale=0.2) - 0.5,
         },
         "unidetox": lora(""),
-        "vocabulary-shift": {"weight": randn(2, VOCAB)},
         "word-filter": {"ids": torch.tensor(words), "words": torch.arange(len(words))},
     }.items():
         info = {"baseline": kind, "model": name, "fingerprint": fingerprint(model)}
@@ -292,11 +289,6 @@ class Plain:
         moved, _, self._moved = read(past, input_ids=last)
         return prepare(base) + 0.9 * (moved - base)
 
-    def prefix(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        base = self.next(self.model, ids + new)
-        other = self.next(self.model, self.engine.tokenize(["Rain:\n" + prompt])[0] + new)
-        return prepare(base) + 2 * (other - base)
-
     def _of_candidates(
         self, kind: str, ids: Ids, scores: Tensor, gains: Callable[[Tensor], Tensor]
     ) -> Tensor:
@@ -409,10 +401,6 @@ class Plain:
         delta = logits.softmax(-1) - prefixed.max(dim=0).values
         factor = torch.where(delta >= 0, 1.0, (50 * delta).exp()).clamp(min=0.01)
         return prepare(logits) + factor.log()
-
-    def vocabulary_shift(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
-        gains = 3 * self.tensors("vocabulary-shift")["weight"][0]
-        return prepare(self.next(self.model, ids + new)) + gains
 
     def word_filter(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         scores, text = prepare(self.next(self.model, ids + new)), ids + new

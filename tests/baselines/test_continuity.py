@@ -20,9 +20,7 @@ SAMPLING = Sampling(temperature=0.8, max_new_tokens=STEPS)
 SMALL = 1e-4
 # Rules and filters that are not the default.
 MORE = [
-    "destein:alpha=0.4,rule=heads",
     "dexperts:alpha=2,anti_only=true",
-    "gedi:omega=5,repetition_penalty=1.5",
     "rad:beta=20,candidates=8,normalize=clamp",
     "sasa:beta=30,candidates=8,normalize=softmax,labels=any",
 ]

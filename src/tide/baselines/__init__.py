@@ -33,7 +33,6 @@ REGISTRY = Registry(
         "fudge": "tide.baselines.fudge:Fudge",
         "gedi": "tide.baselines.gedi:Gedi",
         "pplm": "tide.baselines.pplm:Pplm",
-        "prefix": "tide.baselines.prefix:PrefixBaseline",
         "quark": "tide.baselines.quark:Quark",
         "rad": "tide.baselines.rad:Rad",
         "rectification": "tide.baselines.rectification:Rectification",
@@ -42,7 +41,6 @@ REGISTRY = Registry(
         "sasa": "tide.baselines.sasa:Sasa",
         "self-debias": "tide.baselines.self_debias:SelfDebias",
         "unidetox": "tide.baselines.unidetox:Unidetox",
-        "vocabulary-shift": "tide.baselines.vocabulary_shift:VocabularyShift",
         "word-filter": "tide.baselines.word_filter:WordFilter",
     },
 )

@@ -4,10 +4,8 @@ ACL Findings 2024, arXiv:2404.10464: universal steering pairs. At every token, t
 attention layer is moved away from a direction that points from neutral to toxic text. The authors'
 code is LizLizLi/DeStein (`lss_utils.py` has the rule, `act_utils.py` and `probs.py` the vectors).
 
-The authors' code also has a rule for single heads, but never runs this rule: the argument that
-selects it is False by default and is not given. `rule=whole` is the rule that the code runs.
-`rule=heads` is the unused rule, except that each head keeps its norm. (The authors' rule would give
-all heads of a layer the same norm, which changes the model even for a small alpha.)
+The paper's rule for single heads is in the authors' code, too, but never runs: the argument that
+selects it is False by default and is not given. So this is the rule for the whole vector.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +46,6 @@ class DesteinOptions(Options):
     alpha: Strength | None = Field(
         default=None, description="Step length; by default 0.4 for GPT-2, 0.3 for other models."
     )
-    rule: Literal["whole", "heads"] = "whole"
 
 
 def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
@@ -58,16 +55,6 @@ def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
     """
     moved = normalize(normalize(values, dim=-1) - alpha * normalize(vectors, dim=-1), dim=-1)
     kept: Tensor = moved * values.norm(dim=-1, keepdim=True)
-    return kept
-
-
-def steer_heads(values: Tensor, vectors: Tensor, alpha: float, heads: int) -> Tensor:
-    """Apply `steer` to each of `heads` slices; alpha is multiplied by 1 + relu cos(x, v)."""
-    values, vectors = _cut(values, heads), _cut(vectors, heads)
-    likeness = cosine_similarity(values, vectors.expand_as(values), dim=-1).clamp(min=0)[..., None]
-    step = alpha * (1 + likeness) * normalize(vectors, dim=-1)
-    moved = normalize(normalize(values, dim=-1) - step, dim=-1)
-    kept: Tensor = (moved * values.norm(dim=-1, keepdim=True)).flatten(-2)
     return kept
 
 
@@ -95,11 +82,7 @@ class Destein(DecodingBaseline):
         return Writing(reader.read(ids, tokens), [len(row) for row in ids])
 
     def _steer(self, layer: int, added: Tensor) -> Tensor:
-        values, vectors, alpha = added.float(), self._vectors[layer], self._options.alpha or 0.0
-        if self._options.rule == "whole":
-            moved = steer(values, vectors, alpha)
-        else:
-            moved = steer_heads(values, vectors, alpha, _slices(self._heads, len(vectors)))
+        moved = steer(added.float(), self._vectors[layer], self._options.alpha or 0.0)
         return moved.to(added.dtype)
 
     @cached_property

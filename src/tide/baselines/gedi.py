@@ -40,7 +40,6 @@ _GENERATIVE = 0.8
 # Learning rate of the scale of the class logits. It is high because this number changes much.
 _SCALE_RATE = 0.02
 _MOST_TOKENS = 2048  # maximum tokens whose logits are in memory at once, outside of training
-_HIGHEST = 10.0  # score of the likeliest token while repetition is penalised
 
 
 class GediOptions(Options):
@@ -56,15 +55,7 @@ class GediOptions(Options):
     target_p: float = Field(
         default=0.8, gt=0, le=1, description="Keep tokens whose P(clean) is at least this."
     )
-    repetition_penalty: float = Field(
-        default=1.0, ge=1, le=100, description="Divides scores of written tokens (authors: 1.2)."
-    )
     order: Order = "shift-warp"
-
-    @property
-    def onset(self) -> float:
-        """Rises from 0 to 1 with omega, so that filter and repetition penalty set in gradually."""
-        return min(1.0, self.omega)
 
 
 def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
@@ -78,29 +69,14 @@ def guide(scores: Tensor, odds: Tensor, options: GediOptions) -> Tensor:
     guided = scores.log_softmax(dim=-1) + options.omega * posterior
     ordered, order = nn.functional.logsigmoid(odds).sort(dim=-1)
     mass = guided.softmax(dim=-1).gather(-1, order).cumsum(dim=-1)
-    filtered = mass < options.filter_p * options.onset
+    # Below omega 1 the filter sets in gradually.
+    filtered = mass < options.filter_p * min(1.0, options.omega)
     dropped = filtered & (ordered < math.log(options.target_p))
     # Rounding must not drop all tokens: the cleanest that top-k and top-p have left stays.
     possible = (guided.gather(-1, order) > -torch.inf).int()
     last = possible.shape[-1] - 1 - possible.flip(-1).argmax(dim=-1, keepdim=True)
     dropped = dropped.scatter(-1, last, False)
     return guided.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), -torch.inf)
-
-
-def penalise(scores: Tensor, written: Sequence[Tensor], penalty: float) -> Tensor:
-    """Shift `scores` (B, V) to a maximum of 10; divide the `written` tokens' scores by `penalty`.
-
-    written: the tokens (B,) of each step. When a row's maximum is divided, the row is shifted again
-    before the next token. The shift is that of the authors' code. It makes most scores positive,
-    and the result does not depend on the offset of the scores.
-    """
-    scores = scores - scores.amax(dim=-1, keepdim=True) + _HIGHEST
-    for tokens in written:
-        value = scores.gather(-1, tokens[:, None])
-        scores = scores.scatter(-1, tokens[:, None], value / penalty)
-        raised = scores - scores.amax(dim=-1, keepdim=True) + _HIGHEST
-        scores = torch.where(value == _HIGHEST, raised, scores)
-    return scores
 
 
 def with_code(
@@ -130,7 +106,6 @@ class _GuidedWriting(Writing):
         self._classes, self._likelihood, self._counts = classes, likelihood, counts
         self._scale, self._options = scale, options
         self._next = torch.empty(0)
-        self._written: list[Tensor] = []
 
     def shift(self, scores: Tensor) -> Tensor:
         logits = fit_width(self._classes.logits.float(), scores.shape[-1])
@@ -140,14 +115,10 @@ class _GuidedWriting(Writing):
         clean, dirty = self._next.chunk(2)
         options = self._options
         # The likelihoods are normalised by length and scaled; `guide` adds the class bias.
-        guided = guide(scores, self._scale * (clean - dirty) / (self._counts[:, None] + 1), options)
-        if options.repetition_penalty == 1:
-            return guided
-        return penalise(guided, self._written, options.repetition_penalty**options.onset)
+        return guide(scores, self._scale * (clean - dirty) / (self._counts[:, None] + 1), options)
 
     def advance(self, tokens: Tensor) -> None:
         super().advance(tokens)
-        self._written.append(tokens)
         self._likelihood = self._next.gather(-1, tokens.repeat(2)[:, None])[:, 0]
         self._counts = self._counts + 1
         self._classes.advance(tokens.repeat(2))

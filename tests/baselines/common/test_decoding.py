@@ -96,7 +96,6 @@ def test_the_other_order(gpt2: World, name: str) -> None:
         ("rad", 2, 0, 8, 1),
         ("rectification", 2, 0, 0, 2),
         ("sasa", 1, 0, 8, 0),
-        ("vocabulary-shift", 1, 0, 0, 1),
         ("word-filter", 1, 0, 0, 1),
     ],
 )
@@ -124,26 +123,6 @@ def test_the_expert_of_the_first_tokens_reads_no_more(gpt2: World, first: int, e
     ):
         assert len(row.completion.token_ids) == 6
         assert row.forward_tokens == 2 * len(ids) + 5 + extra
-
-
-def test_a_prefix_alone_is_a_longer_prompt(gpt2: World) -> None:
-    """At scale 1 the model does not read the prompt without the prefix."""
-    longer = ["Rain fell.\n" + prompt for prompt in PROMPTS]
-    written = gpt2.load("prefix:text=Rain fell.").generate(PROMPTS, DRAWN, SEEDS)
-    expected = base(gpt2, longer, DRAWN, SEEDS)
-    assert [row.completion.token_ids for row in written] == expected
-    mixed = gpt2.load("prefix:scale=0.999999,text=Rain fell.")
-    assert tokens(mixed, PROMPTS, DRAWN, SEEDS) == expected
-    for row, short, long in zip(
-        mixed.generate(PROMPTS, DRAWN, SEEDS),
-        gpt2.engine.tokenize(PROMPTS),
-        gpt2.engine.tokenize(longer),
-        strict=True,
-    ):
-        assert row.forward_tokens == len(short) + len(long) + 2 * 5
-    assert [row.forward_tokens for row in written] == [
-        len(row) + 5 for row in gpt2.engine.tokenize(longer)
-    ]
 
 
 def test_the_amateur_may_be_another_model(gpt2: World) -> None:
@@ -183,7 +162,6 @@ def test_defaults_that_follow_from_something_else(world: World) -> None:
 def test_options_do_something(gpt2: World) -> None:
     for spec, other in (
         ("sasa:labels=any", "sasa"),
-        ("destein:rule=heads,alpha=1", "destein:alpha=1"),
         ("dexperts:anti_only=true", "dexperts"),
         ("gedi:class_bias=0,filter_p=0,omega=3", "gedi:filter_p=0,omega=3"),
     ):
