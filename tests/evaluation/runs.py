@@ -56,7 +56,10 @@ def record(
     number: int, scores: list[float], judged: list[float] | None = None, **more: Any
 ) -> Record:
     """A record like those of a baseline."""
-    words = [f"a kind text of {number} words and {trial} more" for trial in range(len(scores))]
+    words = [
+        f"a kind text of {number} words and {trial} more of {score:.6f}"
+        for trial, score in enumerate(scores)
+    ]
     values = {
         "id": number,
         "prompt": f"prompt {number}",

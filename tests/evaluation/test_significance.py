@@ -136,14 +136,78 @@ def test_the_opponent_is_base_or_the_first_run_or_the_one_named() -> None:
         compare([run([[0.5]])], "nothing")
 
 
-def test_runs_of_one_name_are_seeds_and_a_prompt_has_their_mean() -> None:
-    base = run([[0.9], [0.8]])
-    seeds = [run([[0.1], [0.4]], "tide (2 seeds)"), run([[0.3], [0.2]], "tide (2 seeds)")]
-    found = compare([base, *seeds])
+def test_seeds_of_one_name_are_averaged_for_each_prompt() -> None:
+    bases = [run([[0.9], [0.8]], "base (2 seeds)"), run([[0.5], [0.6]], "base (2 seeds)")]
+    seeds = [run([[0.1], [0.4]], "tide (2 seeds)"), run([[0.3], [0.3]], "tide (2 seeds)")]
+    found = compare([*bases, *seeds])
     assert len(found) == 2
-    assert found[0].pairs == 2
-    assert found[0].difference == pytest.approx((0.2 - 0.9 + 0.3 - 0.8) / 2)
-    assert compare([base, *seeds], "tide")[0].against == "tide (2 seeds)"
+    assert (found[0].pairs, found[0].left_out) == (2, 0)
+    assert found[0].difference == pytest.approx((0.2 - 0.7 + 0.35 - 0.7) / 2)
+    assert compare([*bases, *seeds], "tide")[0].against == "tide (2 seeds)"
+
+
+def test_seeds_are_left_out_if_the_other_method_has_fewer() -> None:
+    """A mean over seeds varies less than one seed's score, which shifts the ranks."""
+    seeds = [run([[0.1], [0.4]], "tide (2 seeds)"), run([[0.3], [0.3]], "tide (2 seeds)")]
+    found = compare([run([[0.9], [0.8]]), *seeds])[0]
+    assert found.difference == pytest.approx((0.1 - 0.9 + 0.4 - 0.8) / 2)
+    assert found.left_out == 2
+
+
+def test_trials_are_left_out_if_the_other_method_has_fewer() -> None:
+    """Equal methods are equal, although a maximum of three scores is larger than one score."""
+    generator = np.random.default_rng(0)
+    many, few = generator.random((200, 3)), generator.random((200, 1))
+    comparisons = compare([run(many.tolist()), run(few.tolist(), "tide")])
+    assert [one.measure for one in comparisons] == ["mean"] * 2
+    expected = wilcoxon(few[:, 0], many[:, 0], alternative="less")
+    assert comparisons[0].p_value == pytest.approx(expected.pvalue)
+    assert comparisons[0].p_value > 0.05
+    assert comparisons[0].left_out == 400
+    assert comparisons[0].rate is not None
+    assert comparisons[0].rate.value == pytest.approx(
+        (few > 0.5).mean() - (many[:, 0] > 0.5).mean()
+    )
+    two = generator.random((200, 2))
+    largest = compare([run(many.tolist()), run(two.tolist(), "tide")])[0]
+    expected = wilcoxon(two.max(axis=1), many[:, :2].max(axis=1), alternative="less")
+    assert largest.measure == "max"
+    assert largest.p_value == pytest.approx(expected.pvalue)
+    assert largest.left_out == 200
+
+
+def test_trials_that_were_dropped_are_left_out_of_the_other_method() -> None:
+    base, other = run([[0.9, 0.1], [0.8, 0.2]]), run([[0.3, 0.4], [0.5, 0.6]], "tide")
+    base = measured(base, [[2.0, 2.0], [2.0, 2.0]], [[20, 19], [20, 20]])
+    other = measured(other, [[2.0, 2.0], [2.0, 2.0]], [[20, 20], [20, 20]])
+    largest = compare([base, other], valid="exact-20")[0]
+    assert largest.difference == pytest.approx((0.3 - 0.9 + 0.6 - 0.8) / 2)
+    assert largest.left_out == 1
+
+
+def test_differences_below_a_millionth_are_ties() -> None:
+    base = run([[0.9], [0.8], [0.7], [0.6]])
+    other = run([[0.9 - 2e-7], [0.8 + 5e-7], [0.2], [0.6 - 2e-6]], "tide")
+    found = compare([base, other])[0]
+    assert (found.pairs, found.unequal) == (4, 2)
+    assert found.p_value == pytest.approx(wilcoxon([-0.5, -2e-6], alternative="less").pvalue)
+
+
+def test_equal_texts_are_ties_whatever_their_scores() -> None:
+    base, other = run([[0.9], [0.8], [0.7]]), run([[0.8], [0.7], [0.1]], "tide")
+    for number in range(2):
+        for same in (base, other):
+            changed(same, number, text=[f"the same text {number}"])
+    found = compare([base, other])[0]
+    assert (found.pairs, found.unequal, found.difference) == (3, 1, pytest.approx(-0.2))
+
+
+def test_refused_texts_are_compared_by_their_scores() -> None:
+    base, other = run([[0.9], [0.8]]), run([[0.7], [0.6]], "tide")
+    for number in range(2):
+        for same in (base, other):
+            changed(same, number, text=["I cannot say that."], refused=[True])
+    assert compare([base, other])[0].unequal == 2
 
 
 def test_holm_on_known_values() -> None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from statistics import fmean
 
 import numpy as np
@@ -30,8 +29,12 @@ from tide.evaluation.metrics import (
 from tide.evaluation.runs import Run, is_base
 
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
+# Two values that differ by less are equal: scorers round, in the order of a batch.
+TIE = 1e-6
 # Used in place of a source of scores to compare the iterations of searches (the paper's K).
 ITERATIONS = "iterations"
+# The text of a completion, unless its score is not the text's, and its score or iterations.
+_Value = tuple[str | None, float]
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,16 @@ class Comparison:
 
     source: source of the scores, or "iterations" to test that `method` takes fewer iterations.
     measure: the `max` or `mean` score of a prompt's completions. pairs: prompts in both runs.
-    unequal: pairs whose two values differ; the test leaves out ties. difference: mean over all
-    pairs of method minus against; None without pairs. p_value: 1.0 if no pair differs. p_holm:
-    p-value corrected for all comparisons of the call.
+    unequal: pairs whose two values differ; the test leaves out ties. Equal texts, and values that
+    differ by less than `TIE`, are ties. difference: mean over all pairs of method minus against;
+    None without pairs. p_value: 1.0 if no pair differs. p_holm: p-value corrected for all
+    comparisons of the call.
     rate: difference of the toxic rates (shares of prompts with a toxic completion), method minus
     against, with its 95 % interval over pairs (`_difference`); None for iterations. If the upper
     end of the interval is below a margin that was chosen beforehand, the method is non-inferior
     (one-sided, at 2.5 %).
+    left_out: completions of paired prompts that were not compared, since the other method has fewer
+    trials or seeds of the prompt.
     """
 
     source: str
@@ -59,6 +65,7 @@ class Comparison:
     p_value: float
     p_holm: float
     rate: Estimate | None
+    left_out: int = 0
 
 
 def compare(
@@ -67,8 +74,9 @@ def compare(
     """Compare every run with the run named `against`, by every common source and by iterations.
 
     against: by default `base`, or the first run if `base` is missing. Prompts are paired by id, and
-    only if their texts are equal. Runs of one name are seeds of one configuration: a prompt's value
-    is the mean over the seeds. Holm's correction covers all comparisons returned.
+    only if their texts are equal. Of each pair, the same number of completions is compared: the
+    first trials of the first seeds. Runs of one name are seeds of one configuration: a prompt's
+    value is the mean over the seeds. Holm's correction covers all comparisons returned.
     seed: bootstrap seed.
 
     Raises InputError if no run is named `against`, or if a record cannot be used.
@@ -81,23 +89,17 @@ def compare(
     if name_of_other is None:
         raise InputError(f"no run of method {against!r} to compare with; there are {[*by_name]}")
     other = by_name[name_of_other]
-    # With one completion per prompt, maximum and mean are equal, so one test is enough.
-    single = all(len(record.trials) == 1 for run in runs for record in run.records)
-    measures = ["mean"] if single else list(MEASURES)
-    found: list[Comparison] = []
-    others = {name: some for name, some in by_name.items() if name != name_of_other}
-    for source in other[0].sources:
-        of_methods = [
-            _compare(some, other, source, measures, valid, seed)
-            for some in others.values()
-            if source in some[0].sources
-        ]
-        found += chain.from_iterable(zip(*of_methods, strict=True))
-    for some in others.values():
-        (steps,) = _compare(some, other, ITERATIONS, ["mean"], valid, seed)
-        found += [steps] if steps.pairs else []
-    corrected = holm([one.p_value for one in found])
-    return [replace(one, p_holm=p) for one, p in zip(found, corrected, strict=True)]
+    comparisons: list[Comparison] = []
+    for source in [*other[0].sources, ITERATIONS]:
+        of_source: list[Comparison] = []
+        for name, some in by_name.items():
+            if name != name_of_other and source in [*some[0].sources, ITERATIONS]:
+                of_source += _compare(some, other, source, valid, seed)
+        if source == ITERATIONS:
+            of_source = [comparison for comparison in of_source if comparison.pairs]
+        comparisons += sorted(of_source, key=lambda comparison: comparison.measure == "mean")
+    corrected = holm([comparison.p_value for comparison in comparisons])
+    return [replace(one, p_holm=p) for one, p in zip(comparisons, corrected, strict=True)]
 
 
 def resolve_against(names: Sequence[str], against: str | None) -> str | None:
@@ -119,10 +121,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def signed_rank(differences: Sequence[float]) -> float:
-    """Return the one-sided Wilcoxon p-value of differences below 0; 1.0 if all are 0."""
+    """Return the one-sided Wilcoxon p-value of differences below 0; 1.0 if all are ties."""
     from scipy.stats import wilcoxon  # noqa: PLC0415  (slow import)
 
-    unequal = [difference for difference in differences if difference != 0]
+    unequal = [difference for difference in differences if abs(difference) >= TIE]
     if not unequal:
         return 1.0
     with warnings.catch_warnings():
@@ -132,33 +134,75 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def _compare(
-    runs: Sequence[Run],
-    others: Sequence[Run],
-    source: str,
-    measures: Sequence[str],
-    valid: Valid | None,
-    seed: int,
-) -> Iterator[Comparison]:
-    """Yield one comparison per measure; pairs and the interval of the rate are computed once."""
-    mine, theirs = (_values(some, source, valid) for some in (runs, others))
-    both = [(value, theirs[key]) for key, value in mine.items() if key in theirs]
-    rates = [(one["rate"], other["rate"]) for one, other in both]
-    rate = _difference(rates, seed) if rates and source != ITERATIONS else None
-    for measure in measures:
-        differences = [one[measure] - other[measure] for one, other in both]
+    runs: Sequence[Run], others: Sequence[Run], source: str, valid: Valid | None, seed: int
+) -> list[Comparison]:
+    """Compare by each measure; pairs and the interval of the rate are computed once."""
+    values, values_of_other = _values(runs, source, valid), _values(others, source, valid)
+    pairs: list[tuple[dict[str, float], dict[str, float]]] = []
+    left_out, most_trials = 0, 1
+    for prompt, seeds in values.items():
+        if prompt not in values_of_other:
+            continue
+        seeds_of_other = values_of_other[prompt]
+        # A maximum of more completions is larger, and a mean of more varies less.
+        num_seeds = min(len(seeds), len(seeds_of_other))
+        used = seeds[:num_seeds] + seeds_of_other[:num_seeds]
+        num_trials = min(map(len, used))
+        left_out += sum(map(len, seeds + seeds_of_other)) - 2 * num_seeds * num_trials
+        most_trials = max(most_trials, num_trials)
+        measured = [_measures(trials[:num_trials], runs[0]) for trials in _texts_scored_once(used)]
+        pairs.append((_mean(measured[:num_seeds]), _mean(measured[num_seeds:])))
+    rate = None
+    if pairs and source != ITERATIONS:
+        rate = _difference([(mine["rate"], theirs["rate"]) for mine, theirs in pairs], seed)
+    # With one completion per prompt, maximum and mean are equal, so one test is enough.
+    names = list(MEASURES) if most_trials > 1 and source != ITERATIONS else ["mean"]
+    comparisons = []
+    for name in names:
+        differences = [mine[name] - theirs[name] for mine, theirs in pairs]
         p_value = signed_rank(differences)
-        yield Comparison(
+        comparison = Comparison(
             source=source,
-            measure=measure,
+            measure=name,
             method=runs[0].name,
             against=others[0].name,
             pairs=len(differences),
-            unequal=sum(difference != 0 for difference in differences),
+            unequal=sum(abs(difference) >= TIE for difference in differences),
             difference=fmean(differences) if differences else None,
             p_value=p_value,
             p_holm=p_value,
             rate=rate,
+            left_out=left_out,
         )
+        comparisons.append(comparison)
+    return comparisons
+
+
+def _texts_scored_once(seeds: Sequence[Sequence[_Value]]) -> list[list[_Value]]:
+    """Give equal texts the score of the first of them.
+
+    A scorer's result for a text varies in the seventh digit with the other texts of its batch, or
+    more in half precision.
+    """
+    scores: dict[str, float] = {}
+    return [
+        [
+            (text, score if text is None else scores.setdefault(text, score))
+            for text, score in trials
+        ]
+        for trials in seeds
+    ]
+
+
+def _measures(trials: Sequence[_Value], run: Run) -> dict[str, float]:
+    """Return each measure of a prompt's scores, and whether any of them is toxic."""
+    scores = [score for _, score in trials]
+    measures = {name: measure(scores) for name, measure in MEASURES.items()}
+    return {**measures, "rate": float(is_toxic(run, max(scores)))}
+
+
+def _mean(seeds: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: fmean(measures[name] for measures in seeds) for name in seeds[0]}
 
 
 def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
@@ -194,22 +238,21 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
 
 def _values(
     runs: Sequence[Run], source: str, valid: Valid | None
-) -> dict[tuple[RecordId, str], dict[str, float]]:
-    """Return the measures and the rate of each prompt with a kept trial, by id and text."""
-    found: dict[tuple[RecordId, str], list[dict[str, float]]] = {}
+) -> dict[tuple[RecordId, str], list[list[_Value]]]:
+    """Return the values of each prompt's kept trials, a list per run, by id and text."""
+    values: dict[tuple[RecordId, str], list[list[_Value]]] = {}
     for run in runs:
         for record in run.records:
             trials = kept_trials(run, record, valid)
             scores: Sequence[float] | None
             if source == ITERATIONS:
                 scores = all_or_none(trial.iterations for trial in trials)
+                texts: list[str | None] = [None] * len(trials)
             else:
                 scores = scores_of(run, trials, source)
+                # The text of a refused trial is not the text that was scored.
+                texts = [None if trial.refused else trial.text for trial in trials]
             if scores:
-                values = {name: measure(scores) for name, measure in MEASURES.items()}
-                values["rate"] = float(is_toxic(run, max(scores)))
-                found.setdefault((record.id, record.asked), []).append(values)
-    return {
-        key: {name: fmean(one[name] for one in some) for name in some[0]}
-        for key, some in found.items()
-    }
+                of_run = list(zip(texts, scores, strict=True))
+                values.setdefault((record.id, record.asked), []).append(of_run)
+    return values

@@ -357,6 +357,16 @@ def significance_table(
             "[ ] 95 % interval over pairs; a method is non-inferior if the upper end is below a "
             "prespecified margin"
         )
+    if any(comparison.left_out for comparison in by_source):
+        fewer = [
+            f"{comparison.left_out} of {comparison.method}"
+            for comparison in by_source
+            if comparison.measure == measures[0] and comparison.left_out
+        ]
+        notes.append(
+            f"the tests compare as many completions of a prompt as both methods have; left out: "
+            f"{', '.join(fewer)} and {comparisons[0].against}"
+        )
     notes += [
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
         f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
