@@ -31,13 +31,30 @@ from rich.console import Console
 from rich.table import Table
 
 from tide.data.labelled import read_labelled
-from tide.evaluation.masking import PEOPLE
 from tide.scorers import Scorer, load_scorer, score_texts
 
 # Words of one or two letters stay as they are.
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _LOOK_ALIKES = {"a": "4@", "e": "3", "i": "1!", "l": "1", "o": "0", "s": "5$", "t": "7"}
 _SEPARATORS = (" ", ".", "-", "_")
+# Names of social groups.
+PEOPLE = (
+    # nationality and origin
+    "American", "Mexican", "Nigerian", "Chinese person", "German", "Indian", "Iranian", "Pole",
+    "Russian", "Brazilian", "African American", "Asian American", "Arab", "Black person",
+    "white person", "Latino man", "Latina woman", "Indigenous person", "Romani person", "immigrant",
+    "refugee",
+    # religion
+    "Muslim", "Christian", "Catholic", "Jewish person", "Hindu", "Buddhist", "Sikh", "atheist",
+    # gender and orientation
+    "woman", "man", "girl", "boy", "transgender person", "transgender woman", "nonbinary person",
+    "gay man", "lesbian woman", "bisexual person", "straight person",
+    # age
+    "young person", "older person", "teenager", "retired person",
+    # disability
+    "person with a disability", "deaf person", "blind person", "person who uses a wheelchair",
+    "person with autism", "person with Down syndrome", "person with epilepsy",
+)  # fmt: skip
 
 
 def leetspeak(text: str, seed: int = 0) -> str:

@@ -74,7 +74,6 @@ from scipy.special import expit
 sys.path.insert(0, str(Path(__file__).parent))
 
 import probes
-from tide.evaluation.masking import PEOPLE
 from tide.scorers.pocket import Features, PocketScorer, calibrated
 
 Floats = NDArray[np.float64]
@@ -230,7 +229,7 @@ def disguised(texts: list[str], labels: Floats, seed: int) -> tuple[list[str], l
 
 
 def neutral_rows() -> list[str]:
-    people = [person for i, person in enumerate(PEOPLE) if i % 5]
+    people = [person for i, person in enumerate(probes.PEOPLE) if i % 5]
     sentences = [s.format(probes.with_article(person)) for person in people for s in NEUTRAL]
     return 6 * [*sentences, *MARKS]
 

@@ -123,13 +123,11 @@ def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPat
 def shorter(arguments: list[str]) -> list[str]:
     """The same command with smaller numbers."""
     short = list(arguments)
-    for option in {"--trials", "--limit", "--tries"} & set(short):
+    for option in {"--trials", "--limit"} & set(short):
         place = short.index(option) + 1
         # Keep the order of numbers: some pages extend a finished run with a larger number.
         number = int(short[place]) // (50 if option == "--limit" else 1)
         short[place] = str(min(number, 4))
     if short[0] == "fit":
         short += ["--steps", "2", "--max-texts", "80"]
-    if short[0] == "tune" and "optuna" not in short:
-        short += ["--above", "0", "--num-samples", "2", "--mu-relative", "1.2"]
     return short

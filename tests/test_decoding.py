@@ -17,7 +17,7 @@ from tide.core.results import Result, Trial
 from tide.data.records import to_record
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.scripted import ScriptedEngine
-from tide.evaluation.masking import Masker
+from tide.evaluation.masking import masked
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import decoding_table, to_markdown
 
@@ -98,7 +98,7 @@ def test_records_tables_and_the_terminal_tell_it() -> None:
     found = results(decode=True, step_relative=100.0, strategy="random-walk:cosine_threshold=0")
     records = [to_record(number, result) for number, result in enumerate(found)]
     assert any(one.trials[0].changed_tokens is not None for one in records)
-    table = completions_table(records, 0.5, Masker(ReadingScorer()))
+    table = completions_table(records, 0.5, masked)
     shown = "".join(map(str, table.columns[2].cells))
     assert "nearest tokens: " in shown
     assert "changed_tokens" not in to_record(0, results()[0]).to_json()

@@ -33,6 +33,5 @@ from .scorers import Scorer as Scorer
 from .scorers import load_scorer as load_scorer
 from .search import Strategy as Strategy
 from .search import load_strategy as load_strategy
-from .tuning import tune as tune
 
 __version__: str

@@ -80,7 +80,6 @@ def test_the_commands_of_the_readme_in_one_folder(
 
 
 HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
-SMALL = ("--above", 0.4, "--grid-scale", 1, "--mu", 0.5, "--num-samples", 2)
 
 
 @pytest.fixture
@@ -94,36 +93,24 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_preset_is_tuned_and_used(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("tune", "mine.txt", *HERE, *SMALL, "--out", "tuned") == 0
-    shown = capsys.readouterr()
-    assert "settings tried: the first 7 of 7" in shown.out
-    assert max(map(len, shown.out.splitlines())) <= 80
-    (preset,) = Path("tuned").glob("tuned-*.json")
-    assert f"use it: --preset {preset}" in shown.err
-    chosen = json.loads(preset.read_text())["settings"]
-    assert chosen["mu"] == 0.5
+def test_preset_file_is_used_by_run_and_eval() -> None:
+    settings = {"strategy": "tide", "mu": 0.5, "step_size": 0.7}
+    preset = Path("mine.json")
+    preset.write_text(json.dumps({"tide_preset": 1, "settings": settings}))
     common = ("--engine", "scripted", "--scorer", "reading", "--preset", preset)
     assert tide("run", "a prompt", *common, "--output", "out") == 0
     assert read_run(Path("out")).name == preset.name
-    assert read_run(Path("out")).config["settings"]["step_size"] == chosen["step_size"]
+    assert read_run(Path("out")).config["settings"]["step_size"] == 0.7
     more = ("--methods", f"shuffled,{preset}", "--preset", preset, "--out", "compared")
     assert tide("eval", "mine.txt", *HERE, *more) == 0
     runs = [read_run(path) for path in find_runs([Path("compared")])]
-    assert [run.config["settings"]["step_size"] for run in runs] == [chosen["step_size"]] * 2
+    assert [run.config["settings"]["step_size"] for run in runs] == [0.7, 0.7]
 
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["tune", "mine.txt", "--grid-scale", 1, "--above", 0.999],
-            "--above 0.999: no prompt of 5",
-        ),
-        (["tune", "mine.txt", "--grid-scale", "much"], "--grid-scale: expected ratio, literal"),
-        (["tune", "none.txt"], "none.txt: no such file"),
-        (["tune", "mine.txt", "--out", "a=b"], "--out: "),
         (["run", "a prompt", "--preset", "none.json"], "none.json: no such file"),
     ],
 )

@@ -125,7 +125,7 @@ def test_help_is_in_groups_and_symbols_stand_last(capsys: pytest.CaptureFixture[
     for symbol in ("(tau)", "(K)", "(N)", "(mu)", "(eta)", "(M)", "(M')"):
         assert f"{symbol}." in said
     assert not re.search(r"(tau|K|N|M|M'|eta): ", said)
-    for command in ("eval", "tune", "serve"):
+    for command in ("eval", "serve"):
         assert tide(command, "--help") == 0
         left = capsys.readouterr().out.partition("\nOptions:\n")[2]
         assert [line.split()[0] for line in left.splitlines() if " --" in line] == ["--help"]

@@ -11,6 +11,7 @@ from tests.command import tide
 from tide.core.errors import ScorerUnavailableError
 from tide.core.optional import require
 from tide.scorers import REGISTRY, CallableScorer, Scorer
+from tide.scorers.words import listed_hashes
 
 ROWS = [
     ("a friendly sentence", 0.0, "x"),
@@ -273,7 +274,11 @@ def test_a_file_is_not_masked_and_the_terminal_says_so(
     assert said in capsys.readouterr().err
 
 
-def test_masking_hides_toxic_texts_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mask_hides_listed_words_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashes = frozenset(int(number) for number in listed_hashes({"stupid", "idiot"}))
+    monkeypatch.setattr("tide.scorers.words.bundled_terms", lambda: hashes)
     arguments = ("score", "Have a nice day", "you stupid idiot", "--mask")
     assert tide(*arguments) == 0
     out = capsys.readouterr().out

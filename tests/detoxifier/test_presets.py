@@ -16,7 +16,7 @@ from tests.hostile import BODIES, mutations
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.core.errors import InputError
-from tide.detoxifier.presets import TUNABLE, preset_values, read_preset, write_preset
+from tide.detoxifier.presets import TUNABLE, preset_values, read_preset
 from tide.search import resolve_settings
 
 GOOD: dict[str, Any] = {
@@ -30,7 +30,6 @@ GOOD: dict[str, Any] = {
     },
     "about": {"model": "pocket", "prompts": 600},
 }
-SHIPPED = sorted(Path(__file__).parents[2].glob("presets/*.json"))
 
 
 @pytest.fixture
@@ -48,32 +47,6 @@ def test_a_file_is_a_preset(path: Path) -> None:
     with Detoxifier(scripted_engine(), scorer=ReadingScorer(), preset=path, seed=3) as detox:
         assert (detox.settings.mu_relative, detox.settings.seed) == (1.3, 3)
         assert detox.settings.strategy == "tide:cosine_threshold=0.4,estimator=rank"
-
-
-@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_those_of_this_repository_are_presets(file: Path) -> None:
-    settings = read_preset(file)
-    assert settings
-    assert resolve_settings(settings).toxicity_threshold <= 0.5
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"mu": 0.1, "step_size": 0.5, "num_samples": 16},
-        {"strategy": "tide:cosine_threshold=0.5", "perturb": "last:8", "max_perplexity": 9.5},
-    ],
-)
-def test_what_is_written_is_read(settings: dict[str, Any], path: Path) -> None:
-    made = resolve_settings(settings)
-    write_preset(path, made, {"model": "pocket"})
-    assert resolve_settings(read_preset(path)) == made
-
-
-def test_sampling_and_trials_are_not_written(path: Path) -> None:
-    write_preset(path, resolve_settings({"temperature": 0.9, "num_trials": 3, "seed": 4}), {})
-    assert json.loads(path.read_text())["settings"] == {"strategy": "tide"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.data.prompts import Row
 from tide.data.records import Record
-from tide.detoxifier.presets import PRESETS, write_preset
+from tide.detoxifier.presets import PRESETS
 from tide.engines import Engine
 from tide.evaluation.completion_cache import CompletionCache
 from tide.evaluation.methods import Method, TimeShares, load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
-from tide.search import resolve_settings
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 
@@ -251,7 +251,8 @@ def test_the_published_protocol_gives_its_options_to_strategies_that_have_them()
 
 def test_a_preset_file_holds_for_every_strategy(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    write_preset(path, resolve_settings({"toxicity_threshold": 0.3}), {})
+    content = {"tide_preset": 1, "settings": {"toxicity_threshold": 0.3}}
+    path.write_text(json.dumps(content))
     engine, protocol = scripted_engine(), load_protocol("tide")
     for name in ("tide", "backtrack"):
         found = load_method(name, engine, ReadingScorer(), protocol, {}, preset=path).settings

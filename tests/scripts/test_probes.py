@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripts.probes import (
     DISGUISES,
+    PEOPLE,
     asterisks,
     leetspeak,
     main,
@@ -16,8 +17,6 @@ from scripts.probes import (
     spacing,
     with_article,
 )
-
-from tide.evaluation.masking import PEOPLE
 
 
 def test_disguises() -> None:

@@ -23,8 +23,6 @@ app.command("serve", cls=Command, context_settings={"auto_envvar_prefix": serve.
     serve.serve
 )
 app.command("report", cls=Command)(report.report)
-app.command("export", cls=Command)(report.export)
-app.command("tune", cls=Command)(evaluate.tune)
 app.command("fit", cls=Command)(fit.fit)
 app.command("methods", cls=Command)(methods.methods)
 app.command("doctor", cls=Command)(doctor.doctor)

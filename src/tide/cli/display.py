@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,14 @@ from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.files import refuse_inputs
 from tide.data.records import Record, TrialRecord, all_or_none
-from tide.evaluation.masking import Masker
+from tide.evaluation.masking import masked
 from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
-    from tide.evaluation.masking import Marker
     from tide.scorers import Scorer
 
-    Words = Masker | Marker
+# How a text is shown: `masked` or `marked`.
+Words = Callable[[str], str | Text]
 
 _CHUNK = 256  # texts scored between two updates of a progress bar
 # Scorer names and model texts are never markup: `:windows:` in them is not an emoji.
@@ -115,9 +115,9 @@ def say_unmasked(output: Path) -> None:
 def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
     """Return a table of prompts and of their completions before and after; a row per trial.
 
-    words: a Marker marks toxic words in completions; a Masker masks toxic words in all texts.
+    words: `marked` marks the listed words of completions; `masked` masks them in all texts.
     """
-    as_shown = words if isinstance(words, Masker) else str
+    as_shown = masked if words is masked else str
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")

@@ -1,4 +1,4 @@
-"""`tide eval` runs a benchmark, `tide judge` adds scores to runs, `tide tune` selects settings."""
+"""`tide eval` runs a benchmark, `tide judge` adds scores to runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS, OUTPUT, say_loading
+from tide.cli.display import ERRORS, say_loading
 from tide.cli.report import print_tables
 from tide.core.errors import InputError, TideError
-from tide.tuning.settings import SEARCHES, TuningSettings
 
 if TYPE_CHECKING:
     from tide.evaluation import Run
@@ -153,78 +152,3 @@ def _refuse_failures(runs: list[Run]) -> None:
     """Raise TideError if prompts failed. Called after the results are written and printed."""
     if failed := sum(len(run.failed) for run in runs):
         raise TideError(f"{failed} prompts failed (see above); the same command tries them again")
-
-
-_STATED = {
-    "start": " or ".join(f"{strategy} for {search}" for search, strategy in SEARCHES.items()),
-    "tune_on": "the first half",
-    "report_on": "all other prompts",
-}
-
-
-@partial(
-    options.with_settings,
-    settings=TuningSettings,
-    panel="Tuning",
-    stated=_STATED,
-    argument="tuning_settings",
-)
-@partial(options.with_settings, stated=BY_PROTOCOL)
-@options.with_engine
-def tune(
-    benchmark: Benchmark = "rtp",
-    model: options.Model = "pocket",
-    scorer: options.Scorer = "pocket",
-    judges: options.Judges = None,
-    protocol: Protocol = "tide",
-    reference: Annotated[
-        str,
-        options.option(
-            "Perplexity", "Model that measures perplexity; auto: by the model's name; none."
-        ),
-    ] = "auto",
-    out: options.RunsOut = None,
-    engine: options.EngineName = "transformers",
-    engine_options: dict[str, Any] | None = None,
-    limit: options.Limit = None,
-    field: options.Field = "prompt",
-    chat: options.IsChat = False,
-    tuning_settings: dict[str, Any] | None = None,
-    overrides: dict[str, Any] | None = None,
-) -> None:
-    """Choose settings for a model on some prompts of BENCHMARK, and test them on other prompts.
-
-    Every setting has a run folder in --out, by default runs/tune-SEARCH-BENCHMARK-MODEL. The same
-    command resumes a killed run, with the same result. The result is a preset file, for --preset
-    and --methods. Settings that are given as options are not tuned.
-    """
-    from tide import evaluation, tuning  # noqa: PLC0415  (slow imports)
-
-    say_loading(model, scorer)
-    stopping.keeps("finished settings are kept; the same command resumes")
-    tuned = tuning.tune(
-        benchmark,
-        model=model,
-        scorer=scorer,
-        judges=options.judges(judges),
-        protocol=protocol,
-        reference=reference,
-        out=out,
-        engine=engine,
-        engine_options=engine_options,
-        field=field,
-        limit=limit,
-        chat=chat,
-        progress=evaluation.Bars(ERRORS),
-        **(tuning_settings or {}),
-        **(overrides or {}),
-    )
-    of_all = ("quality", "moved", "cost", "significance")
-    tables = [table for table in tuned.report.tables if table.name.startswith(of_all)]
-    print_tables([tuned.table(), *tables])
-    if not tuned.changed:
-        OUTPUT.print(f"no other settings were better in every measure than {tuned.tried[0].method}")
-    if tuned.problem:
-        ERRORS.print(tuned.problem, highlight=False, soft_wrap=True)
-    folder = tuned.preset.parent / "report"
-    ERRORS.print(f"written to {folder}; use it: --preset {tuned.preset}", soft_wrap=True)

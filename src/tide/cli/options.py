@@ -145,7 +145,7 @@ Preset = Annotated[
     option(
         "Search",
         f"Initial settings: auto ({DEFAULT}; for another strategy the preset with the model's "
-        f"name, else relative), {_PRESETS}, or a preset file from 'tide tune'.",
+        f"name, else relative), {_PRESETS}, or a preset file.",
     ),
 ]
 EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.", "--engine")]

@@ -16,6 +16,7 @@ from tide.cli import options, stopping
 from tide.cli.display import (
     ERRORS,
     OUTPUT,
+    Words,
     chosen_settings,
     compact,
     completions_table,
@@ -30,7 +31,7 @@ from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.record_files import RecordFile
 from tide.data.records import Record
-from tide.evaluation.masking import Marker, Masker
+from tide.evaluation.masking import marked, masked
 from tide.evaluation.progress import Bars
 
 if TYPE_CHECKING:
@@ -216,8 +217,9 @@ class _PromptRun:
             records.extend(self.records())
         finally:
             if records:
-                scorer = self.detoxifier.scorer
-                words = Masker(scorer) if mask else Marker(scorer) if OUTPUT.is_terminal else None
+                words: Words | None = marked if OUTPUT.is_terminal else None
+                if mask:
+                    words = masked
                 accepted = self.method.settings.toxicity_threshold
                 OUTPUT.print(completions_table(records, accepted, words))
         self.summarize(records)
@@ -225,13 +227,13 @@ class _PromptRun:
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:
         """Print completions as they finish, one per line, in the order of the prompts."""
-        masks = dict.fromkeys(("text", "prompt"), Masker(self.detoxifier.scorer)) if mask else {}
         for record in self._counted(self.records()):
             if shape == "records":
                 print(json.dumps(json.loads(record.to_json())), flush=True)
                 continue
             for one in compact(record):
-                one |= {name: masker(one[name]) for name, masker in masks.items()}
+                if mask:
+                    one |= {name: masked(one[name]) for name in ("text", "prompt")}
                 # ASCII: a terminal would obey control characters even inside JSON.
                 is_text = shape == "text"
                 line = on_one_line(one["text"]) if is_text else json.dumps(one)

@@ -35,7 +35,7 @@ from tide.core.errors import (
 from tide.core.results import format_score
 from tide.data.files import replaced, write_text, writing
 from tide.data.prompts import Row, read_rows
-from tide.evaluation.masking import Masker
+from tide.evaluation.masking import masked
 from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
@@ -103,13 +103,10 @@ def score(
             return
     table = Table()
     table.add_column("text", overflow="fold")
-    maskers = [Masker(scorer) for scorer in loaded] if mask else []
     for scorer in loaded:
         table.add_column(scorer.name, justify="right", overflow="fold")
     for i, row in enumerate(rows):
-        body = row.text
-        for masker in maskers:
-            body = masker(body)
+        body = masked(row.text) if mask else row.text
         body = on_one_line(body) or "(empty)"
         found = [(scorer, columns[scorer.name][i]) for scorer in loaded]
         scores = (format_score(score, score < one.threshold, digits=3) for one, score in found)

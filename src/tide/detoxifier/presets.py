@@ -1,13 +1,11 @@
-"""Presets: published settings of four models, TIDE's own settings, and files of `tide tune`.
+"""Presets: published settings of four models, TIDE's own settings, and files.
 
 A preset file is a JSON object: `{"tide_preset": 1, "settings": {"mu_relative": 1.1, ...}}`.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.core.validation import problem, unknown
-from tide.data.files import opened, write_text
+from tide.data.files import opened
 from tide.data.jsonl import parse_object
 from tide.plugins.specs import parse_spec
 from tide.search import REGISTRY, resolve_settings
@@ -152,13 +150,3 @@ def refuse_looser(settings: Settings) -> None:
         raise InputError(
             f"toxicity_threshold: a preset may not set more than the default of {loosest}"
         )
-
-
-def write_preset(path: Path, settings: Settings, about: Mapping[str, Any]) -> None:
-    """Write the settings that are not defaults as a preset file. about: notes for readers."""
-    given, usual = settings.model_dump(), Settings().model_dump()
-    # Each scale has two fields; the unused field is None.
-    chosen = {name: given[name] for name in TUNABLE if given[name] not in (None, usual[name])}
-    chosen["strategy"] = settings.strategy
-    content = {"tide_preset": 1, "settings": chosen, "about": dict(about)}
-    write_text(path, json.dumps(content, indent=2) + "\n")

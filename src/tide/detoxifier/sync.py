@@ -43,7 +43,7 @@ class Detoxifier(DetoxifierBase):
             or a function may be asynchronous. For text that people read without a review, use
             "confirm:pocket,sentence", the default of `tide serve`: it rejects fewer ordinary texts.
         engine: The engine that runs `model`: "transformers", "vllm", "remote" or "openai".
-        preset: Settings to start from: a name, a file that `tide tune` wrote, or "auto", which is
+        preset: Settings to start from: a name, a preset file, or "auto", which is
             "backtrack" or, for another strategy, the preset of the model's name.
         settings: Settings to use as they are, without a preset.
         device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.

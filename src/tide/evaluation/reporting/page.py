@@ -21,13 +21,12 @@ from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.jsonl import leaves
 from tide.data.records import Record, RecordId
-from tide.evaluation.masking import Masker
+from tide.evaluation.masking import masked
 from tide.evaluation.metrics import Estimate, is_toxic
 from tide.evaluation.reporting.figures import COSTS, unversioned
 from tide.evaluation.reporting.groups import Group
 from tide.evaluation.reporting.tables import Table, cells_of, is_text
 from tide.evaluation.runs import Run
-from tide.scorers import load_scorer
 
 _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
@@ -48,7 +47,7 @@ def page(
     problem: str | None = None,
     mask: Mask | None = None,
 ) -> str:
-    """Render the whole report. mask: masks the toxic words of a text; by default a `Masker`."""
+    """Render the whole report. mask: masks the toxic words of a text; by default `masked`."""
     style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Environment(
         autoescape=True,
@@ -57,7 +56,7 @@ def page(
         undefined=StrictUndefined,
         trim_blocks=True,
     ).get_template("report.html.jinja")
-    mask = mask or Masker(load_scorer("pocket"))
+    mask = mask or masked
     shown = []
     for name, figure in figures.items():
         figure.savefig(image := io.BytesIO(), format="png", dpi=_DPI)

@@ -1,2 +1,0 @@
-from .tuner import Tuned as Tuned
-from .tuner import tune as tune

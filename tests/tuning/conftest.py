@@ -1,3 +1,0 @@
-from tests.tuning.world import _words
-
-__all__ = ["_words"]
