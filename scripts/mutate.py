@@ -50,10 +50,7 @@ GATES = {
     "src/tide/data/record_files.py": ["tests/data"],
     "src/tide/evaluation/metrics.py": ["tests/evaluation/test_metrics.py"],
     "src/tide/evaluation/significance.py": ["tests/evaluation/test_significance.py"],
-    "src/tide/server/gate.py": [
-        "tests/server/test_gate.py", "tests/server/test_malformed.py",
-        "tests/server/test_connections.py",
-    ],
+    "src/tide/server/gate.py": ["tests/server/test_gate.py", "tests/server/test_malformed.py"],
     "src/tide/server/generation.py": [
         "tests/server/test_generation.py", "tests/server/test_streams.py",
         "tests/server/test_schemas.py", "tests/server/test_gate.py",

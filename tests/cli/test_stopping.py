@@ -173,14 +173,6 @@ try:
 except BaseException:
     import os; os.abort()
 {SLOW}""",
-    "python drops it in a finalizer": f"""{SLOW}
-    def __init__(self):
-        Dropped()
-        time.sleep(30)
-class Dropped:
-    def __del__(self):
-        {RAISED}
-""",
     # Like the event loop, whose `__del__` reads an attribute that `__init__` has not set yet.
     "an object is half built": f"""{SLOW}
     def __init__(self):

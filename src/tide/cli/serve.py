@@ -228,11 +228,8 @@ def _config(app: Any, drain: float) -> Any:
     """Configure uvicorn. drain: seconds for open requests to finish at shutdown."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
-    from tide.server.gate import HeaderTimeoutProtocol  # noqa: PLC0415
-
     return uvicorn.Config(
         app,
-        http=HeaderTimeoutProtocol,
         log_config=None,
         access_log=False,  # our log holds no URLs, which may contain keys
         server_header=False,

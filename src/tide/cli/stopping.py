@@ -11,7 +11,7 @@ from types import FrameType
 
 _kept = ""
 # The stop that was requested, even if a library swallowed the exception.
-_asked: Stopped | None = None
+_stopped: Stopped | None = None
 
 
 class Stopped(BaseException):
@@ -32,49 +32,37 @@ def keeps(what: str) -> None:
 def listening() -> Iterator[None]:
     """Within the block, the first signal raises Stopped; a second signal ends the process."""
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _leave)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-        if _asked is not None:  # a library may have swallowed or replaced the exception
-            raise _asked
+        if _stopped is not None:
+            raise _stopped
 
 
 @contextmanager
 def expected() -> Iterator[None]:
     """Within the block, a signal ends the command normally."""
-    global _asked  # noqa: PLW0603  (a process runs one command)
+    global _stopped  # noqa: PLW0603  (a process runs one command)
     try:
         yield
     except Stopped:
-        _asked = None
+        _stopped = None
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _asked  # noqa: PLW0603  (a process runs one command)
-    _asked = Stopped(number)
+    global _stopped  # noqa: PLW0603  (a process runs one command)
+    _stopped = Stopped(number)
     signal.signal(number, signal.SIG_DFL)
     # Hide errors of half-built objects that fail to close.
     sys.unraisablehook = lambda _: None
     # Unwinding may wait for the scorer. The signal may interrupt a buffered write, so use os.write.
     os.write(2, b"stopping...\n")
-    _leave(number, frame)
-
-
-def _leave(_number: int, frame: FrameType | None) -> None:
-    """Raise the requested stop; within an import or a finalizer, retry shortly after.
-
-    An exception while a C extension (torch's, NumPy's) initialises aborts the process, and Python
-    ignores exceptions in `__del__`.
-    """
     while frame is not None:
-        code = frame.f_code
-        if code.co_filename.startswith("<frozen importlib") or code.co_name == "__del__":
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            return
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            # An exception while a C extension initialises would abort the process.
+            os.write(2, f"{_stopped}\n".encode())
+            os._exit(_stopped.exit_code)
         frame = frame.f_back
-    if _asked is not None:
-        raise _asked
+    raise _stopped

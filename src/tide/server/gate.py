@@ -17,12 +17,11 @@ import secrets
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import anyio
 from starlette.datastructures import Headers
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from tide.core.errors import InputError
 from tide.core.http import read_key
@@ -46,7 +45,6 @@ _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # Google's clients put the key
 # Paths that need no key. The page of the playground asks its user for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
-HEAD_SECONDS = 30.0  # timeout for headers, counted from the connection or their first byte
 _READING = 30.0  # timeout for the body, in seconds
 _LEFT = 499  # nginx's status for a client that disconnected
 # A body that is too long is read up to this multiple of the limit. If the server stopped reading
@@ -206,48 +204,6 @@ class Gate:
             return False
         work.result()
         return True
-
-
-_Base: Any = AutoHTTPProtocol
-
-
-class HeaderTimeoutProtocol(_Base):  # type: ignore[misc]
-    """Uvicorn's HTTP protocol (httptools or h11) with a timeout for headers.
-
-    The gate receives a request only after its headers are complete. Without this timeout, a client
-    that sends its headers slowly or incompletely would keep its connection for ever.
-    """
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self._wait()
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before:  # the headers are complete
-            self._stop()
-        elif self._timer is None and before is not None and before.response_complete:
-            # The next request has begun.
-            self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._late)
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _late(self) -> None:
-        self._timer = None
-        self.transport.close()
 
 
 def digest(key: str) -> bytes:
