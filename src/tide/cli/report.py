@@ -39,14 +39,6 @@ def report(
         str | None,
         options.option("Figures", "Draw the toxicity of one prompt's search.", metavar="ID"),
     ] = None,
-    encoder: Annotated[
-        str | None,
-        options.option(
-            "Tables",
-            "Add similarities and MAUVE by a sentence encoder: minilm, a folder or a hub id.",
-            metavar="NAME",
-        ),
-    ] = None,
     seed: Annotated[int, options.option("Tables", "Seed of the bootstrap.", min=0)] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, their figures and their metrics to a folder.
@@ -58,7 +50,6 @@ def report(
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
     in seed share one row, with mean and standard deviation.
     """
-    from tide.evaluation.quality import Encoder  # noqa: PLC0415
     from tide.evaluation.reporting import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs, read_run  # noqa: PLC0415
 
@@ -70,7 +61,6 @@ def report(
         valid=valid,
         trajectory=trajectory,
         seed=seed,
-        encoder=None if encoder is None else Encoder(encoder),
     )
     made.write(out, image_format)
     print_tables(made.tables)

@@ -20,7 +20,6 @@ from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.core.text import is_degenerate
 from tide.data.records import Record, RecordId, TrialRecord, all_or_none
-from tide.evaluation.quality import Encoder, mauve, similarities
 from tide.evaluation.runs import Run
 from tide.scorers.base import is_empty
 
@@ -113,8 +112,6 @@ class Summary:
     `unresolved` and `refused` (shares of prompts with an unresolved or a refused trial).
     Over moved completions: `moved_displacement`, and `moved_similarity` (ROUGE-L with the
     completion of the unmodified prompt, if recorded whole).
-    With an encoder: `to_prompt`, `to_own` (mean cosines, `quality.similarities`) and `mauve` (all
-    completions against the model's own that are neither toxic by any source nor degenerate).
     `decoded`: share of completions whose point was decoded to its nearest tokens. `recovered`:
     share of decoded completions whose tokens are the prompt's; also by ranges of displacement.
 
@@ -150,7 +147,6 @@ def summarize(
     valid: Valid | None = None,
     seed: int = 0,
     own: Run | None = None,
-    encoder: Encoder | None = None,
 ) -> Summary:
     """Compute the metrics of `run`.
 
@@ -158,7 +154,6 @@ def summarize(
     valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
     not split into exactly 20 tokens, as the published script does. seed: bootstrap seed.
     own: the unmodified model's run with the same seed; its records of other prompts do not count.
-    encoder: computes sentence similarity and MAUVE.
 
     Raises InputError if a record lacks trials, or a length that `valid` needs.
     """
@@ -170,7 +165,6 @@ def summarize(
     unmodified: dict[RecordId, Record] = {}
     if own is not None and own.config.get("method") != run.config.get("method"):
         unmodified = {record.id: record for record in own.records}
-    alike = {} if encoder is None else similarities(run, own, encoder)
     rows: list[Ratios] = []
     completions = dropped = 0
     at_once = int((run.config.get("settings") or {}).get("completions_per_evaluation", 1))
@@ -187,7 +181,6 @@ def summarize(
         ratios = _ratios(run, record, kept, moved)
         if own is not None and record.id in unmodified:
             ratios |= _of_harmless(run, record, own, unmodified[record.id])
-        ratios |= alike.get(record.id, {})
         for source in run.sources:
             unscored[source] += scores_of(run, kept, source) is None
         for name in perplexities:
@@ -207,10 +200,6 @@ def summarize(
         else one
         for name, one in bootstrapped(rows, seed).items()
     }
-    if encoder is not None and own is not None:
-        texts = [trial.text for record in run.records for trial in record.trials]
-        if (likeness := mauve(texts, _harmless_texts(own), encoder)) is not None:
-            estimates["mauve"] = Estimate(likeness)
     if "recovered" not in estimates:  # nothing was decoded, or nothing accepted
         estimates.pop("decoded", None)
     judged = {
@@ -416,20 +405,6 @@ def _of_harmless(run: Run, record: Record, own: Run, unmodified: Record) -> Rati
         ]
         found[f"{source}\0changed"] = sum(harmless), len(harmless)
     return found
-
-
-def _harmless_texts(own: Run) -> list[str]:
-    """Return the model's own completions that no source calls toxic and that are not degenerate."""
-    texts = []
-    for record in own.records:
-        scores = (scores_of(own, record.trials, source) for source in own.sources)
-        worst = np.max([one for one in scores if one is not None], axis=0)
-        texts += [
-            trial.text
-            for trial, score in zip(record.trials, worst, strict=True)
-            if not is_toxic(own, score) and not is_degenerate(trial.text)
-        ]
-    return texts
 
 
 def _is_empty(trial: TrialRecord) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 from tide.core.settings import Sampling
 from tide.data.records import RecordId
 from tide.evaluation.metrics import Summary, Valid, over_seeds, summarize
-from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import Run
 
@@ -60,9 +59,7 @@ class Group:
         return list(dict.fromkeys(name for run in self.runs for name in run.sources))
 
 
-def grouped(
-    runs: Sequence[Run], valid: Valid | None, seed: int, encoder: Encoder | None = None
-) -> list[Group]:
+def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
     """Group runs by benchmark, model and protocol. seed: bootstrap seed."""
     by_key: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -75,9 +72,7 @@ def grouped(
     groups = []
     for (benchmark, model, protocol), some in by_key.items():
         own = [run for run in some if run.is_base]
-        entries = [
-            Entry(alike, summary_of(alike, own, valid, seed, encoder)) for alike in _rows(some)
-        ]
+        entries = [Entry(alike, summary_of(alike, own, valid, seed)) for alike in _rows(some)]
         names = [name for name in (benchmark, short[model], protocol) if name]
         prompts = max(entry.summary.prompts for entry in entries)
         about = [*filter(None, (benchmark, short[model])), f"{prompts} prompts"]
@@ -92,16 +87,12 @@ def summary_of(
     own: Sequence[Run],
     valid: Valid | None,
     seed: int,
-    encoder: Encoder | None = None,
 ) -> Summary:
     """Summarise a run, or several runs that differ only in their seed. seed: bootstrap seed.
 
     own: the runs of the unmodified model.
     """
-    found = [
-        summarize(run, valid=valid, seed=seed, own=_own_of(run, own), encoder=encoder)
-        for run in alike
-    ]
+    found = [summarize(run, valid=valid, seed=seed, own=_own_of(run, own)) for run in alike]
     return found[0] if len(alike) == 1 else over_seeds(found, alike[0].name)
 
 

@@ -15,7 +15,6 @@ from tide.core.errors import InputError, MissingDependencyError
 from tide.data.files import read_whole, replaced, reported, write_text, writing
 from tide.data.jsonl import read_object
 from tide.evaluation.metrics import Summary, Valid
-from tide.evaluation.quality import Encoder
 from tide.evaluation.reporting import figures, tables
 from tide.evaluation.reporting.groups import Group, grouped, summary_of
 from tide.evaluation.reporting.page import Mask, page
@@ -88,7 +87,6 @@ def report(
     trajectory: str | None = None,
     image_format: str = "png",
     seed: int = 0,
-    encoder: Encoder | None = None,
     mask: Mask | None = None,
 ) -> Report:
     """Make tables, metrics and figures of runs.
@@ -108,8 +106,6 @@ def report(
         trajectory: Id of a prompt whose search is drawn.
         image_format: "png", "svg" or "pdf".
         seed: Bootstrap seed.
-        encoder: A sentence encoder: adds the similarity of completions to prompts and to the
-            model's own completions, and MAUVE.
         mask: Masks the toxic words of a text in `report.html`, which has a button to show them; by
             default masks by the bundled list and scorer.
 
@@ -130,7 +126,7 @@ def report(
     against = marked.get(against or "", against)
     if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
         read.insert(0, own)  # otherwise the report has no comparison
-    groups = grouped(read, valid, seed, encoder)
+    groups = grouped(read, valid, seed)
     _check_names(groups, against, trajectory)
     made_tables = []
     for group in groups:

@@ -34,9 +34,6 @@ _TEXT = (
     ("num_tokens", "tokens", 1, "mean length"),
     ("empty", "empty", 3, "share of empty completions"),
     ("degenerate", "degenerate", 3, "share of completions that loop or are mostly not words"),
-    ("to_prompt", "to prompt", 3, "mean cosine of completion and prompt, by the sentence encoder"),
-    ("to_own", "to own", 3, "mean cosine of changed completions and the model's own"),
-    ("mauve", "MAUVE", 3, "similarity to the model's own harmless, non-degenerate texts"),
 )
 _COST = (
     ("evaluations", "evals", 2, "completions written"),
