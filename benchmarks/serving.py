@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py                            # closed loop: plain and detoxified
     python benchmarks/serving.py --rate 4                   # open loop: 4 arrivals a second
-    .venv-vllm/bin/python benchmarks/serving.py --servers plain vllm ours in-process remote
+    .venv-vllm/bin/python benchmarks/serving.py --servers plain vllm ours in-process
 
 Servers (one process each, all running at once, used in turns):
     plain       tide serve without search and scoring: each text passes; streams send sentences
@@ -10,7 +10,6 @@ Servers (one process each, all running at once, used in turns):
     vllm        vLLM's own server
     ours        tide serve
     in-process  tide serve --engine vllm
-    remote      tide serve --engine remote, with a vLLM server as its upstream
 Each client sends its next request when it has an answer (closed loop). With --rate, requests arrive
 at random times (Poisson, open loop), and times count from the arrival. "First text" is the time
 until the first text of a stream (from vLLM's own server, the fourth token). "Of plain's 4" divides
@@ -18,7 +17,7 @@ this time by plain's time for an answer of four tokens; at most 1 means at most 
 than plain's first token. Ordinary prompts are BOLD's, challenging prompts RTP-challenging's. Clean
 prompts are BOLD's prompts whose first answer every scoring server accepts (engines draw different
 texts). Times on a busy machine say little, so compare times of one run only, and compare the CPU
-seconds of the server (for remote, including its upstream).
+seconds of the server.
 """
 
 from __future__ import annotations
@@ -92,21 +91,19 @@ class Failing:
 
 @dataclass
 class Server:
-    """A running server. tokens: whether it streams token by token. upstream: pid, if any."""
+    """A running server. tokens: whether it streams token by token."""
 
     url: str
     pid: int
     tokens: bool = False
-    upstream: int | None = None
 
     def mib(self) -> float:
         """Return the resident memory of the server's processes."""
         return sum(map(_resident, _family(self.pid)))
 
     def cpu(self) -> float:
-        """Return the CPU seconds of the processes of the server and its upstream."""
-        processes = _family(self.pid) + (_family(self.upstream) if self.upstream else [])
-        return sum(map(_used, processes))
+        """Return the CPU seconds of the server's processes."""
+        return sum(map(_used, _family(self.pid)))
 
 
 @contextmanager
@@ -120,11 +117,6 @@ def started(name: str, options: argparse.Namespace) -> Iterator[Server]:
     if name == "vllm":
         with _vllm(options) as server:
             yield server
-    elif name == "remote":
-        with _vllm(options) as vllm:
-            engine = ["--engine", "remote", "--base-url", vllm.url, "--dtype", options.dtype]
-            with tide_server([*tide, *ours, *engine], options) as server:
-                yield Server(server.url, server.pid, upstream=vllm.pid)
     else:
         nothing = ["--scorer", f"{__file__}:Nothing"]
         plain = [*nothing, "--max-iterations", "1", "--block-tokens", "0"]
@@ -166,7 +158,7 @@ def _vllm(options: argparse.Namespace) -> Iterator[Server]:
         port = str(free.getsockname()[1])
     model = str(pocket.MODEL) if options.model == "pocket" else options.model
     command = [*VLLM, "--model", model, "--served-model-name", "bench", "--port", port]
-    command += ["--dtype", options.dtype, "--enable-prompt-embeds", "--enforce-eager"]
+    command += ["--dtype", options.dtype, "--enforce-eager"]
     command += ["--disable-log-stats", "--disable-uvicorn-access-log"]
     url, until = f"http://127.0.0.1:{port}", time.monotonic() + START
     with (
@@ -317,7 +309,7 @@ def main() -> None:
         "--servers",
         nargs="+",
         default=["plain", "ours"],
-        choices=["plain", "unscored", "vllm", "ours", "in-process", "remote"],
+        choices=["plain", "unscored", "vllm", "ours", "in-process"],
     )
     parser.add_argument("--traffic", nargs="+", default=list(TRAFFIC), choices=TRAFFIC)
     parser.add_argument("--temperature", type=float, default=0.1)

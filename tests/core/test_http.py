@@ -21,8 +21,8 @@ from tests.hostile import KEY
 from tide.core import http
 from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed
-from tide.engines.remote.engine import RemoteEngine
-from tide.engines.remote.protocol import CompletionResponse
+from tide.engines.openai.engine import OpenAIEngine
+from tide.engines.openai.words import Tokens
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 
@@ -201,11 +201,11 @@ def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_key_is_in_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", f"{KEY}\r\n")
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
     with serving(ECHO) as (url, requests):
         moderation = OpenAIModerationScorer(key=KEY, url=url, attempts=1)
         for failing in (
-            lambda: RemoteEngine("pocket", base_urls=url),
+            lambda: OpenAIEngine("tiny", base_urls=url),
             lambda: moderation.score(["a text"]),
             lambda: PerspectiveScorer(key=KEY, url=url, attempts=1).score(["a text"]),
         ):
@@ -245,8 +245,8 @@ def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) 
 
 def test_a_million_faults_fill_no_memory() -> None:
     """Pydantic would keep some hundred bytes for each fault, and more in its error."""
-    body = b'{"choices":[{"index":0,"finish_reason":"stop","token_ids":[' + b"true," * 10**6
+    body = b'{"tokens":[' + b'"",' * 10**6
     began = time.monotonic()
     with pytest.raises(ServerFailed):
-        Reply(200, httpx.Headers(), body + b"1]}]}").parse(CompletionResponse)
+        Reply(200, httpx.Headers(), body + b"1]}").parse(Tokens)
     assert time.monotonic() - began < 5

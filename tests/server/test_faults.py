@@ -67,8 +67,9 @@ class World:
         self.scorer = Process(sys.executable, _SERVICE, port, str(self._log))
 
     def tide(self, *options: str) -> Any:
-        common = ["--scorer", _SCORER, "--toxicity-threshold", str(THRESHOLD), *SETTINGS]
-        return serving(*TIDE, *common, *options, PERSPECTIVE_URL=self.scorer.url)
+        common = ["--scorer", _SCORER, "--toxicity-threshold", str(THRESHOLD)]
+        own = options or SETTINGS
+        return serving(*TIDE, *common, *own, PERSPECTIVE_URL=self.scorer.url)
 
     def meanwhile(self, url: str, fault: Callable[[], Any]) -> list[Answer]:
         """The answers that clients see if `fault` happens in the middle of their streams."""
@@ -193,19 +194,13 @@ def test_the_scorer_is_killed(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_engines_are_killed(world: World) -> None:
-    command = (sys.executable, "-m", "tests.engines.remote.vllm_server")
+def test_the_model_server_is_killed(world: World) -> None:
+    command = (sys.executable, "-m", "tests.engines.openai.server")
     with ExitStack() as running:
-        engines = [running.enter_context(serving(*command, "0")) for _ in range(2)]
-        urls = [part for one in engines for part in ("--base-url", one.url)]
-        options = ["--engine", "remote", "--dtype", "float32", "--engine-option", "deadline=15"]
-        server = running.enter_context(world.tide(*options, *urls))
-
-        answers = world.meanwhile(server.url, engines[0].kill)  # the other engine takes over
-        assert all(one.whole for one in answers), answers
-        assert ready(server.url)
-
-        answers = world.meanwhile(server.url, engines[1].kill)
+        upstream = running.enter_context(serving(*command, "0"))
+        options = ["--engine", "openai", "--engine-option", "deadline=15"]
+        server = running.enter_context(world.tide(*options, "--base-url", upstream.url))
+        answers = world.meanwhile(server.url, upstream.kill)
         for one in answers:
             assert one.whole or (one.done and one.error == "engine_error"), one
             assert one.status == 200 or (one.status == 503 and not one.pieces), one
@@ -214,7 +209,7 @@ def test_engines_are_killed(world: World) -> None:
         assert not ready(server.url)
         assert httpx.get(f"{server.url}/health").is_success  # a restart would not help
 
-        running.enter_context(serving(*command, engines[0].port))
+        running.enter_context(serving(*command, upstream.port))
         assert is_ready_again(server.url)
         assert all(one.whole for one in world.undisturbed(server.url))
 

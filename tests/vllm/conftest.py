@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import VllmProcess, cpu_environment
+from tests.vllm.servers import cpu_environment
 from tide.data.prompts import read_rows
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
@@ -27,26 +27,10 @@ def local() -> TransformersEngine:
 
 
 @pytest.fixture(scope="session")
-def in_process() -> Iterator[VllmEngine]:
+def engine() -> Iterator[VllmEngine]:
     os.environ.update(cpu_environment(0))
     engine = VllmEngine("pocket", dtype="float32", enforce_eager=True)
     yield engine
     engine.close()
     del engine
     gc.collect()  # what vLLM leaves open warns here, and not at the end of all tests
-
-
-@pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmProcess]]:
-    """Two servers. A test may leave one killed; who needs it calls `ensure`."""
-    folder = tmp_path_factory.mktemp("servers")
-    both = [VllmProcess(number, folder / f"{number}.log") for number in range(2)]
-    try:
-        for server in both:
-            server.start()
-        for server in both:
-            server.wait()
-        yield both
-    finally:
-        for server in both:
-            server.kill()

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import httpx
 
-from tide import pocket
-
 _START_SECONDS = 600.0  # of which a busy machine needs a few minutes
 
 
@@ -29,23 +27,16 @@ def cpu_environment(number: int) -> dict[str, str]:
 
 
 class VllmProcess:
-    """`vllm serve` with a bundled model; `kill` and `start` keep the address.
+    """`vllm serve` with a model; `kill` and `start` keep the address.
 
-    options: further ones of its command; without any it takes prompt embeddings.
+    options: further options of its command.
     """
 
-    def __init__(
-        self,
-        number: int,
-        log: Path,
-        model: Path = pocket.MODEL,
-        options: tuple[str, ...] = ("--enable-prompt-embeds", "--no-enable-prefix-caching"),
-    ) -> None:
+    def __init__(self, log: Path, model: Path, options: tuple[str, ...]) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = int(free.getsockname()[1])
         self.url = f"http://127.0.0.1:{self._port}"
-        self._number = number
         self._model, self._options = model, options
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,18 +54,12 @@ class VllmProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **cpu_environment(self._number)},
+                env={**os.environ, **cpu_environment(0)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-
-    def ensure(self) -> None:
-        """Start unless it runs, and wait until it answers."""
-        if self._process is None:
-            self.start()
-        self.wait()
 
     def wait(self) -> None:
         """Wait until it answers."""

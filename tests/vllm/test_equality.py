@@ -1,9 +1,8 @@
-"""vLLM, in this process and as servers, writes what the transformers engine writes."""
+"""vLLM writes what the transformers engine writes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,36 +12,18 @@ import torch
 from benchmarks.writing import completed, likelihoods
 from scipy.stats import ks_2samp
 
-from tests.vllm.servers import VllmProcess
 from tide import Detoxifier, load_scorer
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.engines import Engine
 from tide.engines.base import Request
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
 
 GREEDY = Sampling(temperature=0.0)
 
 # Warnings are vLLM's own.
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
-
-
-@pytest.fixture(scope="module")
-def remote(servers: list[VllmProcess]) -> Iterator[RemoteEngine]:
-    for server in servers:
-        server.ensure()
-    urls = [server.url for server in servers]
-    engine = RemoteEngine("pocket", base_urls=urls, dtype="float32")
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="module", params=["in_process", "remote"])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    found: Engine = request.getfixturevalue(request.param)
-    return found
 
 
 def test_the_same_greedy_completions(

@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
     started: list[VllmProcess] = []
 
     def start(model: Path, *more: str) -> str:
-        process = VllmProcess(0, tmp_path / "log", model, more)
+        process = VllmProcess(tmp_path / "log", model, more)
         started.append(process)
         process.start()
         process.wait()

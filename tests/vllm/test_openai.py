@@ -38,7 +38,7 @@ CHAT = Chat.of(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
     log = tmp_path_factory.mktemp("server") / "log"
-    server = VllmProcess(0, log, pocket.CHAT, ("--max-model-len", "512"))
+    server = VllmProcess(log, pocket.CHAT, ("--max-model-len", "512"))
     try:
         server.start()
         server.wait()

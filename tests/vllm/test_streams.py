@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import pytest
 from benchmarks.writing import completed
 
-from tests.vllm.servers import VllmProcess, cpu_environment
+from tests.vllm.servers import cpu_environment
 from tide.core.errors import EngineError
 from tide.core.settings import Sampling
 from tide.engines import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.remote.engine import RemoteEngine
 from tide.engines.vllm import VllmEngine
 
 # Warnings are vLLM's own.
@@ -31,21 +29,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 LONG = Sampling(temperature=0.0, max_new_tokens=200, min_new_tokens=200)
 SHORT = Sampling(temperature=0.0, max_new_tokens=24)
-
-
-@pytest.fixture(scope="module")
-def remote(servers: list[VllmProcess]) -> Iterator[RemoteEngine]:
-    # One of them: it is asked how much it has under way.
-    servers[0].ensure()
-    engine = RemoteEngine("pocket", base_urls=servers[0].url, dtype="float32")
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="module", params=["in_process", "remote"])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    found: Engine = request.getfixturevalue(request.param)
-    return found
 
 
 def requests(engine: Engine, texts: list[str], sampling: Sampling, **more: Any) -> list[Request]:
@@ -62,20 +45,12 @@ async def written(engine: Engine, request: Request, began: Callable[[], None]) -
     return pieces
 
 
-def under_way(engine: Engine) -> int:
+def under_way(engine: VllmEngine) -> int:
     """Requests that vLLM itself still has."""
-    if isinstance(engine, VllmEngine):
-        # Of a cache in which a request still holds a place, nothing is dropped.
-        dropped = engine.portal.run(engine._engine.reset_prefix_cache)
-        return engine._engine.get_num_unfinished_requests() + (not dropped)
-    assert isinstance(engine, RemoteEngine)
-    text = httpx.get(f"{engine.pool.endpoints[0].url}/metrics").text
-    rows = [line for line in text.splitlines() if line.startswith("vllm:num_requests_")]
-    counts = [
-        float(row.rsplit(" ", 1)[1]) for row in rows if "_running" in row or "_waiting{" in row
-    ]
-    assert counts
-    return int(sum(counts))
+    # Of a cache in which a request still holds a place, nothing is dropped.
+    dropped = engine.portal.run(engine._engine.reset_prefix_cache)
+    unfinished: int = engine._engine.get_num_unfinished_requests()
+    return unfinished + (not dropped)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -114,7 +89,7 @@ def test_pieces_come_while_others_are_written(
 
 
 def test_an_abandoned_request_is_aborted(
-    engine: Engine, local: TransformersEngine, prompts: list[str]
+    engine: VllmEngine, local: TransformersEngine, prompts: list[str]
 ) -> None:
     some = [prompt for prompt in prompts if len(local.tokenize([prompt])[0]) < 50][:8]
 

@@ -153,7 +153,7 @@ BaseUrl = Annotated[
     list[str] | None,
     option(
         "Model",
-        "Server for --engine remote (vLLM) or openai (any server); repeat to share the load.",
+        "Server for --engine openai; repeat to share the load.",
         "--base-url",
     ),
 ]

@@ -22,7 +22,6 @@ REGISTRY = Registry(
     {
         "transformers": "tide.engines.local.engine:TransformersEngine",
         "vllm": "tide.engines.vllm:VllmEngine",
-        "remote": "tide.engines.remote.engine:RemoteEngine",
         "openai": "tide.engines.openai.engine:OpenAIEngine",
         "none": "tide.engines.none:NoEngine",
     },
@@ -33,7 +32,7 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
     """Load a model into an engine.
 
     Args:
-        name: "transformers", "vllm", "remote", "openai", "none", or a registered name.
+        name: "transformers", "vllm", "openai", "none", or a registered name.
         model: The model, as in `Detoxifier`.
         **options: Options of the engine; `tide methods NAME` lists them.
 

@@ -41,6 +41,9 @@ COMPLETION_CACHE: ContextVar[Any] = ContextVar("cache", default=None)  # of the 
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 # Maximum number of spellings banned with a word; some punctuation marks have dozens of spellings.
 MOST_SPELLINGS = 8
+# The strongest bias on a token's logit that servers take. At usual temperatures a token with this
+# bias is never drawn.
+NEVER = -100.0
 
 # The parts of an answer without reasoning and tool calls.
 _NO_PARTS = Parts()

@@ -6,8 +6,9 @@ All of vLLM's engine arguments are options, such as `tensor_parallel_size`,
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from itertools import count, starmap
 from pathlib import Path
@@ -19,10 +20,18 @@ from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, first_line
 from tide.core.optional import require
 from tide.core.pretrained import read_config
-from tide.engines.base import Likelihood, MaxBatch, Piece, Request, TokenPair
+from tide.engines.base import (
+    NEVER,
+    Engine,
+    FinishReason,
+    Likelihood,
+    MaxBatch,
+    Piece,
+    Request,
+    TokenPair,
+)
 from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.embedding_table import EmbeddingEngine
-from tide.engines.remote.protocol import FirstToken, difference, sampling_fields, without_end
 from tide.plugins.options import checked
 
 _MAX_BATCH = 256
@@ -30,6 +39,20 @@ _MAX_BATCH = 256
 _BOOLEANS = {"true": True, "false": False, "yes": None, "no": None, "on": None, "off": None}
 # Each of these options crashes vLLM if prompts are embeddings (vLLM's issue 57719).
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+PROBES = (
+    "The weather today is",
+    "In the beginning there was",
+    "My favourite food is",
+    "Two plus two equals",
+)
+# Differences of natural-log probabilities. Half precision and other kernels cause a few hundredths,
+# and change the most likely token only if two tokens are about equally likely.
+_TIE = 0.05
+_CLOSE = 0.25
+
+# The most likely token after a prompt, and its log-probability.
+FirstToken = tuple[int, float]
 
 
 class VllmEngine(EmbeddingEngine):
@@ -194,3 +217,59 @@ def _parsed(name: str, value: Any) -> Any:
     if meaning is None and value is not None:
         raise InputError(f"{name}: write true or false (got {value!r})")
     return meaning
+
+
+def sampling_fields(request: Request) -> dict[str, Any]:
+    """Return a request's sampling fields for vLLM."""
+    sampling = request.sampling
+    return {
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_tokens": sampling.min_new_tokens,
+        "stop": list(sampling.stop),
+        "seed": request.seed if sampling.temperature > 0 else None,
+        "logit_bias": dict.fromkeys(request.banned_token_ids, NEVER) or None,
+    }
+
+
+def without_end(
+    ids: tuple[int, ...], reason: FinishReason | None, stopped_by: int | str | None
+) -> tuple[tuple[int, ...], FinishReason | None]:
+    """Return vLLM's token ids and finish reason, without the token that ended the text.
+
+    After a stop string, whose tokens are included, the reason becomes "length", because the caller
+    finds the stop string in the text and cuts the text.
+    """
+    if reason != "stop":
+        return ids, reason
+    return (ids, "length") if isinstance(stopped_by, str) else (ids[:-1], "stop")
+
+
+async def difference(
+    engine: Engine, first: Callable[[Sequence[Any]], Awaitable[list[FirstToken]]]
+) -> str | None:
+    """Return how vLLM's output from embeddings differs from its output from token ids, or None.
+
+    first: returns the most likely token after each prompt, with its log-probability, for prompts
+    that are all token ids or all embeddings.
+    """
+    by_ids, rows = await first(engine.tokenize(PROBES)), engine.embed(PROBES)
+    # The embeddings are tried unscaled, and with the scalings that models use.
+    factors = 1.0, math.sqrt(engine.dim), 1.0 / math.sqrt(engine.dim)
+    by_scaled = await first([factor * x for factor in factors for x in rows])
+    agreeing = []
+    for number, factor in enumerate(factors):
+        scaled = by_scaled[number * len(by_ids) : (number + 1) * len(by_ids)]
+        both = zip(by_ids, scaled, strict=True)
+        if all(abs(a[1] - b[1]) <= (_CLOSE if a[0] == b[0] else _TIE) for a, b in both):
+            agreeing.append(factor)
+    if 1.0 in agreeing:
+        return None
+    if agreeing:
+        return (
+            f"expects embeddings multiplied by {agreeing[0]:.4g}; vLLM and this version of "
+            "transformers scale embeddings in different places"
+        )
+    return "writes different text from embeddings than from token ids; does vLLM run another model?"

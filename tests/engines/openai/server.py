@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +56,7 @@ class TextServer:
         self.patient = True
         self.pause = 0.0
         self.requests: list[dict[str, Any]] = []
-        self.left = 0
+        self.left = self.port = 0
         self.__dict__.update(options)
         self._http: ThreadingHTTPServer | None = None
 
@@ -77,7 +78,7 @@ class TextServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._http = _Quiet(("127.0.0.1", 0), Handler)
+        self._http = _Quiet(("127.0.0.1", self.port), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
         return self
@@ -312,3 +313,9 @@ def _ids(text: str) -> list[int]:
 
 def _text(token: int) -> str:
     return WORDS[token] if token < len(WORDS) else chr(token - len(WORDS))
+
+
+if __name__ == "__main__":  # as a separate process, at the given port
+    with TextServer(port=int(sys.argv[1]), pause=0.01) as alone:
+        print(json.dumps({"serving": alone.url}), file=sys.stderr, flush=True)
+        threading.Event().wait()

@@ -23,12 +23,11 @@ from tide.core.pool import Endpoint
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
-from tide.engines.base import FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.base import NEVER, FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai import words as tokens
 from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
 from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
 from tide.engines.pool import PooledEngine
-from tide.engines.remote.protocol import NEVER
 from tide.plugins.options import checked
 
 _log = logger(__name__)

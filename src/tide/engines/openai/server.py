@@ -19,9 +19,8 @@ from tide.core.http import MIB, Rows, ServerFailed
 from tide.core.pool import Endpoint, EndpointRefused
 from tide.core.sanitize import logger
 from tide.core.text import Thoughts
-from tide.engines.base import FinishReason
+from tide.engines.base import NEVER, FinishReason
 from tide.engines.openai.words import LONGEST_TOKEN, BannedWords, ask_server, same_word, words_of
-from tide.engines.remote.protocol import NEUTRAL, NEVER
 
 _log = logger(__name__)
 
@@ -121,7 +120,16 @@ class Aside:
 
 
 # Values that turn off a server's default features. `repeat_penalty` is a field of llama.cpp.
-OFF = {**NEUTRAL, "top_p": 1.0, "top_k": 0, "min_tokens": 0, "repeat_penalty": 1.0}
+OFF = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_tokens": 0,
+    "repeat_penalty": 1.0,
+}
 
 
 class Part(BaseModel):

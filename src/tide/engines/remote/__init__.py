@@ -1,1 +1,0 @@
-"""The engine for one or several vLLM servers, and the protocol of these servers."""
