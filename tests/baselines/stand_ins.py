@@ -94,8 +94,9 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
             wide, deep = module.weight.shape[::-1]
             if isinstance(module, Conv1D):
                 wide, deep = deep, wide
-            tensors[f"{prefix}{layer}.A"] = randn(2, wide, scale=0.1)
-            tensors[f"{prefix}{layer}.B"] = randn(deep, 2, scale=0.3)
+            name = f"{prefix}base_model.model.{layer}"
+            tensors[f"{name}.lora_A.weight"] = randn(2, wide, scale=0.1)
+            tensors[f"{name}.lora_B.weight"] = randn(deep, 2, scale=0.15)
         return tensors
 
     # Words of one token (every second token), and words of two tokens.
@@ -151,9 +152,9 @@ class Plain:
             return self._loaded[kind, part]
         model = AutoModelForCausalLM.from_pretrained(self.folder)
         lora = self.tensors(kind, part) if kind else {}
-        for key in [key for key in lora if key.endswith(".A")]:
-            layer = model.get_submodule(key[:-2])
-            update = lora[key[:-2] + ".B"] @ lora[key]
+        for key in [key for key in lora if "lora_A" in key]:
+            layer = model.get_submodule(key.removeprefix("base_model.model.").split(".lora_A")[0])
+            update = 2 * lora[key.replace("lora_A", "lora_B")] @ lora[key]
             layer.weight.data += update.T if isinstance(layer, Conv1D) else update
         if kind in ("critic-control", "fudge", "rad"):
             parts = self.tensors(kind, "head.")

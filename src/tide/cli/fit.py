@@ -47,8 +47,7 @@ def fit(
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
 
     A tenth of the data (at least 40 rows, or half if there are fewer than 80) is held out for the
-    printed figures. The same command resumes an interrupted training; `all` keeps finished
-    baselines, unless --overwrite is given.
+    printed figures. `all` keeps finished baselines, unless --overwrite is given.
     """
     from tide.baselines.common.fit import fit as learn  # noqa: PLC0415  (slow import)
 

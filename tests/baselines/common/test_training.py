@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 from torch import nn
 
 from tide.baselines.base import FitSettings, Training
-from tide.baselines.common import training
 from tide.baselines.common.fit import FitTask, Labelled
 from tide.baselines.common.training import batches, train
 from tide.core.errors import InputError
@@ -50,53 +47,6 @@ def test_a_training_keeps_what_was_best_on_rows_it_has_not_seen(turns: bool) -> 
     else:
         assert len(steps) == 80
         assert number.item() > 0.9
-
-
-def learn(job: FitTask, after: int | None = None) -> tuple[torch.Tensor, list[int], list[str]]:
-    """The result of a training, its steps and messages. after: interrupt it after this step."""
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.zeros(3))
-    steps: list[int] = []
-    messages: list[str] = []
-
-    def loss(rows: list[int]) -> torch.Tensor:
-        return sum((weight - torch.tensor([row % 7, row % 3, 1.0])).square().mean() for row in rows)
-
-    def progress(what: str, done: int, total: int) -> None:
-        steps.append(done)
-        if done == after:
-            raise KeyboardInterrupt
-
-    job.progress, job.say = progress, messages.append
-    ended = pytest.raises(KeyboardInterrupt) if after else nullcontext()
-    with ended:
-        train([{"params": [weight]}], loss, [1 + row % 5 for row in range(60)], job, "a Thing")
-    return weight.detach(), steps, messages
-
-
-def test_an_interrupted_training_goes_on_with_the_same_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "_CHECKPOINT", 0.0)
-    settings = {"steps": 40, "learning_rate": 0.05, "batch_size": 8}
-    whole, steps, messages = learn(task(**settings))
-    assert len(steps) > 25
-    assert messages == [line for line in messages if "at most 40 steps, about " in line] != []
-    job = task(**settings)
-    job.checkpoints = tmp_path / "unfinished"
-    _, begun, _ = learn(job, after=23)
-    found, rest, messages = learn(job)
-    assert rest[0] == 23  # the interrupted step is repeated
-    assert messages[0] == "a Thing: resumes after step 22 of 40"
-    assert begun[:22] + rest == steps
-    assert torch.equal(found, whole)
-    again, none, _ = learn(job)  # another training of the same fit may have been interrupted
-    assert none == []
-    assert torch.equal(again, whole)
-    (file,) = job.checkpoints.iterdir()
-    file.write_bytes(b"no tensors")
-    with pytest.raises(InputError, match="cannot be resumed; delete it"):
-        learn(job)
 
 
 def test_settings_by_the_size_of_the_model() -> None:

@@ -7,7 +7,8 @@ which the fitted updates are added. Each copy has separate weights and a separat
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from tide.core.errors import InputError, guarded
+from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.data.files import replaced, write_text
 from tide.engines.base import Dtype
@@ -26,7 +28,7 @@ from tide.engines.local.engine import TransformersEngine, load_model
 from tide.engines.local.packed_weights import speed_up
 
 _LOG = logger(__name__)
-FORMAT = "tide-baseline-1"
+FORMAT = "tide-baseline-2"
 _FILES = ("artefact.json", "weights.safetensors")
 _SAMPLES = 16  # number of values of each parameter in a model's fingerprint
 
@@ -159,57 +161,55 @@ def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> 
 
 @torch.no_grad()
 def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
-    """Add `strength` times the learned updates to the weights of `model`, in place.
+    """Return `model` with `strength` times the learned updates added to its weights, in place.
 
-    tensors: either full updates, `NAME.delta` for each weight except the weights of an untied
-    output layer; or low-rank updates B A (Hu et al. 2021, section 4.1), `NAME.A` (rank, in) and
-    `NAME.B` (out, rank) for each linear layer except the output layer. Raises ValueError for other
-    tensors.
+    tensors: the state of a LoRA adapter (see `add_lora`) in the format of peft; or full updates,
+    `NAME.delta` for each weight except the weights of an untied output layer. Raises ValueError
+    or RuntimeError for other tensors, and MissingDependencyError for an adapter without peft.
     """
-    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
-
     if any(name.endswith(".delta") for name in tensors):
         weights = tuned_weights(model)
-        _check(tensors, {f"{name}.delta": tuple(one.shape) for name, one in weights.items()})
+        _check_names(tensors, {f"{name}.delta" for name in weights})
         for name, weight in weights.items():
-            weight.add_(tensors[f"{name}.delta"].to(weight.device, weight.dtype), alpha=strength)
+            delta = tensors[f"{name}.delta"].to(weight.device, weight.dtype)
+            weight.add_(delta.view(weight.shape), alpha=strength)
         return model
-    output = model.get_output_embeddings()
-    layers: dict[str, Any] = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not output
-    }
-    shapes: dict[str, tuple[int | None, ...]] = {}
-    for name, layer in layers.items():
-        rows, columns = layer.weight.shape
-        # transformers' Conv1D stores its weight transposed.
-        rows, columns = (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
-        shapes |= {f"{name}.A": (None, columns), f"{name}.B": (rows, None)}
-    _check(tensors, shapes)
-    for name, layer in layers.items():
-        a, b = (tensors[f"{name}.{part}"].to(layer.weight.device, torch.float32) for part in "AB")
-        update = strength * (b @ a)
-        layer.weight += (update.T if isinstance(layer, Conv1D) else update).to(layer.weight.dtype)
-    return model
+    peft = require("peft", "baselines")
+    ranks = {len(tensor) for name, tensor in tensors.items() if "lora_A" in name}
+    tuned = add_lora(model, max(ranks, default=0))
+    _check_names(tensors, peft.get_peft_model_state_dict(tuned).keys())
+    peft.set_peft_model_state_dict(tuned, dict(tensors))
+    for module in tuned.modules():
+        if isinstance(module, peft.tuners.lora.LoraLayer):
+            module.scale_layer(strength)
+    return tuned.merge_and_unload()
 
 
-def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Raise ValueError unless `tensors` are floats of these `shapes`; None allows any rank."""
-    if wrong := tensors.keys() ^ shapes.keys():
-        raise ValueError(f"{min(wrong)} is {'unknown' if min(wrong) in tensors else 'missing'}")
-    for name, shape in shapes.items():
-        found = tuple(tensors[name].shape)
-        fits = len(found) == len(shape) and all(
-            size > 0 if wanted is None else size == wanted
-            for size, wanted in zip(found, shape, strict=True)
+def add_lora(model: Any, rank: int) -> Any:
+    """Add low-rank updates to every linear layer of `model` but the output layer.
+
+    Raises MissingDependencyError without peft.
+    """
+    peft = require("peft", "baselines")
+    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
+
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules="all-linear",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    with warnings.catch_warnings():
+        # peft reads a property of transformers by its old name.
+        warnings.filterwarnings(
+            "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
         )
-        if not fits or not tensors[name].is_floating_point():
-            wanted = str(shape).replace("None", "rank")
-            raise ValueError(
-                f"{name} must hold floats of shape {wanted}, not {tensors[name].dtype} values of "
-                f"shape {found}"
-            )
+        return peft.get_peft_model(model, config)
+
+
+def _check_names(tensors: Mapping[str, Tensor], names: Set[str]) -> None:
+    for name in tensors.keys() ^ names:
+        raise ValueError(f"{name} is {'unknown' if name in tensors else 'missing'}")
 
 
 def tuned_weights(model: Any) -> dict[str, nn.Parameter]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import cache
@@ -147,8 +146,8 @@ class FitTask:
     """Inputs of a fit. model: the model as transformers loads it; a fit may change its weights.
 
     learned: results of `write_like` by its argument `toxic`, shared by the tasks of one model.
-    scorer: spec of the scorer for texts that the model generates. checkpoints: folder for
-    checkpoints of unfinished trainings. say: called with a message before long work.
+    scorer: spec of the scorer for texts that the model generates. say: called with a message before
+    long work.
     """
 
     name: str
@@ -159,7 +158,6 @@ class FitTask:
     progress: OnProgress
     learned: dict[bool, Fitted] = field(default_factory=dict)
     scorer: str = ""
-    checkpoints: Path | None = None
     say: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
@@ -235,8 +233,6 @@ def fit(
         say: Called with messages for the user, such as the estimated time of a training.
         **settings: Fields of `FitSettings`.
 
-    A checkpoint in `out`, written every five minutes, lets an interrupted training resume.
-
     Returns:
         The held-out figures of each baseline. A warning is logged if a fit is too weak for a fair
         comparison.
@@ -284,8 +280,6 @@ def fit(
             small_tokenizer, plain = load_model(str(usable), place, dtype)
             check_vocabulary(small_tokenizer, tokenizer, str(usable), name)
             info["auxiliary_fingerprint"] = fingerprint(plain)
-        made = blake2b(json.dumps(note).encode(), digest_size=4).hexdigest()
-        unfinished = folder / f"unfinished-{made}"
         task = FitTask(
             name,
             tokenizer,
@@ -295,7 +289,6 @@ def fit(
             progress=_named(create.kind, progress),
             learned=learned.setdefault(note["auxiliary"], {}),
             scorer=judge or "",
-            checkpoints=unfinished,
             say=_named(create.kind, say),
         )
         with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
@@ -304,7 +297,6 @@ def fit(
         save_artefact(folder, fitted.tensors, {**info, "training": asdict(task.settings), **found})
         warn_of(create.kind, fitted.doubts)
         figures[create.kind] = fitted.held_out
-        shutil.rmtree(unfinished, ignore_errors=True)
         del tokenizer, plain, task, fitted  # free memory before the next model is loaded
     return figures
 

@@ -1,13 +1,10 @@
-"""How baselines are trained: batches of texts, losses, updates, checkpoints, held-out figures."""
+"""How baselines are trained: batches of texts, losses, updates, held-out figures."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,11 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Training, in_batches
-from tide.baselines.common.artefacts import tuned_weights
+from tide.baselines.common.artefacts import add_lora, tuned_weights
 from tide.baselines.common.fit import FitTask, Fitted, of_kind
-from tide.core.errors import InputError, guarded
+from tide.core.errors import InputError
 from tide.core.optional import require
-from tide.data.files import replaced
 from tide.engines.local.stream import by_length
 
 _WARM_UP = 0.05
@@ -34,8 +30,7 @@ _VALIDATIONS, _PATIENCE = 8, 2
 FAIR_AUC = 0.9
 # Minimum AUC of classifiers that use only one direction or only words; 0.5 is chance.
 LEAST_AUC = 0.6
-# Seconds between two checkpoints of a training, and number of steps timed for an estimate.
-_CHECKPOINT, _TIMED = 300.0, 3
+_TIMED = 3  # number of steps timed for an estimate
 
 _T = TypeVar("_T")
 
@@ -111,9 +106,7 @@ def train(
 
     groups: parameter groups of a torch optimizer. loss: function of a batch of row numbers.
     lengths: number of tokens of each row. early: use the last rows for validation, stop when the
-    validation loss no longer improves, and keep the best parameters. An interrupted training with
-    `early` resumes from a checkpoint, with the same result. Without `early` there is no checkpoint,
-    because `loss` may have a state that a checkpoint does not hold.
+    validation loss no longer improves, and keep the best parameters.
     """
     settings = task.settings
     optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=0.01)
@@ -132,22 +125,13 @@ def train(
         order[i : i + settings.batch_size] for i in range(0, len(order), settings.batch_size)
     ]
     best: list[Tensor] = []
-    best_loss, worse, begun = math.inf, 0, 0
-    path, stateful = _checkpoint(task, what) if early else None, (optimizer, schedule)
-    if path is not None and path.is_file():
-        (begun, best_loss, worse), best = _resume(path, parameters, stateful)
-        task.say(f"{what}: resumes after step {begun} of {settings.steps}")
-        for _ in range(begun):
-            next(source)
-    saved = started = time.monotonic()
-    for step in range(begun, settings.steps):
-        if step == begun + _TIMED:
+    best_loss, worse = math.inf, 0
+    started = time.monotonic()
+    for step in range(settings.steps):
+        if step == _TIMED:
             seconds = (time.monotonic() - started) / _TIMED * (settings.steps - step)
             about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
             task.say(f"{what}: at most {settings.steps} steps, about {about}")
-        if path is not None and step > begun and time.monotonic() - saved >= _CHECKPOINT:
-            _save(path, parameters, stateful, best, (step, best_loss, worse))
-            saved = time.monotonic()
         if worse == _PATIENCE:
             break
         value = loss(next(source))
@@ -170,46 +154,6 @@ def train(
         # `best` is empty without `early`, and if the training diverged (see `save_artefact`).
         for parameter, value in zip(parameters, best, strict=bool(best)):
             parameter.copy_(value)
-    if path is not None and settings.steps > begun:
-        # With this checkpoint, an interrupted fit does not repeat its finished trainings.
-        _save(path, parameters, stateful, best, (settings.steps, best_loss, worse))
-
-
-def _checkpoint(task: FitTask, what: str) -> Path | None:
-    if task.checkpoints is None:
-        return None
-    task.checkpoints.mkdir(parents=True, exist_ok=True)
-    return task.checkpoints / f"{re.sub(r'[^a-z]+', '-', what.lower())}.pt"
-
-
-def _save(
-    path: Path,
-    parameters: Sequence[Tensor],
-    stateful: Sequence[Any],
-    best: Sequence[Tensor],
-    progress: tuple[int, float, int],
-) -> None:
-    """Write a checkpoint. stateful: the optimizer and its schedule.
-
-    progress: steps done, lowest validation loss, number of validations since that loss.
-    """
-    values = [one.detach() for one in parameters]
-    state = {"parameters": values, "best": best, "progress": progress}
-    with replaced(path) as file:
-        torch.save({**state, "stateful": [one.state_dict() for one in stateful]}, file)
-
-
-def _resume(
-    path: Path, parameters: Sequence[Tensor], stateful: Sequence[Any]
-) -> tuple[tuple[int, float, int], list[Tensor]]:
-    """Restore a checkpoint; returns its `progress` and `best` (see `_save`)."""
-    with guarded(InputError, f"{path}: cannot be resumed; delete it"), torch.no_grad():
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        for parameter, value in zip(parameters, state["parameters"], strict=True):
-            parameter.copy_(value)
-        for one, values in zip(stateful, state["stateful"], strict=True):
-            one.load_state_dict(values)
-        return state["progress"], state["best"]
 
 
 class Tuning:
@@ -226,7 +170,7 @@ class Tuning:
         self._before: dict[str, Tensor] = {}
         torch.manual_seed(settings.seed)
         if settings.rank:
-            self.model = _add_lora(model, settings.rank)
+            self.model = add_lora(model, settings.rank)
             self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         else:
             # Half precision would round away the small steps of full training.
@@ -240,13 +184,10 @@ class Tuning:
         for name, before in self._before.items():
             weight = self._plain.get_parameter(name)
             tensors[f"{prefix}{name}.delta"] = (weight.detach() - before).half()
-        for name, module in self.model.named_modules():
-            if not hasattr(module, "lora_A"):
-                continue
-            layer = prefix + name.removeprefix("base_model.model.")
-            scaled = module.lora_B["default"].weight * module.scaling["default"]
-            tensors[f"{layer}.A"] = module.lora_A["default"].weight.detach().half()
-            tensors[f"{layer}.B"] = scaled.detach().half()
+        if not self._before:
+            state = require("peft", "baselines").get_peft_model_state_dict(self.model)
+            for name, tensor in state.items():
+                tensors[f"{prefix}{name}"] = tensor.detach().half()
         return tensors
 
     @torch.no_grad()
@@ -256,24 +197,6 @@ class Tuning:
             self.model.unload()
         for name, before in self._before.items():
             self._plain.get_parameter(name).copy_(before).requires_grad_(False)
-
-
-def _add_lora(model: Any, rank: int) -> Any:
-    peft = require("peft", "baselines")
-    from transformers.pytorch_utils import Conv1D  # noqa: PLC0415  (slow import)
-
-    config = peft.LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank,
-        target_modules="all-linear",
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
-    )
-    with warnings.catch_warnings():
-        # peft reads a property of transformers by its old name.
-        warnings.filterwarnings(
-            "ignore", message=".*is_gradient_checkpointing", category=FutureWarning
-        )
-        return peft.get_peft_model(model, config)
 
 
 def perplexities(
