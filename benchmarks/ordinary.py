@@ -8,7 +8,7 @@ prompts of BOLD whose sentences `pocket` was not trained on; answers have 60 tok
 0.7. An answer is altered if it differs from the plain model's answer with the same seed; *passes*
 is the share of the altered answers whose original, scored as a whole, is below the threshold.
 Intervals are Wilson's, of 95 %. `--texts` saves altered answers and rejected drafts. BOLD's prompts
-come from the part "report" of `scripts/train_pocket_scorer.py`, or "calibrate" to choose settings.
+come from the part "report" of `models/train_pocket_scorer.py`, or "calibrate" to choose settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from scripts.train_pocket_scorer import REPOSITORY
+from models.train_pocket_scorer import REPOSITORY
 from scripts.write_ordinary import prompts_of
 
 DATA = Path(os.environ.get("TIDE_DATA", "data"))

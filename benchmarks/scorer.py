@@ -1,12 +1,12 @@
 """Measures scorers on held-out texts: recorded Perspective scores, ordinary prose, and tricks.
 
-    python scripts/write_ordinary.py MODEL... --out answers.jsonl --part report
+    python models/write_ordinary.py MODEL... --out answers.jsonl --part report
     python benchmarks/scorer.py [--scorer pocket] [--data ../shared/data] [--written answers.jsonl]
 
 `pocket` was not trained on any of these texts. Recorded: completions of prompts 601 to 1199 of
 RealToxicityPrompts-challenging by the four base models, and by all published methods; each text
 counts once, and is toxic if its mean score is 0.5 or more. Wikipedia: sentences of the part
-"report" (`scripts/train_pocket_scorer.py`). TPR: share of the toxic completions above the score
+"report" (`models/train_pocket_scorer.py`). TPR: share of the toxic completions above the score
 that 1% of these sentences exceed. Mixture: nine tenths ordinary text, one tenth labelled Jigsaw
 comments. Beginnings: share of up to 500 texts below a threshold that have a beginning at or above
 it. Tricks: share of the toxic texts found at a threshold that score below it when disguised.
@@ -33,8 +33,8 @@ from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.probes import TRICKS
-from scripts.train_pocket_scorer import (
+from models.probes import TRICKS
+from models.train_pocket_scorer import (
     CALIBRATION_SOURCE,
     LAST_PROMPT,
     ORDINARY_SHARE,
@@ -163,7 +163,7 @@ def main(
         REPOSITORY / "../shared/data"
     ),
     written: Annotated[
-        Path | None, typer.Option(help="Answers to harmless prompts: scripts/write_ordinary.py.")
+        Path | None, typer.Option(help="Answers to harmless prompts: models/write_ordinary.py.")
     ] = None,
 ) -> None:
     """Print the tables."""

@@ -6,9 +6,9 @@
 trained on these texts:
 
 - the authors' completions of prompts 601 to 1199, with the scores that Perspective gave them;
-- BOLD's Wikipedia sentences of the part "report" (`scripts/train_pocket_scorer.py`);
-- the labelled texts that `scripts/train_sentence_scorer.py` holds out;
-- the sentences of `scripts/probes.py`.
+- BOLD's Wikipedia sentences of the part "report" (`models/train_pocket_scorer.py`);
+- the labelled texts that `models/train_sentence_scorer.py` holds out;
+- the sentences of `models/probes.py`.
 
 `limit` texts of each kind are drawn at random. The beginnings of a sentence are its first word, its
 first two words and so on; a search scores all beginnings.

@@ -31,11 +31,11 @@ def prepare(root: Path) -> Path:
     write(here / "prompts.jsonl", numbered)
     write(here / "held_out.jsonl.gz", _labelled())
     write(here / "labels.jsonl", _labelled())
-    for name in ("docs", "artefacts", "benchmarks", "examples", "scripts"):
+    for name in ("docs", "artefacts", "benchmarks", "examples", "models"):
         (here / name).mkdir()
     for script in (REPOSITORY / "benchmarks").glob("*.py"):
         shutil.copy(script, here / "benchmarks")
-    shutil.copy(REPOSITORY / "scripts" / "probes.py", here / "scripts")
+    shutil.copy(REPOSITORY / "models" / "probes.py", here / "models")
     for name in ("artefacts", "examples", "reproduction"):
         shutil.copytree(REPOSITORY / name, here / name, dirs_exist_ok=True)
     save_causal_lm(here / "my-model", "llama")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tide.pocket import CHAT, MODEL, REFERENCE, SCORER, SENTENCE
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "round_weights.py"
+SCRIPT = Path(__file__).parents[2] / "models" / "round_weights.py"
 rounded = runpy.run_path(str(SCRIPT))["rounded"]
 WEIGHTS = [folder / "model.safetensors" for folder in (MODEL, REFERENCE, CHAT)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts.probes import TRICKS
+from models.probes import TRICKS
 
 from tide.scorers import load_scorer
 from tide.scorers.disguises import readings

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts.probes import DISGUISES, PEOPLE, neutral_sentences
+from models.probes import DISGUISES, PEOPLE, neutral_sentences
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.metrics import roc_auc_score
 
-from scripts import train_pocket_scorer
+from models import train_pocket_scorer
 from tide.scorers.pocket import _WORD, Features, PocketScorer, calibrated, normalize
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

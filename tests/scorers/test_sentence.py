@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from models.probes import LIMITS
 from safetensors.numpy import save_file
-from scripts.probes import LIMITS
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.scorers.test_pocket import FRIENDLY
@@ -26,7 +26,7 @@ from tide.scorers.sentence import (
     WordPieces,
 )
 
-TRAINING = load_script("scripts/train_sentence_scorer.py")
+TRAINING = load_script("models/train_sentence_scorer.py")
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "house", "garden", "street", "quiet", "##s", "a"]
 SMALL = Shape(vocabulary=len(PIECES), width=8, inner=16, heads=2, layers=2, tokens=16)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import httpx
-import numpy as np
 import pytest
 
-from tests.scripts.loading import load_script
 from tests.server.processes import TIDE, serving
 from tide.core.errors import InputError
 from tide.engines import load_engine
@@ -35,11 +33,3 @@ def test_one_command_stands_in_for_perspective() -> None:
 def test_the_engine_without_a_model_refuses_every_prompt() -> None:
     with load_engine("none", "none") as engine, pytest.raises(InputError, match="has no model"):
         engine.tokenize(["Hello"])
-
-
-def test_the_table_of_thresholds_flags_as_many() -> None:
-    row = load_script("benchmarks/perspective.py").row
-    theirs = np.linspace(0, 1, 101)
-    assert row(0.5, theirs, theirs**2) == [0.5, 51 / 101, 0.25, 51 / 101, 1.0, 1.0]
-    mixed = theirs[::-1]  # Perspective flags one of the 51 texts, too
-    assert row(0.5, theirs, mixed)[3:] == pytest.approx([51 / 101, 1 / 51, 1 / 51])

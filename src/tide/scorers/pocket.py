@@ -1,6 +1,6 @@
 """`pocket`, the default scorer: one linear model on hashed word and character n-grams.
 
-Everything that turns a text into features lives here; `scripts/train_pocket_scorer.py` imports it,
+Everything that turns a text into features lives here; `models/train_pocket_scorer.py` imports it,
 so that training and scoring cannot diverge. The weights file describes itself: its metadata holds
 the `Features` it was trained with and a fingerprint of their output.
 """
@@ -197,7 +197,7 @@ class PocketScorer(ReadingScorer):
 
     Scores of texts in other languages mean little.
 
-    weights: a file written by `scripts/train_pocket_scorer.py`; the bundled file by default. It
+    weights: a file written by `models/train_pocket_scorer.py`; the bundled file by default. It
     holds `weights` (n_features,), `bias` (1,) and the `knots` of the calibration (2, k). Raises
     ScorerError if the file is missing, damaged, or made for other features.
     """

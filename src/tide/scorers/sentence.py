@@ -1,7 +1,7 @@
 """`sentence`: a small transformer that reads whole sentences, unlike `pocket`, which counts words.
 
 The model consists of the first layers of all-MiniLM-L6-v2, with the part of its vocabulary that
-occurs in English comments and prose. `scripts/train_sentence_scorer.py` trains it with torch and
+occurs in English comments and prose. `models/train_sentence_scorer.py` trains it with torch and
 reads the file back through this module. The file holds the weights as integers from -127 to 127
 with a scale for each row, the vocabulary as a tensor of bytes, and all other data as metadata.
 """
@@ -68,7 +68,7 @@ class Network:
     """A BERT encoder, and a linear layer on the mean and maximum of its token vectors.
 
     It runs on NumPy alone, so that a gateway needs no torch. weights: arrays by their names in
-    `scripts/train_sentence_scorer.py`. Raises ValueError for missing or misshapen weights.
+    `models/train_sentence_scorer.py`. Raises ValueError for missing or misshapen weights.
     """
 
     def __init__(self, shape: Shape, weights: Mapping[str, Array]) -> None:
@@ -242,7 +242,7 @@ def _unpacked(tensors: Mapping[str, NDArray[Any]]) -> dict[str, Array]:
 class SentenceScorer(ReadingScorer):
     """Probability that a reader finds an English text toxic, by a transformer of a few layers.
 
-    weights: a file written by `scripts/train_sentence_scorer.py`; the bundled file by default.
+    weights: a file written by `models/train_sentence_scorer.py`; the bundled file by default.
     Raises ScorerError if the file is missing or damaged.
     """
 

@@ -5,7 +5,7 @@ method with TIDE's trained scorers, so they can judge text that was optimised ag
 scorers. `NeverScorer` finds words that a policy lists under `never`.
 
 The bundled list is Surge AI's (MIT, see `pocket/LICENSE-profanity`); masking uses it, too.
-`scripts/list_profanities.py` writes the file, which holds hashes instead of the words.
+The file holds hashes instead of the words.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On these CPUs torch multiplies float32 matrices with MKL, which on AMD takes two to three times as
 long as oneDNN with packed weights. Packed weights make SmolLM2 135M 1.4 (1 row) to 2.0 times
-(64 rows) as fast, and Gemma 3 270M 1.7 to 2.4 times as fast (`benchmarks/packed.py`). Weights are
+(64 rows) as fast, and Gemma 3 270M 1.7 to 2.4 times as fast. Weights are
 packed once, here; bfloat16 weights are packed only if the CPU has instructions for bfloat16.
 """
 

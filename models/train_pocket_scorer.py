@@ -1,6 +1,6 @@
 """Train the bundled pocket scorer.
 
-    python scripts/train_pocket_scorer.py [--data ../shared/data] [--written FILE] [--out FILE]
+    python models/train_pocket_scorer.py [--data ../shared/data] [--written FILE] [--out FILE]
         [--held-out FILE] [--seed 0]
 
 Takes a few minutes on one core. `benchmarks/scorer.py` measures the result on texts held out.
@@ -15,7 +15,7 @@ not fully disjoint.)
 
 **Ordinary texts.** These are the Wikipedia sentences of BOLD, replies that people called safe
 (`corpus/dialogues`), and models' completions of BOLD's prompts (`--written`, made by
-`scripts/write_ordinary.py`). Two fifths of each are held out (one fifth trains the sentence
+`models/write_ordinary.py`). Two fifths of each are held out (one fifth trains the sentence
 scorer), by a hash of a text's first three words: sentences about one person mostly begin alike, and
 a prompt is in the same part as its sentence. The soft label of ordinary texts is a little above 0;
 with 0 the model would learn that the style of comments is toxic.
@@ -74,6 +74,7 @@ from scipy.special import expit
 sys.path.insert(0, str(Path(__file__).parent))
 
 import probes
+
 from tide.scorers.pocket import Features, PocketScorer, calibrated
 
 Floats = NDArray[np.float64]
@@ -355,7 +356,7 @@ def mixture(ordinary: dict[str, list[str]], comments: list[str], labels: Floats)
 def main(
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
     written: Annotated[
-        Path | None, typer.Option(help="Texts of models: a file of scripts/write_ordinary.py.")
+        Path | None, typer.Option(help="Texts of models: a file of models/write_ordinary.py.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Weights file to write.")] = (
         REPOSITORY / "src/tide/pocket/scorer.safetensors"

@@ -1,6 +1,6 @@
 """Train the bundled chat model: a small Llama on talk pages, comments and chat-bot dialogues.
 
-    OMP_NUM_THREADS=1 python scripts/train_pocket_chat.py OUT [--data ../shared/data]
+    OMP_NUM_THREADS=1 python models/train_pocket_chat.py OUT [--data ../shared/data]
 
 The bundled model was trained with `--steps 3600 --longer 0.125`, in 80 minutes on one shared core
 with AMX. That is 3,000 tokens per second, compiled and in bfloat16; an idle core reads 4,700, and

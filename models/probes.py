@@ -1,6 +1,6 @@
 """Probes a scorer with disguised spelling, plain words about people, and common traps.
 
-    python scripts/probes.py -s pocket -s profanity-check [--texts held_out.jsonl.gz]
+    python models/probes.py -s pocket -s profanity-check [--texts held_out.jsonl.gz]
 
 **Sets.** Prints the share of sentences on the right side of 0.5 and the mean score of each set. A
 set is made of a few templates and fillers, all written for this purpose. A benign set holds words

@@ -14,7 +14,7 @@ from tide.evaluation.reporting.tables import Table
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load_script("benchmarks/gradient.py")
+    return load_script("reproduction/gradient.py")
 
 
 def prompt(itself: float, cosine: float, passing: float) -> dict[str, Any]:

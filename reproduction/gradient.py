@@ -1,6 +1,6 @@
 """Measure how close the estimated gradient is to a reference, and how much a step along it gains.
 
-    python benchmarks/gradient.py [--limit 40] [--samples 4096]
+    python reproduction/gradient.py [--limit 40] [--samples 4096]
 
 For the first prompts whose first completion scores 0.5 or more, this computes the search's estimate
 from N perturbations (`tide.search.tide.estimate_gradient`, with the default mu) and a reference
@@ -30,12 +30,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from writing import completed
 
 from tide import load_engine, load_scorer
 from tide.core.seeds import derive_seed
 from tide.core.settings import SCALES, Sampling
 from tide.engines import Engine
+from tide.engines.base import Request
 from tide.evaluation import load_benchmark
 from tide.evaluation.metrics import Estimate
 from tide.evaluation.reporting.tables import Column, Table, to_markdown
@@ -68,7 +68,10 @@ class World:
         """Score one completion of each point, with new seeds; empty texts score 0 as published."""
         seeds = range(self._seeds, self._seeds + len(points))
         self._seeds += len(points)
-        completions = completed(self._engine, list(points), self._sampling, seeds)
+        requests = [
+            Request(point, self._sampling, seed) for point, seed in zip(points, seeds, strict=True)
+        ]
+        completions = self._engine.portal.run(self._engine.complete, requests)
         return score_texts(self._scorer, [one.text for one in completions], "zero").values
 
     def around(self, x: Tensor, noise: Tensor, mu: float) -> Scores:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.special import expit, logit
-from scripts.train_pocket_scorer import (
+from models.train_pocket_scorer import (
     ORDINARY_SHARE,
     fit_knots,
     matrix,
@@ -18,6 +17,7 @@ from scripts.train_pocket_scorer import (
     prose_part,
     read_ordinary,
 )
+from scipy.special import expit, logit
 
 from tests.scorers.test_pocket import vectorizer
 from tide.scorers.pocket import Features, calibrated

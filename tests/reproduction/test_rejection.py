@@ -20,7 +20,7 @@ def test_the_first_that_passes_or_the_least_toxic(tmp_path: Path) -> None:
     records = [record(i, scores, **costs) for i, scores in enumerate(DRAWS)]
     run = Run("word-filter:penalty=9", config("word-filter:penalty=9", num_trials=3), records)
     out = tmp_path / "b" / "kept"
-    load_script("benchmarks/rejection.py").main(write(run, tmp_path / "a" / "run"), out, 0.1)
+    load_script("reproduction/rejection.py").main(write(run, tmp_path / "a" / "run"), out, 0.1)
     kept = read_run(out)
     assert kept.name == "word-filter:penalty=9,draws=3,below=0.1"
     found = [

@@ -1,9 +1,9 @@
 """Write models' completions of harmless prompts: ordinary text, for training and measuring.
 
-    python scripts/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
+    python models/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
 
 The prompts are those of BOLD (beginnings of Wikipedia sentences) that belong to one part of the
-texts (see `prose_part` in `scripts/train_pocket_scorer.py`). Each prompt is continued once, by up
+texts (see `prose_part` in `models/train_pocket_scorer.py`). Each prompt is continued once, by up
 to 60 tokens at temperature 0.7.
 """
 
@@ -19,7 +19,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.train_pocket_scorer import REPOSITORY, prose_part, rows
+from models.train_pocket_scorer import REPOSITORY, prose_part, rows
 
 from tide import load_engine
 from tide.core.settings import Sampling

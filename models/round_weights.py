@@ -1,6 +1,6 @@
 """Round a model's weights so that they compress better: used for the bundled reference model.
 
-    python scripts/round_weights.py IN OUT [--share 0.0625]
+    python models/round_weights.py IN OUT [--share 0.0625]
     tide judge RUN --reference IN --reference OUT   # shows the effect on perplexities
 
 Each matrix is rounded to multiples of a power of two near `share` of its standard deviation, and

@@ -1,6 +1,6 @@
 """Train the bundled pocket language model: a small GPT-2 on continuations and encyclopaedia text.
 
-    python scripts/train_pocket_model.py OUT [--data ../shared/data] [--steps 6000]
+    python models/train_pocket_model.py OUT [--data ../shared/data] [--steps 6000]
 
 Takes about 40 minutes on two CPU cores with the defaults (12 M tokens; float32 is faster than
 bfloat16 on a CPU). The larger reference model needs `--width 320 --layers 6 --tokenizer OUT`.

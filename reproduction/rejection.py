@@ -1,7 +1,7 @@
 """Rejection sampling with any system: draw again until the scorer accepts a completion.
 
     tide eval rtp:601-1199 --trials 3 --methods word-filter --artefacts FITS --out runs/draws
-    python benchmarks/rejection.py runs/draws/word-filter* --out runs/first/word-filter
+    python reproduction/rejection.py runs/draws/word-filter* --out runs/first/word-filter
     tide report runs/draws runs/first
 
 The trials of a run are independent draws, so its records already hold the draws of this loop. For

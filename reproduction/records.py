@@ -1,6 +1,6 @@
 """Print facts from the authors' records of their runs that `reproduction/paper.py` does not print.
 
-    python benchmarks/records.py data/paper/recorded
+    python reproduction/records.py data/paper/recorded
 
 Needs no model; takes a minute. docs/data.md says how to fill the folder. Prints four tables with a
 row per model: TIDE's scores from trial to trial; its iterations and cosines; the nearest tokens of

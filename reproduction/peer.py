@@ -1,7 +1,7 @@
 """Compare the seconds per prompt with the authors' code, as in the paper's wall-clock table.
 
     git clone https://github.com/baturaysaglam/instant-detox
-    python benchmarks/peer.py --checkout instant-detox [--prompts 60] [--model pocket]
+    python reproduction/peer.py --checkout instant-detox [--prompts 60] [--model pocket]
 
 Runs `generate_tide.py` of the checkout unchanged, on vLLM, with our scorer in place of Perspective;
 then `tide` (with the same step sizes) and `random-walk` on transformers and on vLLM, with the same
