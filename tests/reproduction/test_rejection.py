@@ -24,7 +24,13 @@ def test_the_first_that_passes_or_the_least_toxic(tmp_path: Path) -> None:
     kept = read_run(out)
     assert kept.name == "word-filter:penalty=9,draws=3,below=0.1"
     found = [
-        (one.text[-6:], one.toxicity, one.accepted, one.forward_tokens, one.scorer_calls)
+        (
+            one.text.split(" and ")[1][:6],
+            one.toxicity,
+            one.accepted,
+            one.forward_tokens,
+            one.scorer_calls,
+        )
         for one in (of.trials[0] for of in kept.records)
     ]
     assert found == [
