@@ -379,17 +379,13 @@ def test_usage_counts_what_is_beside_the_text(serve: Serve) -> None:
             assert usage["completion_tokens"] == len(words_of('They ask.find{"a": "b"}'))
 
 
-def test_what_other_engines_and_completions_do_not_take() -> None:
+def test_what_other_engines_do_not_take() -> None:
     with running() as server:
         for more in ({"tools": TOOLS}, JSON, {"messages": TURNS}):
             body = {"messages": [USER], **more}
             error = server.http.post("/v1/chat/completions", json=body).json()["error"]
             assert error["param"] == next(iter(more))
             assert "only the engine 'openai'" in error["message"]
-        for more in ({"tools": TOOLS}, JSON):
-            error = server.ask(**more).json()["error"]
-            assert error["param"] == next(iter(more))
-            assert "only for /v1/chat/completions" in error["message"]
 
 
 @pytest.mark.parametrize("field", ["reasoning", "tool_calls"])

@@ -1,4 +1,4 @@
-"""Parameters of requests: each is obeyed, neutral, ignored or refused."""
+"""Parameters of requests: each is obeyed, ignored or refused."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ def chat(server: Running, messages: Any = None, **more: Any) -> Any:
     return server.http.post("/v1/chat/completions", json={"messages": messages, **more})
 
 
-def test_what_asks_for_nothing_is_let_be(server: Running) -> None:
+def test_parameters_that_clients_send_by_default_are_accepted(server: Running) -> None:
     # As `vllm bench serve`, lm-eval, langchain and others send them.
-    neutral: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "repetition_penalty": 1.0, "logprobs": None, "n": 1, "presence_penalty": 0, "best_of": 1,
         "frequency_penalty": 0.0, "echo": False, "suffix": None, "logit_bias": {}, "top_k": -1,
         "ignore_eos": False, "min_p": 0, "skip_special_tokens": True, "user": "somebody",
         "seed": -3, "stop": [], "stream": False, "max_tokens": None, "min_tokens": 0,
     }  # fmt: skip
-    for asked in (neutral, *({name: value} for name, value in neutral.items())):
-        assert server.ask(**asked).status_code == 200, asked
+    answer = server.ask(**usual)
+    assert answer.status_code == 200
+    assert answer.headers["x-tide-ignored"] == "best_of, skip_special_tokens"
     for_chat = {
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"},
         "modalities": ["text"], "logprobs": False, "top_logprobs": 0, "parallel_tool_calls": True,
         "metadata": {"a": "b"}, "service_tier": "auto", "store": False,
     }  # fmt: skip
-    assert chat(server, **for_chat).status_code == 200
+    answer = chat(server, **for_chat)
+    assert answer.status_code == 200
+    assert answer.headers["x-tide-ignored"] == "modalities, service_tier"
 
 
 TOOLS = [{"type": "function", "function": {"name": "find"}}]
@@ -63,15 +66,12 @@ def with_arguments(arguments: Any) -> list[dict[str, Any]]:
 
 REFUSED: list[tuple[dict[str, Any], str | None]] = [
     *(({name: value}, name) for name, values in {
-        "logprobs": [0, 5, True], "echo": [True], "best_of": [2], "logit_bias": [{"50256": -100}],
-        "prompt_logprobs": [1], "prompt_embeds": ["AAAA"], "guided_json": [{}],
-        "ignore_eos": [True], "response_format": [{"type": "json_object"}],
+        "logprobs": [0, 5, True], "echo": [True], "prompt_logprobs": [1], "prompt_embeds": ["AAAA"],
         "temperature": [-1, "1", True], "max_tokens": ["5", 51, 1.5, 0], "min_tokens": [10**6],
         "n": [0], "seed": [1 << 63], "stop": [3, "a\ud800", ["a", "b\ud800"]],
         "stream": ["yes"], "prompt": [[], [1, 2, 3], [[1, 2, 3]], ["x", 1], {"a": 1}],
     }.items() for value in values),
     ({"stop": [""]}, "stop.0"),
-    ({"stream_options": {"no_such": 1}}, "stream_options.no_such"),
     ({"prompt": ["x", "b\ud800"]}, "prompt.1"),
     *(({"prompt": text}, None) for text in ("", " \n")),  # it may be one of several prompts
     # Options under `tide` can only be stricter than the server's.
@@ -86,7 +86,15 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     ({"messages": "x"}, "messages"),
     ({"messages": [[]]}, "messages.0"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+    *(({"messages": [{"role": "user", "content": content}]}, f"messages.0.content{place}")
+      for content, place in (
+        ([{"type": "image_url", "image_url": {"url": "http://x"}}], ".0.type"),
+        ([{"type": "text", "text": "x"}, {"type": "input_audio"}], ".1.type"),
+        ([{"text": "x"}], ".0.type"),
+        (["x"], ".0"),
+        ([{"type": "text", "text": 5}], ".0.text"),
+        (5, ""),
+    )),
     *(({"messages": [USER], **more}, param) for more, param in (
         ({"tools": "find"}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
@@ -100,9 +108,6 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
         ({"parallel_tool_calls": "no", "tools": TOOLS}, "parallel_tool_calls"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema", "x": "\udc00"}}, "response_format"),
-        ({"functions": TOOLS}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"guided_json": {}}, "guided_json"),
     )),
     *(({"messages": turns}, param) for turns, param in (
         ([USER, CALLS], "messages"),
@@ -149,6 +154,40 @@ def test_what_is_not_known_is_ignored_and_named(server: Running, stream: bool) -
     assert blank.headers["x-tide-ignored"] == f"x, {'y' * 63}"
     many = {f"name{number}" * 30: 1 for number in range(999)}
     assert len(server.ask(stream=stream, **many).headers["x-tide-ignored"]) < 4000
+
+
+def test_unknown_fields_of_messages_are_ignored_and_named(server: Running) -> None:
+    part = {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}
+    said = {"role": "assistant", "content": "Hi."}
+    messages = [
+        {"role": "user", "content": [part], "id": "m1", "timestamp": 1, "annotations": []},
+        {**said, "reasoning_details": [{"text": "hm"}], "refusal": None},
+        {**USER, "id": "m2"},
+    ]
+    plain = [{"role": "user", "content": "Hello"}, said, USER]
+    answer = chat(server, messages, seed=1)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-tide-ignored"] == (
+        "messages.id, messages.timestamp, messages.content.cache_control, "
+        "messages.reasoning_details"
+    )
+    assert answer.json()["choices"] == chat(server, plain, seed=1).json()["choices"]
+    assert (
+        chat(server, plain, seed=1, stream_options={"no_such": 1}).headers["x-tide-ignored"]
+        == "stream_options.no_such"
+    )
+
+
+def test_a_part_that_is_no_text_is_refused_by_its_type(server: Running) -> None:
+    for kind in ("image_url", "input_audio", "file"):
+        answer = chat(server, [{"role": "user", "content": [{"type": kind, kind: {}}]}])
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert message == (
+            f"messages.0.content.0.type: parts of type '{kind}' cannot be scored; send text"
+        )
+        answer = server.http.post("/v1/moderations", json={"input": [{"type": kind}]})
+        assert f"parts of type '{kind}' cannot be scored" in answer.json()["error"]["message"]
 
 
 def test_a_strict_server_refuses_what_it_does_not_know() -> None:

@@ -220,9 +220,9 @@ def _invalid(error: RequestValidationError) -> Refused:
             isinstance(within, list) and isinstance(name, int) and name < len(within)
         ):
             names, within = [*names, name], within[name]
-        elif first["type"] == "missing":
-            names.append(name)
     inner = first.get("ctx", {}).get("param")  # our validators name a field below `loc` here
+    if first["type"] == "missing" and inner is None:
+        inner = first["loc"][-1]
     param = ".".join(map(str, [*names, *([inner] if inner else [])])) or None
     return Refused(400, f"{param or 'body'}: {first['msg']}", param=param)
 

@@ -1,8 +1,8 @@
 """HTTP schemas of requests, responses and errors.
 
-A parameter with the value `null` or a neutral value (`echo: false`) counts as absent. A parameter
-is refused if it would expose unscored text or bypass scoring, or if the server cannot honour it.
-Unknown parameters are ignored, and listed in the response header `x-tide-ignored`.
+A parameter with the value `null` counts as absent. A parameter is refused if it would expose or
+accept unscored text. Unknown parameters, also of messages and their parts, are ignored, and listed
+in the response header `x-tide-ignored` unless they are false, 0 or empty.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
@@ -31,49 +39,10 @@ from tide.core.errors import (
 from tide.core.http import Rows
 from tide.core.sanitize import half_character, shown
 
-_FOR_CHATS = "only for /v1/chat/completions with the engine openai"
-_UNSCORED = "would expose or accept unscored text"
-_NOT_HERE = "is not a parameter of this server"
-# Known parameters that are refused, and the reasons.
-_REFUSED = {
-    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs", "echo"), _UNSCORED),
-    **dict.fromkeys(("tools", "tool_choice", "response_format"), _FOR_CHATS),
-    "functions": "deprecated; use tools",
-    "function_call": "deprecated; use tool_choice",
-    "prompt_embeds": "embeddings are not accepted from clients",
-    **dict.fromkeys((
-        "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-        "modalities", "audio",
-    ), "answers are plain text here"),
-    **dict.fromkeys((
-        "add_generation_prompt", "add_special_tokens", "annotations", "best_of", "ignore_eos",
-        "include_stop_str_in_output", "logit_bias", "skip_special_tokens",
-        "spaces_between_special_tokens", "suffix", "use_beam_search",
-    ), _NOT_HERE),
-}  # fmt: skip
-# Neutral values, which have no effect. Other parameters are neutral if empty, 0 or false.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
-    "best_of": (1,),
-    "function_call": ("none",),
-    "guided_json": (),
-    "length_penalty": (1, 1.0),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "tool_choice": ("none", "auto"),
-}
+# Parameters that are refused, because they would expose or accept unscored text.
+_REFUSED = ("echo", "logprobs", "prompt_embeds", "prompt_logprobs")
 _MOST_IGNORED, _LONGEST_NAME = 32, 64
 _MOST_NESTED = 64
-# Parameters that describe the caller and change no answer.
-_ABOUT_THE_CALLER = (
-    "metadata", "name", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user",
-)  # fmt: skip
 
 
 class Refused(Exception):
@@ -199,48 +168,38 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    if name in _ABOUT_THE_CALLER:
-        return True
-    neutral = _NEUTRAL.get(name)
-    if neutral is None:
-        return not value
-    return any(type(value) is type(no) and value == no for no in neutral)
+class _Wire(BaseModel):
+    """Base of requests and their parts. Null counts as absent; unknown fields are ignored."""
 
-
-class _Asked(BaseModel):
-    """Base of requests and their parts. Neutral values are dropped before the validation."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_neutral(cls, values: Any) -> Any:
+    def _without_null(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        fields, asked = cls.model_fields, {}
-        for name, value in values.items():
-            if value is None or (name not in fields and _is_neutral(name, value)):
-                continue
-            if name not in fields and not cls._ignores(name):
-                reason = _REFUSED.get(name, _NOT_HERE)
-                raise PydanticCustomError(
-                    "unsupported", "{reason}", {"param": shown(name), "reason": reason}
-                )
-            asked[name] = value
-        return asked
+        return {name: value for name, value in values.items() if value is not None}
 
-    @classmethod
-    def _ignores(cls, name: str) -> bool:
-        """Return whether the unknown field `name` is ignored; otherwise the field is refused."""
-        return False
+    def unknown(self, prefix: str = "") -> Iterator[str]:
+        """Yield the paths of unknown fields without list indices, except false and empty fields."""
+        for name, value in (self.model_extra or {}).items():
+            if value:
+                yield f"{prefix}{name}"
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, _Wire):
+                    yield from part.unknown(f"{prefix}{name}.")
 
 
-class TideExtensions(_Asked):
+class TideExtensions(_Wire):
     """Settings of a request in `extra_body={"tide": {...}}`.
 
-    policy: name of a policy that the API key may use.
+    policy: name of a policy that the API key may use. Unknown settings are refused, because a
+    misspelt limit would not be applied.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     policy: Text | None = None
     toxicity_threshold: float | None = None
@@ -250,16 +209,12 @@ class TideExtensions(_Asked):
     trace: bool = False
 
 
-class StreamOptions(_Asked):
+class StreamOptions(_Wire):
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
-    include_obfuscation: bool = False
 
 
-class Generation(_Asked):
+class Generation(_Wire):
     """Fields of requests for completions and for chat completions. `Settings` checks the values."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: Text | None = None
     max_tokens: int | None = None
@@ -274,15 +229,24 @@ class Generation(_Asked):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tide: TideExtensions = TideExtensions()
+    # Clients name their users and label their requests; no answer depends on it.
+    user: Any = None
+    metadata: Any = None
 
+    @model_validator(mode="before")
     @classmethod
-    def _ignores(cls, name: str) -> bool:
-        return name not in _REFUSED
+    def _are_scored(cls, values: Any) -> Any:
+        for name in _REFUSED if isinstance(values, dict) else ():
+            value = values.get(name)
+            if value is not None and value is not False:
+                reason = "would expose or accept unscored text"
+                raise PydanticCustomError("unscored", reason, {"param": name})
+        return values
 
     @property
     def ignored(self) -> str:
         """Names of the parameters that were ignored, for a response header."""
-        some = list(self.model_extra or ())[:_MOST_IGNORED]
+        some = list(dict.fromkeys(self.unknown()))[:_MOST_IGNORED]
         names = [shown(name).encode("ascii", "backslashreplace").decode() for name in some]
         # A header may not begin or end with a space.
         return ", ".join(filter(None, (name[:_LONGEST_NAME].strip() for name in names)))
@@ -322,19 +286,38 @@ class CompletionRequest(Generation):
     prompt: Annotated[Rows[Text], BeforeValidator(_prompts)] = Field(min_length=1)
 
 
-class ContentPart(_Asked):
+def _text_only(value: Any) -> Any:
+    if value != "text":
+        raise PydanticCustomError(
+            "part", "parts of type {type} cannot be scored; send text", {"type": shown(repr(value))}
+        )
+    return value
+
+
+class ContentPart(_Wire):
     """A text part of a message. Parts of other types (images, audio) are refused."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
     text: Text
 
 
-class CalledFunction(_Asked):
+def _form(content: Any) -> str:
+    return "parts" if isinstance(content, list) else "text"
+
+
+# Only the errors of the form that the client used are reported.
+Content = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Rows[ContentPart], Tag("parts")],
+    Discriminator(_form),
+]
+
+
+class CalledFunction(_Wire):
     name: Text
     arguments: Text
 
 
-class MessageCall(_Asked):
+class MessageCall(_Wire):
     """A tool call by the assistant, as clients send it back."""
 
     id: Text
@@ -358,11 +341,11 @@ class Tool(_PassedOn):
     function: Function
 
 
-class NamedFunction(_Asked):
+class NamedFunction(_PassedOn):
     name: Text
 
 
-class NamedTool(_Asked):
+class NamedTool(_PassedOn):
     type: Literal["function"]
     function: NamedFunction
 
@@ -371,9 +354,9 @@ class ResponseFormat(_PassedOn):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class ChatMessage(_Asked):
+class ChatMessage(_Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Rows[ContentPart] | None = None  # may be absent if there are tool calls
+    content: Content | None = None  # may be absent if there are tool calls
     tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
     # Clients send back the reasoning that a server returned. It is ignored.
@@ -390,9 +373,14 @@ class ChatMessage(_Asked):
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         role = "system" if self.role == "developer" else self.role
-        calls = [one.function.model_dump() | {"id": one.id} for one in self.tool_calls]
-        found = {"role": role, "content": text, "tool_calls": calls}
-        return found if self.tool_call_id is None else found | {"tool_call_id": self.tool_call_id}
+        calls = [
+            {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
+            for call in self.tool_calls
+        ]
+        message = {"role": role, "content": text, "tool_calls": calls}
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class ChatRequest(Generation):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import anyio
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from tide.core.chat import Text
@@ -43,18 +43,18 @@ _LONGEST = 20_480
 _MOST_ATTRIBUTES = 100
 
 
-class _Wire(BaseModel):
+class _ScoringRequest(BaseModel):
     """Base of requests. Unknown fields are ignored, as clients send fields unrelated to texts."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
 
-class Comment(_Wire):
+class Comment(_ScoringRequest):
     text: Text
     type: str = "PLAIN_TEXT"
 
 
-class Attribute(_Wire):
+class Attribute(_ScoringRequest):
     score_threshold: float | None = Field(default=None, alias="scoreThreshold", allow_inf_nan=False)
 
 
@@ -65,7 +65,7 @@ def _few(value: Any) -> Any:
     return value
 
 
-class AnalyzeRequest(_Wire):
+class AnalyzeRequest(_ScoringRequest):
     comment: Comment
     attributes: Annotated[dict[str, Attribute], BeforeValidator(_few)] = Field(
         alias="requestedAttributes", min_length=1
@@ -79,8 +79,18 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class ModerationRequest(_Wire):
-    input: Annotated[Rows[Text | ContentPart], BeforeValidator(_listed)] = Field(min_length=1)
+def _kind(value: Any) -> str:
+    return "text" if isinstance(value, str) else "part"
+
+
+# Only the errors of the kind that the client used are reported.
+_Input = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[ContentPart, Tag("part")], Discriminator(_kind)
+]
+
+
+class ModerationRequest(_ScoringRequest):
+    input: Annotated[Rows[_Input], BeforeValidator(_listed)] = Field(min_length=1)
 
 
 def discovery(url: str) -> dict[str, Any]:
