@@ -32,7 +32,7 @@ SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (several labels: "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE, "
-    "regex:FILE, presidio:entities=EMAIL_ADDRESS|PHONE_NUMBER. "
+    "regex:FILE. "
     "pocket, sentence, profanity-check and lexicon read only English; "
     "language:en=pocket,other=SCORER sends texts in other languages to SCORER. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts). Combinations: "

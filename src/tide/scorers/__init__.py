@@ -35,7 +35,6 @@ REGISTRY = Registry(
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
         "regex": "tide.scorers.patterns:PatternScorer",
-        "presidio": "tide.scorers.patterns:PresidioScorer",
         "perspective": "tide.scorers.services.perspective:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services.moderation:OpenAIModerationScorer",
         "azure-content-safety": "tide.scorers.services.moderation:AzureContentSafetyScorer",
@@ -66,7 +65,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
 
         NAME                        pocket
         NAME:ARGUMENT               hf:ID, detoxify:original, calibrated:FILE
-        NAME:KEY=VALUE,...          presidio:language=en  (a class with an `options_class`)
+        NAME:KEY=VALUE,...          a class with an `options_class`
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
         confirm:SCORER,SCORER       confirm:pocket,sentence
