@@ -37,7 +37,6 @@ REGISTRY = Registry(
         "regex": "tide.scorers.patterns:PatternScorer",
         "perspective": "tide.scorers.services.perspective:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services.moderation:OpenAIModerationScorer",
-        "azure-content-safety": "tide.scorers.services.moderation:AzureContentSafetyScorer",
         "tei": "tide.scorers.services.self_hosted:TeiScorer",
         "vllm-classify": "tide.scorers.services.self_hosted:VllmClassifyScorer",
         "vllm-score": "tide.scorers.services.self_hosted:VllmScoreScorer",

@@ -287,24 +287,6 @@ class Tei(Handler):
         return sorted(rows, key=lambda row: -row["score"])
 
 
-class Azure(Handler):
-    """`text:analyze` of Azure AI Content Safety, with eight levels."""
-
-    def scores(self, body: dict[str, Any]) -> dict[str, Any]:
-        parts = urlsplit(self.path)
-        assert parts.path == "/contentsafety/text:analyze"
-        assert parse_qs(parts.query) == {"api-version": ["2024-09-01"]}
-        assert self.headers["Ocp-Apim-Subscription-Key"]
-        assert body["outputType"] == "EightSeverityLevels"
-        self.counted([body["text"]])
-        found = [(name, self.severity(name, body["text"])) for name in body["categories"]]
-        return {"categoriesAnalysis": [{"category": c, "severity": s} for c, s in found]}
-
-    @staticmethod
-    def severity(category: str, text: str) -> int:
-        return int(toxicity(f"{category} {text}") * 8)
-
-
 @dataclass(frozen=True)
 class Family:
     """before, after: the tokens that a guard writes before and after its verdict.

@@ -20,7 +20,6 @@ from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.guards.verdicts import Place, read_verdict
 from tide.scorers.services.moderation import (
     CATEGORIES,
-    AzureContentSafetyScorer,
     OpenAIModerationScorer,
 )
 from tide.scorers.services.perspective import PerspectiveScorer
@@ -58,15 +57,6 @@ def read_moderation(answer: Any) -> Any:
     return [max(row[name] for name in CATEGORIES) for row in rows]
 
 
-def azure(body: Any) -> Any:
-    return {"categoriesAnalysis": [{"category": c, "severity": 3} for c in body["categories"]]}
-
-
-def read_azure(answer: Any) -> Any:
-    found = {row["category"]: row["severity"] for row in answer["categoriesAnalysis"]}
-    return [max(found["Hate"], found["Violence"]) / 7]
-
-
 def guard(body: Any) -> Any:
     tops = [{"token": "safe", "logprob": -0.5}, {"token": "unsafe", "logprob": -1.0}]
     place = {"token": "safe", "logprob": -0.5, "top_logprobs": tops}
@@ -91,7 +81,6 @@ def remote_guard(url: str, **options: Any) -> RemoteGuard:
     [
         (PerspectiveScorer, TEXTS[:1], perspective, read_perspective),
         (OpenAIModerationScorer, TEXTS, moderation, read_moderation),
-        (AzureContentSafetyScorer, TEXTS[:1], azure, read_azure),
         (remote_guard, TEXTS[:1], guard, read_guard),
     ],
 )

@@ -12,7 +12,6 @@ import pytest
 
 from tests.hostile import CONTROL_TOKENS
 from tests.scorers.services.stand_ins import (
-    Azure,
     Change,
     GuardServer,
     Moderation,
@@ -31,17 +30,13 @@ from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.services import base
-from tide.scorers.services.moderation import AzureContentSafetyScorer, OpenAIModerationScorer
+from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
 
 KEY = "AIza-Not_A-Real+Key/0123456789=="
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001, "key": KEY}
 TEXTS = [f"text number {i}" for i in range(11)]
-
-
-def severity(text: str) -> float:
-    return max(Azure.severity(name, text) for name in ("Hate", "Violence")) / 7
 
 
 def chat_guard(url: str, **more: Any) -> Scorer:
@@ -60,7 +55,6 @@ KINDS: dict[str, tuple[Any, Callable[..., Any], Callable[[str], float]]] = {
     "classify": (VllmPooling, lambda url, **more: VllmClassifyScorer(f"{url}#1", **more), toxicity),
     "score": (VllmPooling, lambda url, **more: VllmScoreScorer(f"{url}#rude", **more), toxicity),
     "tei": (Tei, TeiScorer, toxicity),
-    "azure": (Azure, AzureContentSafetyScorer, severity),
     "chat guard": (GuardServer, chat_guard, share),
     "completing guard": (GuardServer, completing_guard, share),
     "perspective": (Perspective, PerspectiveScorer, toxicity),
@@ -120,8 +114,7 @@ def test_a_passing_failure_is_tried_again_and_never_a_score(
 
 # A self-hosted server may repeat the text as a code, so errors quote no codes of such servers.
 CODES = [
-    (kind, ".* invalid_request" if kind in ("perspective", "moderation", "azure") else "")
-    for kind in KINDS
+    (kind, ".* invalid_request" if kind in ("perspective", "moderation") else "") for kind in KINDS
 ]
 REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
     *((kind, "denied", ScorerRefusedError, "HTTP 401; check ") for kind in KINDS),
@@ -223,13 +216,6 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
             "labels differ from the model's labels",
         ),
         ("tei", rows(lambda found: [one[0] for one in found]), "cannot be used"),
-        ("azure", too_few, "lacks or repeats a requested category"),
-        (
-            "azure",
-            rows(lambda found: [*found, found[0] | {"severity": 0}]),
-            "lacks or repeats a requested category",
-        ),
-        ("azure", each(severity=8), "cannot be used: categoriesAnalysis.0.severity"),
         ("chat guard", each(logprobs=None), "the answer lacks log-probabilities"),
         ("chat guard", chat_place(logprob=3.5), "used: choices.0.logprobs.content.0.logprob"),
         ("chat guard", chat_place(logprob=float("nan")), "cannot be used: choices.0.logprobs"),
@@ -334,19 +320,6 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
             load_scorer(f"tei:{service.url}")
 
 
-def test_azure_s_categories() -> None:
-    with running(Azure) as service:
-        scorer = AzureContentSafetyScorer("Hate,Sexual", url=service.url, **QUICK)
-        assert scorer.name == f"azure-content-safety:Hate,Sexual@2024-09-01@{place(service)}"
-        found = ask_attributes(scorer, ["a text"]).attributes
-        assert found["Sexual"] == [Azure.severity("Sexual", "a text") / 7]
-        assert scorer.score(["a text"]) == [max(found.values())]
-        with pytest.raises(ScorerError, match="longer than 10,000 characters"):
-            scorer.score(["long " * 2001])
-        with pytest.raises(InputError, match="no category 'Rude'; there are Hate"):
-            AzureContentSafetyScorer("Rude", url=service.url, key=KEY)
-
-
 def test_moderation_s_categories_and_batches() -> None:
     with running(Moderation) as service:
         scorer = OpenAIModerationScorer("a-model#violence,hate", url=service.url, **QUICK)
@@ -359,14 +332,6 @@ def test_moderation_s_categories_and_batches() -> None:
 
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(Azure) as service:
-        with pytest.raises(InputError, match="set the environment variable AZURE_CONTENT"):
-            load_scorer("azure-content-safety")
-        monkeypatch.setenv("AZURE_CONTENT_SAFETY_KEY", KEY)
-        with pytest.raises(InputError, match="AZURE_CONTENT_SAFETY_ENDPOINT: expected an address"):
-            load_scorer("azure-content-safety")
-        monkeypatch.setenv("AZURE_CONTENT_SAFETY_ENDPOINT", service.url)
-        assert load_scorer("azure-content-safety:Hate").score(["a text"]).shape == (1,)
     with running(VllmPooling) as service:
         monkeypatch.setenv("VLLM_API_KEY", KEY)
         load_scorer(f"vllm-classify:{service.url}").score(["a text"])

@@ -1,19 +1,16 @@
-"""Moderation services: `openai-moderation` and `azure-content-safety`.
+"""`openai-moderation`: OpenAI's moderation endpoint.
 
-OPENAI_API_KEY holds OpenAI's key, OPENAI_BASE_URL another server's address.
-AZURE_CONTENT_SAFETY_KEY holds the key of Azure AI Content Safety, AZURE_CONTENT_SAFETY_ENDPOINT the
-address of the resource. OPENAI_MODERATION_QPS and AZURE_CONTENT_SAFETY_QPS limit the requests
-per second (default 5).
+OPENAI_API_KEY holds the key, OPENAI_BASE_URL another server's address, OPENAI_MODERATION_QPS the
+requests per second (default 5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel
 
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import ScorerError
 from tide.core.http import Client, Rows, ServerFailed, need_key
 from tide.core.results import Score
 from tide.plugins.options import checked
@@ -82,84 +79,3 @@ class OpenAIModerationScorer(RemoteScorer):
                 raise ScorerError(f"scorer {self.name}: no category {name!r}; it has {has}")
             scores[name] = score
         return TextScore(max(scores.values()), scores)
-
-
-AZURE_CATEGORIES = ("Hate", "SelfHarm", "Sexual", "Violence")
-AZURE_VERSION = "2024-09-01"
-# The highest of the eight severity levels that are requested.
-_WORST = 7
-# "The default maximum length for text submissions is 10K characters."
-MAX_CHARACTERS = 10_000
-
-
-class _Category(BaseModel):
-    category: str
-    severity: Annotated[int, Field(ge=0, le=_WORST)]
-
-
-class _AzureReply(BaseModel):
-    categories: Rows[_Category] = Field(alias="categoriesAnalysis")
-
-
-class AzureContentSafetyScorer(RemoteScorer):
-    """The largest severity among `categories`, divided by 7 (eight levels: 0, 1/7, ... 1).
-
-    categories: one or more of Hate, SelfHarm, Sexual and Violence, comma-separated; each category
-    is an attribute. Azure calls severity 4 (score 0.57) medium. Texts over 10,000 characters are an
-    error (use windows:). Settings: see RemoteScorer.
-
-    Raises InputError without a key or an address.
-    """
-
-    rate_variable, usual_rate = "AZURE_CONTENT_SAFETY_QPS", 5.0
-    check = "AZURE_CONTENT_SAFETY_KEY and AZURE_CONTENT_SAFETY_ENDPOINT"
-    _key: SecretStr
-
-    @checked
-    def __init__(
-        self,
-        categories: str = "Hate,Violence",
-        *,
-        key: str | None = None,
-        url: str | None = None,
-        **options: Any,
-    ) -> None:
-        self._key = need_key("AZURE_CONTENT_SAFETY_KEY", key)
-        self.attributes = tuple(dict.fromkeys(categories.split(",")))
-        if unknown := [name for name in self.attributes if name not in AZURE_CATEGORIES]:
-            raise InputError(
-                f"scorer azure-content-safety: no category {unknown[0]!r}; there are "
-                f"{', '.join(AZURE_CATEGORIES)}"
-            )
-        url = url_from("AZURE_CONTENT_SAFETY_ENDPOINT", url, "")
-        super().__init__(
-            f"azure-content-safety:{','.join(self.attributes)}@{AZURE_VERSION}@{place_of(url)}",
-            url,
-            **options,
-        )
-
-    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
-        if any(len(text) > MAX_CHARACTERS for text in texts):
-            raise ScorerError(
-                f"scorer {self.name}: a text is longer than {MAX_CHARACTERS:,} characters; shorten "
-                "it, or use windows:azure-content-safety"
-            )
-        return super()._score_each(texts)
-
-    def _client(self) -> Client:
-        headers = {"Ocp-Apim-Subscription-Key": self._key.get_secret_value()}
-        return Client(self._timeout, headers=headers)
-
-    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
-        body = {
-            "text": texts[0],
-            "categories": list(self.attributes),
-            "outputType": "EightSeverityLevels",
-        }
-        path = f"/contentsafety/text:analyze?api-version={AZURE_VERSION}"
-        analysis = (await self._request(client, path, _AzureReply, body, texts)).categories
-        found = {one.category: one.severity / _WORST for one in analysis}
-        if len(found) != len(analysis) or any(name not in found for name in self.attributes):
-            raise ServerFailed("the answer lacks or repeats a requested category")
-        scores = {name: found[name] for name in self.attributes}
-        return [TextScore(max(scores.values()), scores)]
