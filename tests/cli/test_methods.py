@@ -64,7 +64,7 @@ def test_everything_is_listed_and_nothing_cut(
         ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["usage: --scorer max:SCORER,SCORER"]),
         ("windows", ["usage: --scorer windows:SCORER"]),
-        ("calibrated", ["calibrated:PATH (scorer)", "usage: --scorer calibrated:PATH"]),
+        ("regex", ["regex:PATH (scorer)", "usage: --scorer regex:PATH"]),
         ("pocket", ["usage: --scorer pocket"]),
         ("openai", ["--engine-option deadline=120 --base-url URL"]),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from tide.scorers.assessment import (
     beginnings,
     error_correlations,
     false_alarms,
-    plot_calibration,
     score_covered,
 )
 
@@ -34,13 +32,6 @@ def test_by_hand() -> None:
     constant = agreement(scores, np.full(4, 0.2))
     assert math.isnan(constant.auc)
     assert math.isnan(constant.correlation)
-
-
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    scores = np.linspace(0, 1, 50)
-    plot_calibration({"a scorer": agreement(scores, scores**2)}, tmp_path / "plot.svg")
-    assert "a scorer (error 0.1" in (tmp_path / "plot.svg").read_text()
 
 
 def test_correlation_of_errors() -> None:

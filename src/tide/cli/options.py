@@ -31,8 +31,7 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
 SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (several labels: "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
-    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, calibrated:FILE, "
-    "regex:FILE. "
+    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, regex:FILE. "
     "pocket, sentence, profanity-check and lexicon read only English; "
     "language:en=pocket,other=SCORER sends texts in other languages to SCORER. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts). Combinations: "

@@ -1,4 +1,4 @@
-"""`tide score`: score texts. `tide scorers`: compare and calibrate scorers."""
+"""`tide score`: score texts. `tide scorers compare`: measure scorers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ from tide.core.results import format_score
 from tide.data.files import replaced, write_text, writing
 from tide.data.prompts import Row, read_rows
 from tide.evaluation.masking import masked
-from tide.scorers import load_scorer
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from tide.scorers.base import Floats
 
 app = typer.Typer(
-    help="Compare and calibrate scorers on labelled texts.\n\n"
+    help="Compare scorers on labelled texts.\n\n"
     "A FILE holds labelled texts (text, toxicity) or records of a run: .jsonl or .json, plain or "
     ".gz.\n\n" + options.SCORER_GRAMMAR,
     no_args_is_help=True,
@@ -141,9 +140,6 @@ def compare(
     output: Annotated[
         Path | None, options.option("Output", "Write the figures to this .json.", "--output", "-o")
     ] = None,
-    plot: Annotated[
-        Path | None, options.option("Output", "Draw the calibration (.png, .svg or .pdf).")
-    ] = None,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Measure the agreement of scorers with the labels or scores in FILES, and their speed.
@@ -162,14 +158,9 @@ def compare(
     from tide.scorers.assessment import (  # noqa: PLC0415  (slow import)
         agreement,
         error_correlations,
-        plot_calibration,
     )
 
-    refuse_existing(overwrite, output, plot, inputs=files)
-    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--plot: {plot} must end in .png, .svg or .pdf")
-    if plot is not None and by is not None:
-        raise InputError("--plot draws a single group of texts; leave out --by")
+    refuse_existing(overwrite, output, inputs=files)
     groups = _groups(files, by, sample)
     loaded = _load_scorers(scorers)
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
@@ -207,9 +198,6 @@ def compare(
         figures += rows
     if output is not None and any(row["scored"] for row in figures):
         _write(output, json.dumps(figures, indent=2) + "\n")
-    if plot is not None and found:
-        plot_calibration(found, plot)
-        ERRORS.print(f"{plot}: calibration of {len(found)} scorers")
     if any(row["failure"] is not None for row in figures):
         raise typer.Exit(1)
 
@@ -273,36 +261,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nan(one) for key, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-@app.command("calibrate", cls=options.Command)
-def calibrate(
-    files: Files,
-    output: Annotated[Path, options.option("Output", "The .json to write.", "--output", "-o")],
-    scorer: options.Scorer = "pocket",
-    sample: Sample = None,
-    overwrite: options.Overwrite = False,
-) -> None:
-    """Calibrate a scorer to the labels in FILES; use it as '--scorer calibrated:OUTPUT'.
-
-    Isotonic regression keeps the order of the scores and gives 0.5 the meaning that it has in the
-    labels. Measure the result on other texts.
-    """
-    import numpy as np  # noqa: PLC0415  (slow imports)
-
-    from tide.scorers.assessment import agreement  # noqa: PLC0415
-    from tide.scorers.wrappers.calibration import fit  # noqa: PLC0415
-
-    refuse_existing(overwrite, output, inputs=files)
-    loaded = load_scorer(scorer)
-    ((texts, targets),) = _groups(files, None, sample).values()
-    scores = np.array(scored(loaded, texts))
-    names = ", ".join(path.name for path in files)
-    calibration = fit(scorer, loaded.name, names, scores, targets)
-    _write(output, calibration.model_dump_json(indent=2) + "\n")
-    before = agreement(scores, targets).calibration_error
-    after = agreement(calibration(scores), targets).calibration_error
-    OUTPUT.print(f"calibration error on these {len(texts):,} texts: {before:.3f} -> {after:.3f}")
 
 
 def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:

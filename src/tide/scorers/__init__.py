@@ -40,7 +40,6 @@ REGISTRY = Registry(
         "tei": "tide.scorers.services.self_hosted:TeiScorer",
         "vllm-classify": "tide.scorers.services.self_hosted:VllmClassifyScorer",
         "vllm-score": "tide.scorers.services.self_hosted:VllmScoreScorer",
-        "calibrated": "tide.scorers.wrappers.calibration:CalibratedScorer",
         "language": "tide.scorers.wrappers.languages:LanguageScorer",
         "cache": "tide.scorers.wrappers.cache:CachedScorer",
         "windows": "tide.scorers.wrappers.base:WindowedScorer",
@@ -63,7 +62,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
     """Load a scorer.
 
         NAME                        pocket
-        NAME:ARGUMENT               hf:ID, detoxify:original, calibrated:FILE
+        NAME:ARGUMENT               hf:ID, detoxify:original, regex:FILE
         NAME:KEY=VALUE,...          a class with an `options_class`
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)

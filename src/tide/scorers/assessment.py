@@ -8,13 +8,10 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from tide.core.errors import SCORER_DOWN, ScorerBrokenError, ScorerError
-from tide.core.optional import require
-from tide.data.files import replaced
 from tide.scorers.base import Floats, Scorer, score_groups
 
 BINS = 10
@@ -85,27 +82,6 @@ def _correlation(first: Floats, second: Floats) -> float:
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return math.nan
     return float(np.corrcoef(first, second)[0, 1])
-
-
-def plot_calibration(by_scorer: dict[str, Agreement], path: Path) -> None:
-    """Plot the mean target of each bin against its mean score, and the bin's share of texts."""
-    figure = require("matplotlib.figure", extra="report").Figure(
-        figsize=(6.4, 6.8), layout="constrained"
-    )
-    above, below = figure.subplots(2, height_ratios=(3, 1), sharex=True)
-    above.plot((0, 1), (0, 1), color="0.7", linestyle="--", label="perfect")
-    for name, found in by_scorer.items():
-        scores, targets, counts = found.bins.T
-        label = f"{name} (error {found.calibration_error:.3f})"
-        (line,) = above.plot(scores, targets, marker="o", markersize=4, label=label)
-        below.plot(scores, counts / found.texts, marker="o", markersize=3, color=line.get_color())
-    above.set(ylabel="mean label of the texts", ylim=(0, 1))
-    figure.legend(loc="outside upper left", fontsize="small")
-    below.set(xlabel="score", ylabel="share of texts", xlim=(0, 1), ylim=(0, None))
-    for axes in (above, below):
-        axes.grid(alpha=0.3)
-    with replaced(path) as file:
-        figure.savefig(file, format=path.suffix[1:] or None, dpi=120)
 
 
 _CHUNK = 256

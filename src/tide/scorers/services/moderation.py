@@ -35,8 +35,7 @@ class OpenAIModerationScorer(RemoteScorer):
 
     `openai-moderation:MODEL#CATEGORY,CATEGORY` chooses other categories. Each category is an
     attribute. model: by default a dated version, so that scores stay comparable. The scores are not
-    calibrated like Perspective's; `tide scorers calibrate` fits them to labels. Settings: see
-    RemoteScorer.
+    calibrated like Perspective's. Settings: see RemoteScorer.
 
     Raises InputError without a key, and ScorerError for a category that the model does not know.
     """

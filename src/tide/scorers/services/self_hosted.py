@@ -242,8 +242,7 @@ class VllmScoreScorer(_VllmScorer):
 
     url: the server's address, `#` and the description, to which every text is compared:
     `vllm-score:http://HOST:8000#a rude or disrespectful comment`. A score outside [0, 1], as
-    embedding models give, is an error. Calibrate the scorer before you compare its scores with
-    those of other scorers. Settings: see RemoteScorer.
+    embedding models give, is an error. Settings: see RemoteScorer.
     """
 
     kind = "vllm-score"

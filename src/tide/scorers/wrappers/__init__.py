@@ -1,1 +1,1 @@
-"""Scorer wrappers: caches, windows, ensembles, calibrations, languages."""
+"""Scorer wrappers: caches, windows, ensembles, languages."""

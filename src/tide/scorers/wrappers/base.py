@@ -109,7 +109,7 @@ class MaxScorer(_Ensemble):
 
 
 class MeanScorer(_Ensemble):
-    """The mean of the members' scores, which should be comparable (calibrate them first)."""
+    """The mean of the members' scores, which should be comparable."""
 
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from pydantic import Field
@@ -15,7 +14,6 @@ from tide.scorers import REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Attributed, Scorer, ask_attributes
 from tide.scorers.language import MULTILINGUAL, other_language
 from tide.scorers.wrappers.base import ScorerWrapper
-from tide.scorers.wrappers.calibration import Calibration
 
 # Names and arguments of English scorers; a "lexicon:FILE" may be in any language.
 _ENGLISH_SCORERS = {
@@ -96,8 +94,6 @@ def strict(spec: str) -> str:
         if part.inner:
             return any(map(reads_english_alone, part.inner))
         argument = part.argument and part.argument.partition("#")[0]
-        if part.name == "calibrated" and argument:
-            return reads_english_alone(_parsed(Calibration.load(Path(argument)).scorer))
         return (part.name, argument) in _ENGLISH_SCORERS
 
     if reads_english_alone(_parsed(spec)):
