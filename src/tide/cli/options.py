@@ -32,9 +32,9 @@ SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (several labels: "
     "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, tei:http://HOST#LABEL, regex:FILE. "
-    "pocket, sentence, profanity-check and lexicon read only English; "
-    "language:en=pocket,other=SCORER sends texts in other languages to SCORER. Wrappers: "
-    "cache:SCORER (keeps scores on disk), windows:SCORER (long texts). Combinations: "
+    "pocket, sentence, profanity-check and lexicon read only English. Wrappers: "
+    "cache:SCORER (keeps scores on disk), windows:SCORER (long texts), strict-language:SCORER "
+    "(a text in a language that SCORER does not read is an error). Combinations: "
     "max:SCORER,SCORER, mean:SCORER,SCORER and confirm:SCORER,SCORER (the second rescores texts "
     "that the first doubts); parentheses group specs, as in cache:max(pocket,lexicon)."
 )
@@ -268,9 +268,7 @@ def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[
 
 def strict(spec: str, strict_language: bool) -> str:
     """Return the scorer's spec, changed to refuse other languages if `strict_language`."""
-    from tide.scorers.wrappers.languages import strict as strictly  # noqa: PLC0415  (slow import)
-
-    return strictly(spec) if strict_language else spec
+    return f"strict-language:({spec})" if strict_language else spec
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:

@@ -40,8 +40,8 @@ REGISTRY = Registry(
         "tei": "tide.scorers.services.self_hosted:TeiScorer",
         "vllm-classify": "tide.scorers.services.self_hosted:VllmClassifyScorer",
         "vllm-score": "tide.scorers.services.self_hosted:VllmScoreScorer",
-        "language": "tide.scorers.wrappers.languages:LanguageScorer",
         "cache": "tide.scorers.wrappers.cache:CachedScorer",
+        "strict-language": "tide.scorers.wrappers.base:StrictLanguageScorer",
         "windows": "tide.scorers.wrappers.base:WindowedScorer",
         "max": "tide.scorers.wrappers.base:MaxScorer",
         "mean": "tide.scorers.wrappers.base:MeanScorer",
@@ -51,6 +51,7 @@ REGISTRY = Registry(
 # Scorers that wrap other scorers, with their syntax; NUMBER is a wrapper's only setting.
 WRAPPERS = {
     "cache": "cache:SCORER",
+    "strict-language": "strict-language:SCORER",
     "windows": "windows:SCORER or windows:NUMBER:SCORER",
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",
@@ -67,7 +68,6 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
         confirm:SCORER,SCORER       confirm:pocket,sentence
-        language:en=SCORER,other=SCORER
 
     NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list
     of texts to a list of scores. In `max`, `mean` and `confirm` a comma separates scorers unless it

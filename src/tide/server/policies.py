@@ -33,7 +33,6 @@ from tide.scorers import load_scorer
 from tide.scorers.base import Scorer, is_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
-from tide.scorers.wrappers.languages import strict
 from tide.server.gate import check_exposure, digest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
@@ -201,7 +200,7 @@ class CommandLine:
     def spec(self, policy: Policy) -> Any:
         """Return the scorer of a policy. Raises InputError for an invalid spec."""
         spec = policy.scorer or self.scorer
-        return strict(spec) if self.strict_language else spec
+        return f"strict-language:({spec})" if self.strict_language else spec
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Scorer wrappers: caches, windows, ensembles, languages."""
+"""Scorer wrappers: caches, windows, ensembles."""

@@ -1,7 +1,8 @@
 """Scorer wrappers: their base class, ensembles and windows.
 
 `max:A,B`, `mean:A,B` and `confirm:A,B` combine several scorers. `windows:SCORER` scores a long text
-in overlapping windows; the highest score counts.
+in overlapping windows; the highest score counts. `strict-language:SCORER` refuses texts in a
+language that SCORER does not read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import regex
 from pydantic import Field
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, ScorerError
 from tide.core.text import UNSPACED
 from tide.plugins.options import checked
 from tide.scorers.base import (
@@ -31,7 +32,7 @@ from tide.scorers.base import (
     slowest_pace,
 )
 from tide.scorers.disguises import REORDERED
-from tide.scorers.language import languages_of
+from tide.scorers.language import MULTILINGUAL, languages_of, other_language
 
 
 class ScorerWrapper(AttributedScorer):
@@ -142,6 +143,27 @@ class ConfirmScorer(ScorerWrapper):
             second = ask_attributes(self._second, [texts[int(i)] for i in doubted]).values
             values[doubted] = np.minimum(values[doubted], second)
         return Attributed(values, found.attributes)
+
+
+class StrictLanguageScorer(ScorerWrapper):
+    """Refuses texts plainly not English if `scorer` reads only English (`--strict-language`)."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__(scorer)
+        self._is_english = self.languages == ("en",)
+        if self._is_english:
+            self.name = f"strict-language:{scorer.name}"
+        if (screen := screen_of(scorer)) is not None:
+            self.screen = StrictLanguageScorer(screen)
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        if self._is_english:
+            for language in filter(None, map(other_language, texts)):
+                raise ScorerError(
+                    f"scorer {self.name}: reads only English, and a text is mostly {language}; "
+                    f"use a scorer that knows the language ({MULTILINGUAL})"
+                )
+        return super().score_attributes(texts)
 
 
 # Two characters of a script without spaces are a word, and so are 8 characters of an overlong word,
