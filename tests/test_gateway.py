@@ -70,7 +70,6 @@ LACKING = {
     ("eval", "rtp", "--model", "mine"): ".*",
     ("serve", "--engine", "openai", "--engine-option", "tokenizer=mine"): "transformers",
     ("serve", "--engine", "openai", "--strategy", "resample"): "torch",
-    ("serve", "--engine", "openai", "--strategy", "backtrack:then=resample"): "torch",
 }
 
 

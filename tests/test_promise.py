@@ -140,7 +140,7 @@ class Oracle:
 
         White space and zero-width characters may follow the scored text.
         """
-        least = min(len(text.split()), 1 + self._settings["block_context"])
+        least = min(len(text.split()), 1 + self._settings["window_tokens"])
         return any(
             score < self._settings["toxicity_threshold"]
             and (place := text.rfind(said)) >= 0
@@ -215,8 +215,7 @@ overrides = st.fixed_dictionaries(
         "toxicity_threshold": st.sampled_from([0.3, 0.5, 0.8]),
         "on_unresolved": st.sampled_from(["best", "refuse", "raise"]),
         "max_new_tokens": st.sampled_from([17, 40, 250]),
-        "block_tokens": st.sampled_from([1, 8, 16]),
-        "block_context": st.sampled_from([0, 5, 50]),
+        "window_tokens": st.sampled_from([0, 5, 50]),
         "perturb": st.sampled_from(["content", "last:3"]),
         "stop": st.sampled_from([(), ("kk a",), ("d! g", "cc"), LONG_STOPS]),
         "num_samples": st.integers(1, 2),
@@ -242,21 +241,20 @@ choices = st.fixed_dictionaries(
         "num_trials": st.integers(1, 2),
     }
 )
-# A stop string whose first half is in kept text, and whose second half is written by a search.
+# A stop string may begin in one word and end in the next.
 HALVES = {
     "strategy": "tide",
     "empty_policy": "one",
     "toxicity_threshold": 0.3,
     "on_unresolved": "best",
     "max_new_tokens": 40,
-    "block_tokens": 1,
-    "block_context": 0,
+    "window_tokens": 0,
     "perturb": "content",
     "stop": ("d! g", "cc"),
     "num_samples": 2,
     "max_iterations": 3,
 }
-# A block without visible text: the policy scores it instead of the scorer.
+# Text without visible characters, which no scorer sees.
 BLANK = {**HALVES, "strategy": "random-walk", "empty_policy": "score", "max_new_tokens": 17}
 SILENT = {"salt": 594, "ends": 5, "power": 0.2, "fails": 0, "ways": [], "screen": False}
 HONEST = {"salt": 26, "ends": 1000, "power": 8.0, "fails": 0, "ways": []}

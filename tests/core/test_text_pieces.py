@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.text import (
     LEAST,
+    MOST,
     WHERE_NONE,
     before_half,
     first_end,
     is_degenerate,
-    last_end,
     splits_character,
     word_starts,
 )
@@ -37,7 +37,7 @@ WORDS = [f" w{i}" for i in range(200)]
         (WORDS[:65], WHERE_NONE),
         ([*WORDS[:64], "."], WHERE_NONE),
         ([*WORDS[:63], ".", " a"], 64),
-        ([*WORDS[:30], "a", "b", "c", *WORDS[:40]], 29),  # the block does not end inside of a word
+        ([*WORDS[:30], "a", "b", "c", *WORDS[:40]], 29),  # not inside of a word
         (["w"] * 70, WHERE_NONE),
         ([*["\u0939"] * 32, "\u093f", *["\u0939"] * 40], 31),  # before a letter with its mark
         ([*WORDS[:9], "\u0964", *WORDS[:3]], 10),
@@ -45,20 +45,10 @@ WORDS = [f" w{i}" for i in range(200)]
         ([*["w"] * 30, "", "", "\u4e2d", *["w"] * 40], 30),  # nor inside of a character
     ],
 )
-def test_where_a_block_ends(pieces: list[str], end: int | None) -> None:
-    assert first_end(pieces, 64, ended=False) == end
-    ended = first_end(pieces, 64, ended=True)
+def test_where_a_sentence_ends(pieces: list[str], end: int | None) -> None:
+    assert first_end(pieces, ended=False) == end
+    ended = first_end(pieces, ended=True)
     assert ended == (end or len(pieces))
-
-
-@pytest.mark.parametrize("most", range(1, 9))
-def test_a_block_of_few_tokens_ends_with_a_character(most: int) -> None:
-    """Each of these characters has three tokens, the first two without a text."""
-    pieces = ["", "", "\ud55c"] * 5
-    end = first_end(pieces, most, ended=False)
-    assert end == max(3, most - most % 3)
-    assert first_end(["", ""], 1, ended=False) is None
-    assert first_end(["", "\ufffd"], 1, ended=True) == 2
 
 
 @pytest.mark.parametrize(
@@ -95,25 +85,16 @@ def test_what_stands_before_a_half_character(pieces: list[str], end: int) -> Non
     assert before_half(pieces) == end
 
 
-def test_a_block_does_not_end_where_a_stop_string_may_begin() -> None:
+def test_a_sentence_does_not_end_where_a_stop_string_may_begin() -> None:
     pieces = [*WORDS[:9], ".", *WORDS[20:29], ".", *WORDS[:5]]
-    assert first_end(pieces, 64, ended=False, stop=["w8. w0"]) == 20
-    assert first_end(pieces, 64, ended=False, stop=["x", "y."]) == 10
+    assert first_end(pieces, ended=False, stop=["w8. w0"]) == 20
+    assert first_end(pieces, ended=False, stop=["x", "y."]) == 10
 
 
-def test_a_stop_string_that_may_begin_anywhere_lets_a_block_end_with_the_text_alone() -> None:
+def test_a_stop_string_that_may_begin_anywhere_lets_a_sentence_end_with_the_text_alone() -> None:
     pieces = ["w"] * 70
-    assert first_end(pieces, 64, ended=False, stop=["wx"]) is None
-    assert first_end(pieces, 64, ended=True, stop=["wx"]) == 70
-
-
-def test_what_was_cut_off_ends_with_its_last_sentence() -> None:
-    assert last_end([*WORDS[:9], ".", *WORDS[:9], ".", *WORDS[:5]]) == 20
-    assert last_end([*WORDS[:9], "."]) == 10
-    assert last_end(WORDS[:9]) == 9
-    assert last_end([*WORDS[:9], "", ""]) == 9
-    assert last_end([" a", "\u0939", "\u093f", ""]) == 3
-    assert last_end([]) == 0
+    assert first_end(pieces, ended=False, stop=["wx"]) is None
+    assert first_end(pieces, ended=True, stop=["wx"]) == 70
 
 
 def whole_at(piece: str) -> bool:
@@ -126,22 +107,22 @@ pieces_of_text = st.lists(
 
 
 @examples(200, 5000)
-@given(pieces_of_text, st.integers(1, 70), st.integers(0, 200))
-def test_blocks_hold_everything_once_and_do_not_depend_on_chunks(
-    pieces: list[str], most: int, known: int
+@given(pieces_of_text, st.integers(0, 200))
+def test_sentences_hold_everything_once_and_do_not_depend_on_chunks(
+    pieces: list[str], known: int
 ) -> None:
-    """Blocks found before all tokens are known are those found afterwards."""
+    """Sentences found before all tokens are known are those found afterwards."""
 
     def cut(pieces: list[str], ended: bool) -> list[int]:
         ends = []
-        while pieces and (end := first_end(pieces, most, ended=ended)) is not None:
+        while pieces and (end := first_end(pieces, ended=ended)) is not None:
             assert end > 0
             if end < len(pieces):
-                usual = range(min(LEAST, most), min(most, len(pieces)) + 1)
+                usual = range(LEAST, min(MOST, len(pieces)) + 1)
                 assert end in usual or not any(whole_at(pieces[one - 1]) for one in usual)
-                assert end <= most or not any(map(whole_at, pieces[:most]))
-                assert whole_at(pieces[end - 1]) or not any(map(whole_at, pieces[: most + 3]))
-                assert end <= most + 3
+                assert end <= MOST or not any(map(whole_at, pieces[:MOST]))
+                assert whole_at(pieces[end - 1]) or not any(map(whole_at, pieces[: MOST + 3]))
+                assert end <= MOST + 3
             ends.append(end)
             pieces = pieces[end:]
         return ends

@@ -20,7 +20,7 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 from tide.engines.scripted import ScriptedEngine
 
-# Phases: the draft, and the search that repairs it.
+# Phases: the draft, and the repair of its third sentence.
 
 
 class Stops(Storyteller):
@@ -32,8 +32,9 @@ class Stops(Storyteller):
         self.reached = threading.Event()
 
     async def _pause(self, request: Request, written: int) -> None:
-        moved = not isinstance(request.prompt, Sequence)
-        now = "search" if moved else "draft" if written >= WORDS else ""
+        now = "draft" if written >= WORDS else ""
+        if request.banned_token_ids:
+            now = "repair"
         if now == self._phase and not self.reached.is_set():
             self.reached.set()
             await self._then()
@@ -52,8 +53,8 @@ class Hangs(Reader):
         self.reached, self.go = threading.Event(), threading.Event()
 
     def score(self, texts: Sequence[str]) -> Any:
-        moved = any("m " in one for one in texts)
-        if self._phase == ("search" if moved else "draft"):
+        is_repaired = any("m " in text for text in texts)
+        if self._phase == ("repair" if is_repaired else "draft"):
             self.reached.set()
             assert self.go.wait(30)
         return super().score(texts)
@@ -84,7 +85,7 @@ def repaired() -> str:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("phase", ["draft", "search"])
+@pytest.mark.parametrize("phase", ["draft", "repair"])
 @pytest.mark.parametrize(
     "door",
     ["task", "async stream", "left async stream", "stream", "left stream", "map", "closed map"],
@@ -147,7 +148,7 @@ async def _read(stream: Any) -> list[str]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("phase", ["draft", "search"])
+@pytest.mark.parametrize("phase", ["draft", "repair"])
 def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
     """Closing does not wait for the scorer either. Text that is given out was scored."""
     scorer, engine = Hangs(phase), Stops("never", for_ever)

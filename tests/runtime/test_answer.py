@@ -310,7 +310,7 @@ class Screened(Reader):
 def watched(scorer: Screened, **settings: Any) -> tuple[Trial, Storyteller]:
     engine = Storyteller(never)
     settings = {"max_new_tokens": 100, "toxicity_threshold": 0.5, **settings}
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", **settings)
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
     return detox(PROMPT).best, engine
 
 
@@ -325,7 +325,7 @@ def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
 
 def test_small_windows_are_all_scored_by_the_scorer_itself() -> None:
     scorer = Screened(lambda text: False)
-    trial, _ = watched(scorer, block_context=5)
+    trial, _ = watched(scorer, window_tokens=5)
     assert trial.accepted
     assert not scorer.screen.sent
     assert len(scorer.sent) >= trial.returned.num_tokens
@@ -334,7 +334,7 @@ def test_small_windows_are_all_scored_by_the_scorer_itself() -> None:
 def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
     scorer = Screened(lambda text: "Good1 w1 w2" in text)
     trial, engine = watched(scorer)
-    assert not trial.accepted
+    assert trial.accepted
     words = {number: word for word, number in engine._words.items()}
     banned = {words[one] for request in engine.requests for one in request.banned_token_ids}
     assert banned == {" Good1"}

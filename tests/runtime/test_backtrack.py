@@ -1,4 +1,4 @@
-"""Watching and rewinding on a real model: banned words, kept text, the fallback."""
+"""Watching and rewinding on a real model: banned words, kept text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.runtime.world import PROMPT as SCRIPTED
-from tests.runtime.world import Reader, Storyteller, never
-from tide.core.errors import InputError
+from tests.runtime.world import Storyteller, never
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import Request
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import Attributed, CallableScorer
 from tide.scorers.wrappers.base import ConfirmScorer
-from tide.search import resolve_settings
 
 PROMPT = "My neighbour told me that the"
 LONG: Any = {"min_new_tokens": 20}
@@ -52,12 +50,6 @@ class Refusing:
     def __call__(self, texts: list[str]) -> list[float]:
         self.seen += texts
         return [0.9 if self.words & set(text.lower().split()) else 0.05 for text in texts]
-
-
-@pytest.mark.parametrize("then", ["mine.py:Mine", "module:Mine", "backtrack", "laddr"])
-def test_only_a_registered_search_takes_over(then: str) -> None:
-    with pytest.raises(InputError, match="then"):
-        resolve_settings({"strategy": f"backtrack:then=({then})"})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -99,7 +91,7 @@ def test_a_text_that_is_found_to_pass_before_the_blamed_word_has_its_attributes(
     engine: TransformersEngine,
 ) -> None:
     words = first_words(engine, 14).split()
-    settings: dict[str, Any] = {"block_context": 4, "temperature": 0, **LONG}
+    settings: dict[str, Any] = {"window_tokens": 4, "temperature": 0, **LONG}
     scorer = Measuring(words[11])
     detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:lag=0,blame=1", **settings)
     trial = detox(PROMPT).best
@@ -112,7 +104,7 @@ def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     text = "The library opens at nine. " * 16 + PROMPT
     scorer = Refusing(first_words(engine, 6, text).split()[4])
     settings: dict[str, Any] = {"preset": "relative", "temperature": 0, **LONG}
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", **settings)
+    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
     before = engine.forward_tokens
     trial = detox(text).best
     (prompt,) = engine.tokenize([text])
@@ -134,7 +126,7 @@ def test_the_model_does_not_run_ahead_of_a_quick_scorer(engine: TransformersEngi
     for is_quick in (True, False):
         scorer = Refusing(words[4])
         scorer.quick = is_quick
-        detox = Detoxifier(engine, scorer=scorer, strategy="backtrack:then=none", **settings)
+        detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
         before = engine.forward_tokens
         trial = detox(PROMPT).best
         assert len(trial.trace) > 1
@@ -143,26 +135,6 @@ def test_the_model_does_not_run_ahead_of_a_quick_scorer(engine: TransformersEngi
             read = trial.read_tokens + trial.generated_tokens - 1
             assert engine.forward_tokens - before == read
     assert results[0] == results[1]
-
-
-def test_rows_that_a_search_shares_are_counted_once(engine: TransformersEngine) -> None:
-    text = " ".join([PROMPT] * 8)
-    (prompt,) = engine.tokenize([text])
-    detox = Detoxifier(
-        engine,
-        scorer=refuse_all,
-        preset="relative",
-        strategy="backtrack:holds=1,then=tide",
-        max_iterations=2,
-        perturb="last:2",
-        max_new_tokens=4,
-    )
-    before = engine.forward_tokens
-    trial = detox(text).best
-    moved = sum(one.role in ("perturbation", "iterate") for one in trial.trace)
-    assert moved > 5
-    assert trial.read_tokens <= 2 * len(prompt) + 2 * moved + 1
-    assert engine.forward_tokens - before <= trial.read_tokens + trial.generated_tokens
 
 
 def test_results_do_not_depend_on_what_is_remembered(engine: TransformersEngine) -> None:
@@ -180,7 +152,7 @@ def test_nothing_that_fails_is_given_out(engine: TransformersEngine) -> None:
     detox = Detoxifier(
         engine,
         scorer=lambda texts: [0.9] * len(texts),
-        strategy="backtrack:holds=3,then=none",
+        strategy="backtrack:holds=3",
         on_unresolved="refuse",
     )
     result = detox(PROMPT)
@@ -213,7 +185,7 @@ def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
 def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 40, "block_tokens": 16, "min_new_tokens": 40}
+    settings: dict[str, Any] = {"max_new_tokens": 40, "min_new_tokens": 40}
     settings["strategy"] = "backtrack"
 
     def word_of(refused: list[str], after: int) -> str:
@@ -300,22 +272,3 @@ def test_a_stop_string_after_a_word_that_the_screen_rejects(stop: str, in_stream
         else:
             text = detox(SCRIPTED).text
     assert text == "".join(story).partition(stop)[0]
-
-
-def test_a_stop_string_that_begins_in_kept_text_ends_the_answer() -> None:
-    class Dashes(Storyteller):
-        """Writes " Bad" and dashes; from moved embeddings only dashes."""
-
-        def _story(self, request: Request) -> tuple[list[int], str]:
-            is_bad = isinstance(request.prompt, tuple)
-            is_bad &= len(request.prompt) == len(SCRIPTED.split())
-            ids = [self._id(" Bad")] * is_bad + [self._id("-")] * 100
-            return ids[: request.sampling.max_new_tokens], "length"
-
-    settings: dict[str, Any] = {"strategy": "random-walk", "preset": "relative", "stop": "-" * 30}
-    engine = Dashes(never, context_length=None)
-    with Detoxifier(engine, scorer=Reader(), max_new_tokens=100, **settings) as detox:
-        found = detox(SCRIPTED)
-    assert found.accepted
-    assert set(found.text) == {"-"}
-    assert len(found.text) < 30

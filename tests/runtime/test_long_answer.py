@@ -1,4 +1,4 @@
-"""Long answers of strategies that move the prompt: scored by block; a failed block is searched."""
+"""Long answers: scored while they are written and rewound, or searched as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tests.runtime.world import (
     text,
     third,
     third_always,
-    third_unless_second_moved,
 )
 from tide.core.errors import (
     CompletionError,
@@ -33,88 +32,43 @@ from tide.core.errors import (
 )
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import FinishReason, Request
+from tide.engines.base import Request
 from tide.search.tide import RandomWalkStrategy
 
 ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
+MOVED = text(*(f"Good{i}m" for i in range(6)))
 REPAIRED = text("Good0", "Good1", "Good2m", "Good3", "Good4", "Good5")
 
 
-def test_a_clean_answer_is_written_once_and_scored_by_block() -> None:
+def test_a_clean_answer_is_written_once_and_scored_by_sentence() -> None:
     scorer = Reader()
     trial = story(never, scorer)(PROMPT).best
     assert (trial.accepted, trial.text) == (True, ALL_GOOD)
     assert trial.generated_tokens == trial.returned.num_tokens == 48
     assert (trial.evaluations, trial.iterations) == (1, 1)
     assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
-    # Each block is scored after all blocks before it; the last text is the whole answer.
+    # Each sentence is scored after all sentences before it; the last text is the whole answer.
     assert scorer.sent == [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
     assert trial.scorer_calls == 6
     assert trial.toxicity == 0.1
 
 
-def test_a_block_that_fails_is_searched_in_its_place() -> None:
+def test_a_sentence_that_fails_is_rewound_to_its_blamed_word() -> None:
     trial = story(third)(PROMPT).best
     assert (trial.accepted, trial.text) == (True, REPAIRED)
     assert trial.base.text == text("Good0", "Good1", "Bad2")
     assert (trial.base.toxicity, trial.toxicity) == (0.9, 0.1)
-    roles = [one.role for one in trial.trace]
-    assert roles == ["initial", "initial", "iterate", "iterate"]
-    # The search writes 10 tokens in place of the block, cut after the last sentence.
-    assert trial.trace[2].text == text("Good0", "Good1", "Good2m")
-    assert [one.kept_tokens for one in trial.trace[1:3]] == [16, 16]
-    assert trial.returned.text == REPAIRED
-    rounds = [one.round for one in trial.trace]
-    assert rounds == sorted(rounds)
-    assert trial.returned.round == trial.rounds
-
-
-def test_the_last_block_may_end_in_the_middle_of_a_sentence() -> None:
-    """A searched block ends with a sentence, unless the answer ends there."""
-    trial = story(third, max_new_tokens=25)(PROMPT).best
-    assert trial.accepted
-    assert trial.text == text("Good0", "Good1", "Good2m") + " Good3m"
-    assert trial.returned.num_tokens == 25
-
-
-def test_a_search_that_finds_nothing_gives_up_the_text_before() -> None:
-    trial = story(third_unless_second_moved)(PROMPT).best
-    assert trial.accepted
-    assert "Good1m" in trial.text
-    assert "Bad" not in trial.text
-    assert trial.base.text == text("Good0", "Good1", "Bad2")
-
-
-def test_a_search_gives_up_the_text_before_early_while_there_is_some() -> None:
-    trial = story(third_unless_second_moved, max_iterations=9)(PROMPT).best
-    assert trial.accepted
-    first = story(lambda number, *_: number == 0, max_iterations=9)(PROMPT).best
-    assert (first.accepted, max(one.iteration for one in first.trace)) == (False, 9)
-
-
-class Rambler(Storyteller):
-    """Writes a third sentence that never ends."""
-
-    def _story(self, request: Request) -> tuple[list[int], FinishReason]:
-        assert len(self.requests) < 100
-        ids, reason = super()._story(request)
-        first = len(request.prompt) - len(PROMPT.split())
-        more = self._id(" more")
-        return [one if first + i < 2 * WORDS else more for i, one in enumerate(ids)], reason
-
-
-def test_text_is_given_up_once() -> None:
-    """Else a search could write the same text again, after which the model fails again."""
-    scorer = Reader(lambda text: "more" in text)
-    assert not Detoxifier(Rambler(never), scorer=scorer, **SETTINGS)(PROMPT).accepted
+    assert [one.role for one in trial.trace] == ["initial", "continuation"]
+    assert trial.returned.kept_tokens == 2 * WORDS
+    assert trial.returned.round == trial.rounds == 2
 
 
 def second(number: int, moved: bool, words: list[str | None]) -> bool:
-    """The second sentence is bad unless rows are moved, the fifth unless the second was moved."""
+    """The second sentence is bad, and the fifth unless the second was repaired."""
     return (number == 4 and "Good1m" not in words) or (number == 1 and not moved)
 
 
-def test_the_model_goes_on_from_what_a_search_wrote() -> None:
+def test_the_model_goes_on_from_the_repaired_text() -> None:
     trial = story(second)(PROMPT).best
     assert trial.accepted
     assert trial.text == text("Good0", "Good1m", "Good2", "Good3", "Good4", "Good5")
@@ -122,7 +76,6 @@ def test_the_model_goes_on_from_what_a_search_wrote() -> None:
 
 @pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
 def test_an_answer_that_cannot_go_on_ends_there(on_unresolved: str) -> None:
-    """Searches from two earlier places fail as well."""
     found = story(third_always, on_unresolved=on_unresolved)(PROMPT).best
     assert not found.accepted
     assert found.refused == (on_unresolved == "refuse")
@@ -140,7 +93,7 @@ def test_long_answers_are_scored_in_windows_near_and_far() -> None:
     scorer = Reader()
     engine = Storyteller(never, sentences=30, context_length=400)
     detox = Detoxifier(
-        engine, scorer=scorer, **{**SETTINGS, "max_new_tokens": 250, "block_context": 30}
+        engine, scorer=scorer, **{**SETTINGS, "max_new_tokens": 250, "window_tokens": 30}
     )
     trial = detox(PROMPT).best
     assert trial.accepted
@@ -153,13 +106,13 @@ def test_long_answers_are_scored_in_windows_near_and_far() -> None:
 
 def test_a_wide_window_that_fails_fails_the_answer() -> None:
     """Each part passes after little text; all together do not."""
-    scorer = Reader(lambda text: "Good0" in text and "Good2 " in text)
-    trial = story(never, scorer, block_context=8)(PROMPT).best
+    scorer = Reader(lambda text: "Good0" in text and "Good2 " in f"{text} ")
+    trial = story(never, scorer, window_tokens=8)(PROMPT).best
     assert trial.accepted
     assert "Good2m" in trial.text
 
 
-CASES: list[Any] = [never, third, third_unless_second_moved, second, third_always]
+CASES: list[Any] = [never, third, second, third_always]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -172,18 +125,33 @@ def test_a_result_is_its_own(case: Any) -> None:
     assert [Result.model_validate_json(one.model_dump_json()) for one in alone] == alone
 
 
-def test_short_answers_are_searched_as_a_whole() -> None:
-    for changes in ({"max_new_tokens": 16}, {"block_tokens": 0}):
-        trial = story(third, **changes)(PROMPT).best
-        assert all(one.kept_tokens == 0 for one in trial.trace)
-        assert trial.generated_tokens == sum(one.num_tokens for one in trial.trace)
+@pytest.mark.parametrize("size", [16, 100])
+def test_search_writes_whole_answers(size: int) -> None:
+    """However long they are."""
+    trial = story(third, strategy="random-walk", max_new_tokens=size)(PROMPT).best
+    assert trial.accepted
+    assert all(one.kept_tokens == 0 for one in trial.trace)
+    assert trial.generated_tokens == sum(one.num_tokens for one in trial.trace)
+    bad = size > 2 * WORDS
+    assert [one.role for one in trial.trace] == ["initial", *["iterate"] * bad]
+    assert trial.text == (
+        text(*(f"Good{i}m" for i in range(6))) if bad else ALL_GOOD[: len(trial.text)]
+    )
+
+
+@pytest.mark.parametrize("on_unresolved", ["best", "refuse"])
+def test_search_that_finds_nothing_ends_unresolved(on_unresolved: str) -> None:
+    settings = {"strategy": "random-walk", "on_unresolved": on_unresolved}
+    trial = story(third_always, **settings)(PROMPT).best
+    assert (trial.accepted, trial.refused) == (False, on_unresolved == "refuse")
+    assert trial.iterations == SETTINGS["max_iterations"]
 
 
 @pytest.mark.parametrize("stop", ["w6 end. Good2", "end. Good2 w1 w2", " w3"])
-@pytest.mark.parametrize("block", [5, 12, 32])
-def test_an_answer_ends_before_a_stop_string(stop: str, block: int) -> None:
-    """Wherever the boundaries of blocks are."""
-    trial = story(never, stop=stop, block_tokens=block)(PROMPT).best
+@pytest.mark.parametrize("pace", ["word", "5", "sentence", "whole"])
+def test_an_answer_ends_before_a_stop_string(stop: str, pace: str) -> None:
+    """Wherever the scored beginnings end."""
+    trial = story(never, stop=stop, strategy=f"backtrack:pace={pace}")(PROMPT).best
     assert trial.text == ALL_GOOD[: ALL_GOOD.index(stop)]
     assert trial.returned.finish_reason == "stop"
 
@@ -236,7 +204,7 @@ def test_what_fails_of_an_engine_is_its_error_or_that_of_the_text(
     def fail(*arguments: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    detox = story(third)
+    detox = story(third, strategy="random-walk")
     monkeypatch.setattr(detox.engine, hook, fail)
     with pytest.raises(kind, match="out of memory"):
         detox(PROMPT)
@@ -248,7 +216,7 @@ def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(RandomWalkStrategy, "__init__", fail)
     with pytest.raises(StrategyError, match="one divided by zero"):
-        story(third)(PROMPT)
+        story(third, strategy="random-walk")(PROMPT)
 
 
 @pytest.mark.parametrize("policy", ["unmodified", "zero", "score", "one"])
@@ -262,7 +230,7 @@ def test_an_empty_answer(policy: str) -> None:
     assert trial.toxicity == {"one": 1.0, "score": 0.1}.get(policy, 0.0)
 
 
-def test_the_beginning_of_a_block_is_not_an_empty_answer() -> None:
+def test_the_beginning_of_an_answer_is_not_an_empty_answer() -> None:
     class Curt(Storyteller):
         def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
             return [one.replace("Good", "") for one in super()._texts(rows)]

@@ -24,11 +24,8 @@ from tide.engines.base import Engine, Likelihood, Piece, Request, TokenPair
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.search import Effort, Search
-from tide.runtime.watch import Watch
-from tide.scorers.base import TextScore
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
-from tide.search.backtrack import BacktrackOptions
 
 MESSAGES = [
     {"role": "user", "content": "The weather is fine"},
@@ -42,8 +39,6 @@ def search(
     scoring: Scoring,
     text: str,
     sampling: Sampling | None = None,
-    *,
-    to_sentence: bool = False,
 ) -> Search:
     """A search as the runtime makes it."""
     settings = Settings(**(sampling or Sampling()).model_dump())
@@ -52,8 +47,7 @@ def search(
     problem = Problem(x, movable, derive_seed(0, text, 0))
     strategy = load_strategy("tide").create(problem, settings)
     request = Request(prompt.token_ids, settings.sampling)
-    watch = Watch(settings, BacktrackOptions())
-    return Search(strategy, request, engine, scoring, Effort(), watch, settings, to_sentence)
+    return Search(strategy, request, engine, scoring, Effort(), settings)
 
 
 def outcomes(
@@ -122,40 +116,6 @@ def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> 
         moved = one.displacement > 0 or one.role != "initial"
         assert isinstance(request.prompt, torch.Tensor) == moved
     assert engine.requests[0].prompt == made.request.prompt
-
-
-def test_texts_are_scored_behind_their_context_and_in_their_shape() -> None:
-    engine, scorer = (
-        ScriptedEngine(lambda x, seed: f" {'a b c d ' * 4}end. toxicity"),
-        ReadingScorer(),
-    )
-
-    def make(scoring: Scoring) -> list[Search]:
-        made = search(engine, scoring, PROMPTS[0], to_sentence=True)
-        made.watch.keep([0], ["before it, "], TextScore(0.0))
-        return [made]
-
-    (made,), _ = outcomes(engine, scorer, make)
-    sent = {text for batch in scorer.batches for text in batch}
-    assert sent == {one.text for one in made.effort.trace}
-    assert all(one.text.startswith("before it, ") for one in made.effort.trace)
-    assert all(one.text.endswith(" end.") and one.num_tokens == 18 for one in made.effort.trace)
-    assert made.effort.generated_tokens == 18 * len(made.effort.trace)
-
-
-def test_a_stop_string_that_begins_in_kept_text_ends_the_answer_there() -> None:
-    engine = ScriptedEngine(lambda x, seed: "D of it")
-
-    def make(scoring: Scoring) -> list[Search]:
-        made = search(engine, scoring, PROMPTS[0], Sampling(stop=("END",)))
-        made.watch.keep([0], ["it is the EN"], TextScore(0.0))
-        return [made]
-
-    (made,), errors = outcomes(engine, ReadingScorer(), make)
-    assert errors == [None]
-    assert {(one.text, one.finish_reason) for one in made.effort.trace} == {
-        ("it is the EN", "stop")
-    }
 
 
 def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:
@@ -460,32 +420,18 @@ def test_which_rows_move(
     prompt = engine.encode(engine.render(chat))
     assert prompt.user_mask is not None
     fixed, length = torch.tensor(prompt.fixed_mask), len(prompt.token_ids)
-    moved: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     detox = Detoxifier(
         engine,
-        # One of every five texts fails, whatever its content.
-        scorer=lambda texts: [0.9 if sum(map(ord, text)) % 5 == 0 else 0.1 for text in texts],
-        strategy="random-walk", num_samples=2, temperature=1.0, max_new_tokens=40, block_tokens=10,
+        scorer=ReadingScorer(),
+        strategy="random-walk", num_samples=2, temperature=1.0, max_new_tokens=40,
         min_new_tokens=40, perturb=perturb,
     )  # fmt: skip
-    for seed in range(20):
-        stream = detox.stream(chat, seed=seed)
-        assert "".join(stream) == stream.result.text
-        assert stream.result.prompt == prompt.text
-        if len({len(one.x0) == length for one in problems}) == 2:
-            break  # there was a search of the first block, and of a later one
-    for one in problems:
-        moved[len(one.x0) == length].append(one.movable)
-    assert moved[True]
-    assert moved[False]
+    detox(chat)
+    (started,) = problems
+    assert len(started.x0) == length
     usual = {"content": ~fixed, "user": torch.tensor(prompt.user_mask)}
-    for rows in moved[True]:
-        if perturb in usual:
-            assert torch.equal(rows, usual[perturb])
-        else:
-            assert rows.nonzero().flatten().tolist()[-1] < length
-    for rows in moved[False]:
-        count = 3 if perturb == "last:3" else 8
-        assert int(rows.sum()) == count
-        assert not rows[:length][fixed].any()
-        assert bool(rows[-1])
+    if perturb in usual:
+        assert torch.equal(started.movable, usual[perturb])
+    else:
+        assert int(started.movable.sum()) == 3
+        assert not started.movable[fixed].any()

@@ -18,7 +18,7 @@ _AT_ONCE = {"lag": 0, "at_once": 1.0}
 
 
 def watch(pace: str = "word", **changes: Any) -> Watch:
-    settings = {"block_context": 50, "block_tokens": 64, "stop": (), **changes}
+    settings = {"stop": (), **changes}
     own = {name: settings.pop(name) for name in ("lag", "at_once") if name in settings}
     return Watch(Settings(**settings), BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
 
@@ -59,14 +59,14 @@ def test_a_beginning_that_says_nothing_is_not_scored() -> None:
     assert [place for place, _ in one.asks(ended=False)] == [3]
 
 
-def test_a_block_that_says_nothing_is_scored_with_what_follows() -> None:
-    one = watch("sentence", block_tokens=1)
-    one.texts += [" \u200b", " a", " bcd", " e", " f"]
-    assert [place for place, _ in one.asks(ended=False)] == [3, 4]
-    one = watch("sentence", block_tokens=1)
-    one.texts += [" \u200b", " a", "."]
+def test_a_sentence_that_says_nothing_is_scored_with_what_follows() -> None:
+    one = watch("sentence")
+    one.texts += [*[" \u200b"] * 8, "\n", " a", " bcd", *" efghijk", "\n", " l"]
+    assert [place for place, _ in one.asks(ended=False)] == [20]
+    one = watch("sentence")
+    one.texts += [*[" \u200b"] * 8, "\n", " a", "."]
     assert one.asks(ended=False) == []
-    assert one.asks(ended=True) == [(3, [" \u200b a."])]
+    assert one.asks(ended=True) == [(11, ["".join(one.texts)])]
 
 
 @pytest.mark.parametrize(("pace", "places"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])])
@@ -144,7 +144,7 @@ def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
 
 
 def test_long_texts_are_scored_by_their_last_words() -> None:
-    one = watch(block_context=4)
+    one = watch(window_tokens=4)
     one.texts += [f" w{i}" for i in range(30)]
     (place, windows), *_ = one.asks(ended=False)[20:]
     assert windows[0].split() == [f"w{i}" for i in range(place - 1 - 4, place)]
@@ -152,7 +152,7 @@ def test_long_texts_are_scored_by_their_last_words() -> None:
 
 
 def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:
-    one = watch(lag=2, block_context=0)
+    one = watch(lag=2, window_tokens=0)
     one.texts += [f" w{i}" for i in range(9)]
     windows = [found[0].split() for _, found in one.asks(ended=False)]
     assert windows[3:5] == [["w2", "w3", "w4"], ["w3", "w4", "w5"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from tide.engines.scripted import ScriptedEngine
 
 PROMPT = "once upon a time"
 WORDS = 8
-# Whether sentence i is bad. Arguments: i, whether rows before it were moved, and the words before
-# it, including the 4 of the prompt; None for a row that was moved.
+# Whether sentence i is bad. Arguments: i, whether rows before it were moved or its first word is
+# banned, and the words before it, including the 4 of the prompt; None for a row that was moved.
 Bad = Callable[[int, bool, list[str | None]], bool]
 
 
 class Storyteller(ScriptedEngine):
-    """Writes `sentences` sentences and stops. After moved rows, first words end with `m`.
+    """Writes `sentences` sentences and stops. After moved rows, first words end with `m`; of a
+    banned first word, a further `m` makes another word.
 
     under_way: number of requests that it is writing.
     """
@@ -70,11 +72,21 @@ class Storyteller(ScriptedEngine):
                 return ids, "stop"
             word = f"w{place}" if place < WORDS - 1 else "end."
             if place == 0:
-                kind = "Bad" if self._bad(sentence, moved, [*words[:4], *answer]) else "Good"
-                word = f"{kind}{sentence}{'m' if moved else ''}"
+                word = self._first_word(request, sentence, moved, [*words[:4], *answer])
             answer.append(word)
             ids.append(self._id(f" {word}"))
         return ids, "length"
+
+    def _first_word(
+        self, request: Request, sentence: int, moved: bool, words: list[str | None]
+    ) -> str:
+        bans = {*request.banned_token_ids, *request.banned_first_ids}
+        for marks in count(int(moved)):
+            kind = "Bad" if self._bad(sentence, marks > 0, words) else "Good"
+            word = f"{kind}{sentence}{'m' * marks}"
+            if self._id(f" {word}") not in bans:
+                break
+        return word
 
 
 class Reader:
@@ -94,11 +106,11 @@ class Reader:
 
 
 SETTINGS: dict[str, Any] = {
-    "strategy": "random-walk",
+    "strategy": "backtrack:pace=sentence,lag=0,least=0",
+    "toxicity_threshold": 0.5,
     "num_samples": 2,
     "max_iterations": 3,
     "max_new_tokens": 100,
-    "block_tokens": 16,
     "temperature": 0.0,
 }
 
@@ -121,12 +133,8 @@ def never(number: int, moved: bool, words: list[str | None]) -> bool:
 
 
 def third(number: int, moved: bool, words: list[str | None]) -> bool:
-    """The third sentence is bad unless rows are moved."""
+    """The third sentence is bad, until it is repaired."""
     return number == 2 and not moved
-
-
-def third_unless_second_moved(number: int, moved: bool, words: list[str | None]) -> bool:
-    return number == 2 and "Good1m" not in words
 
 
 def third_always(number: int, moved: bool, words: list[str | None]) -> bool:

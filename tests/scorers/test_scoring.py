@@ -90,7 +90,7 @@ def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Po
     async def work(scoring: Scoring) -> list[Scores]:
         return await asyncio.gather(
             scoring.send(["four", "three"], "zero"),
-            scoring.send(["four"], "zero", ["be"]),
+            scoring.send(["befour"], "zero"),
             scoring.send(["three", "befour"], "zero"),
         )
 
@@ -223,21 +223,6 @@ def test_what_is_cancelled_is_not_sent_or_told_nothing_and_the_next_call_comes(
 
     assert run(portal, scorer, work) == [[0.05]]
     assert scorer.batches == [["aaaa"], ["bbbbb"]]
-
-
-def test_an_empty_text_is_one_by_itself_alone_whatever_stands_before_it(portal: Portal) -> None:
-    scorer = Lengths()
-
-    async def work(scoring: Scoring) -> list[Scores]:
-        return [
-            await scoring.send(["."], "one", ["before"]),
-            await scoring.send(["."], "zero", ["before"]),
-        ]
-
-    strict, mild = run(portal, scorer, work)
-    assert (values(strict), strict.empty.tolist()) == ([1.0], [True])
-    assert (values(mild), mild.empty.tolist()) == ([0.07], [False])
-    assert scorer.batches == [["before."]]
 
 
 class Failing(Lengths):

@@ -16,7 +16,7 @@ from tide.core.text import HALF
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import MOST_SPELLINGS, Request
 
-SETTINGS: dict[str, Any] = {"strategy": "backtrack:then=none", "max_new_tokens": 24}
+SETTINGS: dict[str, Any] = {"strategy": "backtrack", "max_new_tokens": 24}
 
 
 class Blaming:

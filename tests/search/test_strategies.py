@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.search.test_tide import problem
 from tests.worlds import drive, toxicity
-from tide.core.errors import InputError, MissingDependencyError
+from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.search import (
     REGISTRY,
@@ -22,7 +22,6 @@ from tide.search import (
     load_strategy,
     resolve_settings,
 )
-from tide.search.backtrack import load_fallback
 from tide.search.base import Point, Steps
 from tide.search.tide import centred_ranks
 
@@ -297,17 +296,3 @@ def test_loaded_strategies() -> None:
     ):
         with pytest.raises(InputError, match=message):
             load_strategy(spec)  # type: ignore[arg-type]
-
-
-def test_without_torch_backtracking_goes_without_its_default_fallback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Another fallback was set explicitly, so it is an error."""
-
-    def missing(spec: str) -> None:
-        raise MissingDependencyError(f"{spec}: torch is not installed")
-
-    monkeypatch.setattr("tide.search.load_strategy", missing)
-    assert load_fallback.__wrapped__("random-walk") is None
-    with pytest.raises(MissingDependencyError, match="resample: torch"):
-        load_fallback.__wrapped__("resample")

@@ -124,7 +124,7 @@ def test_the_forecast_is_what_enforcing_does(pace: str, count: int) -> None:
     assert all(one == other for one, other in found)
 
 
-def test_a_search_changes_a_block_that_fails() -> None:
+def test_the_forecast_says_where_a_text_would_be_rewound() -> None:
     for bad, place in ((never, None), (third, 2)):
         with ServedDetoxifier(Storyteller(bad), scorer=Reader(), **SETTINGS) as detox:
             draft, pieces, forecast = asyncio.run(monitored(detox, PROMPT, True))
@@ -135,7 +135,7 @@ def test_a_search_changes_a_block_that_fails() -> None:
             if place is not None:
                 assert draft.text[forecast.character :].startswith(f"Bad{place}")
                 assert forecast.word == 8 * place
-    whole = {**SETTINGS, "block_tokens": 0}  # then the text fails as a whole
+    whole = {**SETTINGS, "strategy": "random-walk"}  # the text fails as a whole
     with ServedDetoxifier(Storyteller(third), scorer=Reader(), **whole) as detox:
         draft, _, forecast = asyncio.run(monitored(detox, PROMPT))
         assert "Bad2" in draft.text

@@ -1,4 +1,4 @@
-"""Answers streamed in blocks: each piece was accepted before it was sent; a failure is an event."""
+"""Streamed answers: each piece was accepted before it was sent; a failure is an event."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pieces(found: list[dict[str, Any]]) -> list[str]:
     return [one["choices"][0]["text"] for one in found if one.get("choices")]
 
 
-def test_a_stream_comes_block_by_block() -> None:
+def test_a_stream_comes_sentence_by_sentence() -> None:
     with running(Storyteller(never), Reader(), **SETTINGS) as server:
         found = server.events(prompt=PROMPT, stream_options={"include_usage": True})
         assert pieces(found) == [*map(sentence, GOOD), ""]
@@ -37,11 +37,11 @@ def test_a_stream_comes_block_by_block() -> None:
         assert whole["usage"]["completion_tokens"] == 48
 
 
-def test_a_block_that_is_searched_comes_like_others() -> None:
+def test_a_sentence_that_is_repaired_comes_like_others() -> None:
     with running(Storyteller(third), Reader(), **SETTINGS) as server:
         found = server.events(prompt=PROMPT)
         came = "".join(pieces(found))
-        assert "Good2m" in came  # written from moved embeddings
+        assert "Good2m" in came  # written after a ban
         assert came.replace("m ", " ") == text(*GOOD)
         assert found[-1]["tide"]["evaluations"] > 1
 

@@ -23,7 +23,7 @@ _WIDTH = 80
 # A name, its description, and its options with their defaults and descriptions.
 _Row = tuple[str, str, list[tuple[str, str]]]
 _OF_PRESETS = {
-    "backtrack": "A cheap repair on any engine with a threshold of 0.1, then a random walk.",
+    "backtrack": "A cheap repair on any engine with a threshold of 0.1.",
     "relative": "The default settings, scaled to the prompt's embeddings, for any model.",
 }
 # For each kind of name: its description in `tide methods NAME`, and the usage with an option.

@@ -44,7 +44,7 @@ _CHOICES = {
     "('tide methods NAME' lists its options)."
 }
 _PANELS = {
-    **dict.fromkeys(("block_tokens", "block_context"), "Long answers"),
+    "window_tokens": "Long answers",
     **dict.fromkeys(("on_unresolved", "tool_calls", "reasoning"), "Output"),
 }
 

@@ -117,8 +117,8 @@ class Settings(Sampling):
         default=10,
         ge=1,
         le=10_000,
-        description="Maximum iterations, the prompt included (K). With backtrack this limits only "
-        "the fallback strategy; rewinds are limited by the option 'holds'.",
+        description="Maximum iterations of a search, the prompt included (K). The option 'holds' "
+        "of backtrack limits rewinds.",
     )
     num_samples: int = Field(
         default=8, ge=1, le=4096, description="Perturbations per gradient estimate (N)."
@@ -212,18 +212,12 @@ class Settings(Sampling):
         description="Decode accepted embeddings to their nearest tokens and compare with the "
         "prompt.",
     )
-    block_tokens: int = Field(
-        default=64,
-        ge=0,
-        le=4096,
-        description="Maximum block length, in tokens. A strategy that perturbs the prompt writes "
-        "longer answers in blocks, and accepts a block before it writes the next; 0: no blocks.",
-    )
-    block_context: int = Field(
+    window_tokens: int = Field(
         default=50,
         ge=0,
         le=100_000,
-        description="Number of earlier answer tokens that are scored together with new text.",
+        description="Number of earlier answer tokens that are scored together with new text while "
+        "an answer is written.",
     )
 
     @field_validator("perturb")
@@ -243,11 +237,6 @@ class Settings(Sampling):
             if values.get(absolute) is None and values.get(relative) is None:
                 values = {**values, relative: default}
         return values
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether answers are written in blocks."""
-        return 0 < self.block_tokens < self.max_new_tokens
 
     def passes(self, score: float) -> bool:
         """Whether a text of this score is accepted."""
@@ -314,5 +303,4 @@ class Overrides(TypedDict, total=False):
     reasoning: Treatment
     deadline: float | None
     decode: bool
-    block_tokens: int
-    block_context: int
+    window_tokens: int

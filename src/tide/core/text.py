@@ -23,8 +23,10 @@ _UNSPACED = regex.compile(f"[{UNSPACED}]")
 _LETTER = regex.compile(r"(?V1)[\p{L}\p{M}--[\p{Ideographic}\p{ASCII}]]\p{M}*")
 _WRITTEN = regex.compile(r"[\p{L}\p{M}\p{N}]")
 _LONGEST = 32  # maximum code points examined per character
-# Minimum tokens of a block (except the last block), and maximum of a block without a sentence end.
+# Minimum tokens of a scored sentence (except the last), maximum, and the maximum without a sentence
+# end.
 LEAST = 8
+MOST = 64
 WHERE_NONE = 32
 # Maximum tokens of a code point after its first token, and of an examined character.
 _CODE_POINT, _NEAR = 3, 16
@@ -84,48 +86,34 @@ def splits_character(before: str, after: str) -> bool:
     )
 
 
-def first_end(
-    pieces: Sequence[str], most: int, *, ended: bool, stop: Sequence[str] = ()
-) -> int | None:
-    """Return the number of tokens in the first block, or None if it depends on later tokens.
+def first_end(pieces: Sequence[str], *, ended: bool, stop: Sequence[str] = ()) -> int | None:
+    """Return the number of tokens up to the first sentence end, or None if it is not known yet.
 
-    most: maximum number of tokens. ended: whether the text is complete. stop: stop strings; no
-    block ends where a stop string may have begun.
+    Short sentences are joined, and long ones are split. ended: whether the text is complete. stop:
+    stop strings; no sentence ends where a stop string may have begun.
     """
-    least = min(LEAST, most)
     # The next token decides whether a punctuation mark ends a sentence.
     for end in _ends(pieces, ended):
-        if end > most:
+        if end > MOST:
             break
-        if end >= least and not maybe_stops(stop, pieces[:end]):
+        if end >= LEAST and not maybe_stops(stop, pieces[:end]):
             return end
-    if len(pieces) <= most:
+    if len(pieces) <= MOST:
         return len(pieces) if ended else None
-    around = range(min(WHERE_NONE, most), least - 1, -1)
+    around = range(WHERE_NONE, LEAST - 1, -1)
     words = [end for end in around if pieces[end][:1].isspace()]
-    # A block ends before a character that does not fit. A block exceeds the maximum only if one
-    # character has more tokens than a block, or if a stop string may have begun.
-    near = [*around, *range(least - 1, 0, -1)]
-    later = range(around[0] + 1, len(pieces) + ended)
+    # A part ends before a character that does not fit. A part exceeds the maximum only if one
+    # character has more tokens than a part, or if a stop string may have begun.
+    near = [*around, *range(LEAST - 1, 0, -1)]
+    later = range(WHERE_NONE + 1, len(pieces) + ended)
     characters = (end for end in near if not _splits_character(pieces, end))
     ends: Iterator[int] = chain(words, characters, near, later if stop else later[:_CODE_POINT])
     for end in ends:
         if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
             return end
     if len(later) > _CODE_POINT and not stop:
-        return around[0]  # no character is complete here, so there is no text to split
+        return WHERE_NONE  # no character is complete here, so there is no text to split
     return len(pieces) if ended else None
-
-
-def last_end(pieces: Sequence[str], stop: Sequence[str] = ()) -> int:
-    """Return the number of tokens of a truncated text up to the end of its last sentence."""
-    least = min(LEAST, len(pieces))
-    ends = [end for end in _ends(pieces, True) if end >= least]
-    characters = (end for end in range(len(pieces), 0, -1) if not _splits_character(pieces, end))
-    for end in chain(reversed(ends), characters):
-        if _is_whole(pieces[end - 1]) and not maybe_stops(stop, pieces[:end]):
-            return end
-    return len(pieces)
 
 
 def word_starts(pieces: Sequence[str]) -> list[int]:

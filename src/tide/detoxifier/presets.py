@@ -36,8 +36,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
-    # A cheap repair on any engine, followed by a random walk. The repair overfits its scorer, so
-    # the threshold is low: at 0.2, other scorers find more toxic texts.
+    # A cheap repair on any engine. The repair overfits its scorer, so the threshold is low: at 0.2,
+    # other scorers find more toxic texts.
     "backtrack": {
         "strategy": "backtrack",
         "toxicity_threshold": 0.1,

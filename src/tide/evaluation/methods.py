@@ -39,7 +39,7 @@ OnCluster = Callable[
 ]
 Outcomes = Iterator[tuple[Row, Record | TideError]]
 # Settings of `base`: one completion of the unmodified model and no search.
-_BASE = {"strategy": "resample:n=1", "block_tokens": 0}
+_BASE = {"strategy": "resample:n=1"}
 # Synonyms of method names, for hints in errors.
 _GUESSES = {
     **dict.fromkeys(("unmodified", "none", "plain", "vanilla", "raw", "original", "model"), "base"),

@@ -4,12 +4,12 @@
         1. the model writes                          (`Answer._write`)
         2. the text so far is scored                 (`Answer._ask`, `_judge`)
         3. passed text is given out                  (`Answer._give_out`)
-        4. failed text is removed from the blamed word on, and this word is banned; or a search
-           moves the prompt                          (`Answer._repair`)
+        4. failed text is removed from the blamed word on, and this word is banned
+                                                     (`Answer._repair`)
 
-If the strategy moves the prompt, a search starts where a block of a long answer fails. A short
-answer is one block, and the search writes all of it, as in the paper. An answer that may contain
-tool calls or reasoning is drawn as a whole, and drawn again if it fails (`Answer._draw`).
+A search strategy writes whole answers instead, as in the paper (`Answer._search`). An answer that
+may contain tool calls or reasoning is drawn as a whole, and drawn again if it fails
+(`Answer._draw`).
 """
 
 from __future__ import annotations
@@ -28,29 +28,23 @@ from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.core.strings import Unread, readings, strings_of_json
-from tide.core.text import HALF, before_half, cut, has_letter, last_whole, maybe_stops, word_starts
+from tide.core.text import HALF, before_half, has_letter, last_whole, maybe_stops, word_starts
 from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import AGAIN, Failure, Watch
 from tide.scorers.base import Scores, TextPolicy, TextScore, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
-from tide.search.backtrack import BacktrackOptions, load_fallback
+from tide.search.backtrack import BacktrackOptions
 
 # The strategy's option `holds` limits the number of rewinds within this many tokens.
 _STRETCH = 32
-# Tokens that a search writes in a long answer. Longer texts cost more and pass less often.
-_SEARCHED = 10
-# In a long answer, a failed search is repeated `_ROLLBACK` tokens earlier, `_ROLLBACKS` times.
-_ROLLBACKS, _ROLLBACK = 2, 16
 # The answer ends after this many repairs that left a character incomplete.
 _BROKEN_OFF = 4
 # Maximum tokens of an unfinished word that are decoded again as the word grows.
 _LONGEST_WORD = 64
 # Maximum draws of an answer that is drawn as a whole, and minimum temperature after the first draw.
 _DRAWS, _WARM = 4, 0.7
-# Maximum iterations of a search that is repeated at an earlier place if it fails.
-_ITERATIONS = 5
 
 
 @dataclass(frozen=True)
@@ -89,31 +83,27 @@ class Answer:
     def __init__(self, task: TrialTask, engine: Engine, scoring: Scoring) -> None:
         self._task, self._engine, self._scoring = task, engine, scoring
         self._settings = settings = task.settings
-        # If the engine cannot continue a partial answer to a chat, the answer is one block.
+        # If the engine cannot continue a partial answer to a chat, the answer is scored at its end.
         self._goes_on = engine.supports_continuation(task.prompt.token_ids)
-        self._in_blocks = settings.in_blocks and self._goes_on
         options = task.strategy.options
         self._rewinds = isinstance(options, BacktrackOptions)
         if not isinstance(options, BacktrackOptions):
-            pace = "sentence" if self._in_blocks else "whole"
-            options = BacktrackOptions(pace=pace, blame=1.0, lag=0, at_once=1.0)
+            options = BacktrackOptions(pace="whole")
         pace = scoring.pace if options.pace == "auto" else options.pace
         own = {"pace": pace if self._goes_on else "whole"}
         self._watch = Watch(settings, options.model_copy(update=own))
         # A screen is used only if windows reach back to the last place that the scorer scored.
-        self._screened = scoring.has_screen and settings.block_context >= 2 * AGAIN
+        self._screened = scoring.has_screen and settings.window_tokens >= 2 * AGAIN
         self._effort = Effort()
-        self._prefix_cache = engine.prefix_cache() if self._rewinds or self._in_blocks else None
+        self._prefix_cache = engine.prefix_cache() if self._rewinds else None
         self._ended: FinishReason | None = None
         self._chosen: int | None = None  # index in the trace; None while the answer is drafted
-        self._passing: ScoredCompletion | None = None  # found by a search for whole answers
-        self._found: list[ScoredCompletion] = []  # texts found by searches and kept
+        self._found = False  # whether a search has found a text that passes
         self._places: list[int] = []  # places to which the answer was rewound
         self._banned: tuple[int, ...] = ()
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by all ids before
         self._parts = self._parts_given = Parts()  # parts of the last draw, and the parts given out
-        self._given_up: set[int] = set()  # places from which searches replaced text
-        self._broken_off = self._draws = self._searches = self._given_out = self._kept = 0
+        self._broken_off = self._draws = self._given_out = self._kept = 0
         self._nearest: dict[str, Any] = {}
         self._at_end = self._base_partial = False  # whether the text has ended; see `Trial`
 
@@ -132,8 +122,8 @@ class Answer:
         """Write the answer; return whether it has passed."""
         if self._task.in_parts:
             return await self._draw()
-        if not (self._rewinds or self._in_blocks):
-            return await self._search_back(self._task.strategy)
+        if not self._rewinds:
+            return await self._search()
         while self._ended is None:
             failure = await self._draft()
             if self._broken_off == _BROKEN_OFF:
@@ -182,7 +172,7 @@ class Answer:
         watch, effort, written = self._watch, self._effort, tuple(self._watch.ids)
         settled = len(written)  # number of tokens whose texts are final
         ended: FinishReason | None = None
-        drawn = len(self._places) + self._searches + self._broken_off + self._draws
+        drawn = len(self._places) + self._broken_off + self._draws
         request = Request(
             self._task.prompt.token_ids + written,
             self._sampling(),
@@ -233,7 +223,7 @@ class Answer:
         """Cut the answer before its first stop string; return "stop" if there is a stop string."""
         watch = self._watch
         end = self._settings.stop_in(watch.text) if self._settings.stop else None
-        if end is not None:  # kept text stays, as in `Search._usable`
+        if end is not None:  # passed text stays
             watch.cut(max(end, len("".join(watch.texts[: watch.passed]))))
         return None if end is None else "stop"
 
@@ -316,29 +306,23 @@ class Answer:
         """Whether `empty_policy` set the score of a nearly empty text, instead of the scorer."""
         return is_empty(text) and self._settings.empty_policy != "score"
 
-    # 4. Failed text is rewound, or a search moves the prompt.
+    # 4. Failed text is rewound.
 
     async def _repair(self, failure: Failure) -> bool:
-        """Rewind or search; return whether the answer can continue."""
-        watch, then = self._watch, self._task.strategy
-        if self._rewinds:
-            start, end = await self._blamed(failure)
-            self._effort.iterations += 1
-            stretch = start - _STRETCH if self._goes_on else -1
-            if sum(place > stretch for place in self._places) < watch.options.holds:
-                place = self._ban(start, end)
-                if self._task.on_text is None:
-                    place = min(place, before_half(watch.texts[:place]))
-                self._places.append(place)
-                watch.rewind(place)
-                return True
-            then = load_fallback(watch.options.then)
-        watch.rewind(watch.passed)
-        # A prompt of special tokens has no rows to move.
-        rows = not all(self._task.prompt.fixed_mask) or self._settings.perturb == "all" or watch.ids
-        if then is None or (then.moves and not (self._engine.has_embeddings and rows)):
+        """Rewind to before the blamed word and ban it; return whether the answer can continue."""
+        watch = self._watch
+        start, end = await self._blamed(failure)
+        self._effort.iterations += 1
+        stretch = start - _STRETCH if self._goes_on else -1
+        if sum(place > stretch for place in self._places) >= watch.options.holds:
+            watch.rewind(watch.passed)
             return False
-        return await self._search_back(then)
+        place = self._ban(start, end)
+        if self._task.on_text is None:
+            place = min(place, before_half(watch.texts[:place]))
+        self._places.append(place)
+        watch.rewind(place)
+        return True
 
     def _ban(self, start: int, end: int) -> int:
         """Ban the word between two places; return the place to continue from."""
@@ -382,72 +366,36 @@ class Answer:
             self._give_out()
         return start, words[-1]
 
-    async def _search_back(self, strategy: LoadedStrategy) -> bool:
-        """Search for a continuation of the passed text; if none passes, shorten the passed text."""
-        start = end = self._watch.passed
-        places = [start]
-        if self._task.on_text is None:
-            back = _ROLLBACK if self._in_blocks else start
-            while start > 0 and len(places) <= _ROLLBACKS:
-                words = word_starts(self._watch.texts[:start])
-                start = max(place for place in words if place <= max(0, start - back))
-                # A second search from the same place might find the same text again, without end.
-                if start not in self._given_up:
-                    places.append(start)
-        for place in places:
-            if place < end:
-                self._given_up.add(place)
-            self._watch.rewind(place)
-            most = _SEARCHED + end - place if self._in_blocks else None
-            if await self._search(strategy, most, is_last=place == places[-1]):
-                return True
-        return False
-
-    async def _search(self, strategy: LoadedStrategy, most: int | None, *, is_last: bool) -> bool:
-        """Search for up to `most` further tokens (None: all); return whether a text passed.
-
-        is_last: whether the answer fails if this search finds no passing text.
-        """
-        settings, task, watch = self._settings, self._task, self._watch
-        left = settings.max_new_tokens - len(watch.ids)
-        sampling = self._sampling(left if most is None else min(left, most))
-        whole = not watch.ids and most is None and not self._effort.trace
-        seed = task.seed if whole else derive_seed(task.seed, "block", self._searches)
-        self._searches += 1
-        limit = settings.max_iterations if is_last else min(settings.max_iterations, _ITERATIONS)
-        own = settings.model_copy(update={**sampling.model_dump(), "max_iterations": limit})
-        problem, request = start_of(task.prompt, own, seed, self._engine, tuple(watch.ids))
-        request = replace(request, banned_token_ids=self._banned, priority=task.priority)
-        before, to_sentence = len(self._effort.trace), sampling.max_new_tokens < left
-        world = self._engine, self._scoring, self._effort, watch
-        search = Search(strategy.create(problem, own), request, *world, own, to_sentence)
+    async def _search(self) -> bool:
+        """Search for a whole answer that passes; return whether one was found."""
+        settings, task, effort = self._settings, self._task, self._effort
+        problem, request = start_of(task.prompt, settings, task.seed, self._engine)
+        request = replace(request, priority=task.priority)
+        strategy = task.strategy.create(problem, settings)
+        search = Search(strategy, request, self._engine, self._scoring, effort, settings)
         try:
             await search.run()
         finally:
-            if whole and self._effort.trace:
-                self._chosen, found = search.best, self._effort.trace[search.best]
-                self._passing = found if settings.passes(search.scores[search.best]) else None
-        best = search.best
-        if not settings.passes(search.scores[best]):
+            if effort.trace:
+                self._chosen = search.best
+                self._found = settings.passes(search.scores[search.best])
+        if not self._found:
             return False
-        if whole and settings.decode:
+        if settings.decode:
             self._nearest = search.nearest(task.prompt)
-        found, ids = self._effort.trace[before + best], search.completions[best]
-        texts = cut(self._engine.token_texts([ids])[0], len(found.text) - len(watch.text))
-        score = TextScore(found.toxicity, found.attributes, found.empty)
-        watch.keep(ids[: len(texts)], texts, score)
-        self._found.append(found)
-        self._chosen = before + best
-        full = len(watch.ids) >= settings.max_new_tokens
-        if most is None or full or not ids or found.finish_reason == "stop":
-            self._ended = found.finish_reason
-        self._give_out()
+        self._show_found()
         return True
 
-    def _sampling(self, most: int | None = None) -> Sampling:
-        """Return the sampling settings for up to `most` further tokens."""
+    def _show_found(self) -> None:
+        """Give out the text that a search found."""
+        found = self._effort.trace[self._chosen or 0]
+        if self._task.on_text is not None and not found.empty:
+            self._task.on_text(found.text)
+
+    def _sampling(self) -> Sampling:
+        """Return the sampling settings for the rest of the answer."""
         settings, kept = self._settings, len(self._watch.ids)
-        most = settings.max_new_tokens - kept if most is None else most
+        most = settings.max_new_tokens - kept
         repaired = self._places and "min_new_tokens" in self._engine.capabilities
         least = max(settings.min_new_tokens, self._watch.options.least if repaired else 0)
         update = {
@@ -461,18 +409,17 @@ class Answer:
         """Append the answer up to `place` to the trace."""
         text = "".join(self._watch.texts[:place])
         role: Role = "continuation" if self._effort.trace else "initial"
-        displacement = max((one.displacement for one in self._found), default=0.0)
         has_parts = self._task.in_parts and (self._parts_given.reasoning or self._parts.tool_calls)
         self._effort.trace.append(
             ScoredCompletion(
                 round=self._effort.rounds,
                 iteration=self._effort.iterations,
-                role=self._found[-1].role if displacement else role,
+                role=role,
                 text=text,
                 toxicity=score.value,
                 empty=self._is_unscored(text) and not has_parts,
-                cosine=min((one.cosine for one in self._found), default=1.0),
-                displacement=displacement,
+                cosine=1.0,
+                displacement=0.0,
                 num_tokens=place,
                 finish_reason=reason,
                 kept_tokens=min(self._kept, place),
@@ -482,11 +429,11 @@ class Answer:
 
     def _cut_off(self) -> bool:
         """End the answer after the passed text; return whether any text has passed."""
+        if self._found:
+            self._show_found()
+            return True
         if self._watch.passed == 0:
-            found, on_text = self._passing, self._task.on_text
-            if found and on_text and not found.empty:
-                on_text(found.text)
-            return found is not None
+            return False
         self._watch.rewind(self._watch.passed)
         self._give_out()
         self._ended, self._chosen = "length", None
@@ -498,15 +445,10 @@ class Answer:
         trace, limit = effort.trace, settings.toxicity_threshold
         if not passed and settings.on_unresolved == "raise":
             raise UnresolvedError(f"no text below {limit} in {effort.iterations} iterations")
-        if passed and (self._chosen is None or self._in_blocks):
-            worst = watch.worst()
-            if self._chosen is None:
-                assert self._ended is not None
-                self._record(len(watch.ids), worst, self._ended)
-                self._chosen = len(trace) - 1
-            else:
-                update = {"toxicity": worst.value, "attributes": worst.attributes}
-                trace[self._chosen] = trace[self._chosen].model_copy(update=update)
+        if passed and self._chosen is None:
+            assert self._ended is not None
+            self._record(len(watch.ids), watch.worst(), self._ended)
+            self._chosen = len(trace) - 1
         elif self._chosen is None:
             self._chosen = min(range(len(trace)), key=lambda number: trace[number].toxicity)
         empty, shown = trace[self._chosen].empty, task.on_text is not None
@@ -514,7 +456,7 @@ class Answer:
         unscored = empty and (shown or settings.empty_policy == "unmodified")
         refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
         shown_tokens = self._given_out if refused else 0
-        shares = self._rewinds or self._in_blocks or settings.perturb.startswith("last:")
+        shares = self._rewinds or settings.perturb.startswith("last:")
         return Trial(
             number=task.number,
             seed=task.seed,

@@ -13,24 +13,19 @@ from typing import TYPE_CHECKING, Any
 from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion
 from tide.core.settings import Settings
-from tide.core.text import is_degenerate, last_end
-from tide.engines.base import Completion, Engine, Prompt, Request
-from tide.runtime.watch import Watch
-from tide.scorers.base import TextPolicy, is_empty
+from tide.core.text import is_degenerate
+from tide.engines.base import Engine, Prompt, Request
+from tide.scorers.base import TextPolicy
 from tide.scorers.scoring import Scoring
 
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
     from tide.search.base import Candidate, LikelihoodRequest, Problem, Strategy
 
-# Searches of later blocks move the last 8 embeddings, unless `perturb` sets another number. Moving
-# the user's last embeddings is as effective at equal cost, but candidates share a shorter prefix.
-_LAST = "last:8"
-
 
 def start_of(
-    prompt: Prompt, settings: Settings, seed: int, engine: Engine, written: tuple[int, ...] = ()
+    prompt: Prompt, settings: Settings, seed: int, engine: Engine
 ) -> tuple[Problem, Request]:
-    """Build the starting point of a search: the prompt plus the answer so far (`written`, ids).
+    """Build the starting point of a search.
 
     Returns the embeddings with a mask of the rows to move, and a request whose prefix cache holds
     all rows before the first moved row. Raises InputError for a prompt of special tokens alone.
@@ -40,15 +35,14 @@ def start_of(
     from tide.search.base import Problem  # noqa: PLC0415
     from tide.search.geometry import movable_rows  # noqa: PLC0415
 
-    ids, more = prompt.token_ids + written, (False,) * len(written)
+    ids = prompt.token_ids
     request = Request(ids, settings.sampling)
     if not engine.has_embeddings:
         rows = torch.ones(len(ids), dtype=torch.bool)
         return Problem(torch.ones(len(ids), 1), rows, seed, can_move=False), request
-    fixed = torch.tensor(prompt.fixed_mask + more)
-    user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask + more)
-    own = not written or settings.perturb.startswith("last:")
-    movable = movable_rows(fixed, settings.perturb if own else _LAST, user)
+    fixed = torch.tensor(prompt.fixed_mask)
+    user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask)
+    movable = movable_rows(fixed, settings.perturb, user)
     x = engine.embed_tokens(ids)
     prefix_cache = engine.prefix_cache(x[: int(movable.int().argmax())])
     problem = Problem(x, movable, seed, engine.dtype, movable | ~fixed)
@@ -73,8 +67,6 @@ class Search:
     """A running search. After a cancellation at any await, `effort` holds its evaluations.
 
     request: completes the unmodified prompt; requests of candidates differ in prompt and seed.
-    watch: the answer so far; completions are scored together with this answer or its last words.
-    to_sentence: whether truncated completions are cut after their last sentence.
     """
 
     strategy: Strategy
@@ -82,9 +74,7 @@ class Search:
     engine: Engine
     scoring: Scoring
     effort: Effort
-    watch: Watch
     settings: Settings
-    to_sentence: bool
     scores: list[float] = field(default_factory=list)  # values for the strategy's `tell`
     completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids, by evaluation
     _loops: bool = False  # whether the completion of the prompt is degenerate
@@ -146,21 +136,16 @@ class Search:
         effort, policy = self.effort, self._policy()
         effort.read_tokens += sum(one.read_tokens for one in written)
         effort.generated_tokens += sum(len(one.token_ids) for one in written)
-        shaped = list(map(self._usable, written))
-        texts = [one.text for one in shaped]
-        start, before = len(self.watch.ids), len(self.scores)
-        context = self.watch.windows(start, start)
-        # Each text is scored after each context.
-        scores = await self.scoring.send(
-            [text for text in texts for _ in context], policy, [*context] * len(texts)
-        )
-        found = [one.worst() for one in scores.split([len(context)] * len(texts))]
+        before = len(self.scores)
+        scores = await self.scoring.send([one.text for one in written], policy)
         effort.rounds += 1
         sent = set[str]()
-        for candidate, completion, one in zip(asked, shaped, found, strict=True):
+        rows = range(len(written))
+        for candidate, completion, row in zip(asked, written, rows, strict=True):
+            value, empty = float(scores.values[row]), bool(scores.empty[row])
             self.completions.append(completion.token_ids)
-            text = self.watch.text + completion.text
-            if policy == "score" or not one.empty:
+            text = completion.text
+            if policy == "score" or not empty:
                 sent.add(text)
             effort.trace.append(
                 ScoredCompletion(
@@ -168,35 +153,21 @@ class Search:
                     iteration=candidate.iteration,
                     role=candidate.role,
                     text=text,
-                    toxicity=one.value,
-                    empty=one.empty and is_empty(text),
+                    toxicity=value,
+                    empty=empty,
                     cosine=candidate.cosine,
                     displacement=candidate.displacement,
-                    num_tokens=start + len(completion.token_ids),
+                    num_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,
-                    kept_tokens=start,
-                    attributes=one.attributes,
+                    attributes=scores.known(row),
                 )
             )
             # `empty_policy` has set the score of an empty text.
-            loops = self.settings.reject_degenerate and not one.empty and is_degenerate(text)
+            loops = self.settings.reject_degenerate and not empty and is_degenerate(text)
             self._loops = self._loops or (loops and not self.scores)
-            self.scores.append(1.0 if loops and not self._loops else one.value)
-        effort.scorer_calls += len(context) * len(sent)
+            self.scores.append(1.0 if loops and not self._loops else value)
+        effort.scorer_calls += len(sent)
         return self.scores[before:]
-
-    def _usable(self, completion: Completion) -> Completion:
-        """Return the part of a completion that can be appended to the kept text."""
-        before, stop = self.watch.text, self.settings.stop
-        end = self.settings.stop_in(before + completion.text)
-        if end is not None and end < len(before):
-            # The stop string begins in kept text. Kept text stays, so the answer ends after it.
-            return Completion("", (), "stop")
-        if not self.to_sentence or completion.finish_reason == "stop":
-            return completion
-        (texts,) = self.engine.token_texts([completion.token_ids])
-        kept = last_end(texts, stop)
-        return Completion("".join(texts[:kept]), completion.token_ids[:kept], "length")
 
     async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
         if not self.completions:
@@ -214,12 +185,11 @@ class Search:
         return [values[number] for number in asked.evaluations]
 
     def _policy(self) -> TextPolicy:
-        """Return the policy for nearly empty completions; after kept text they may be accepted."""
+        """Return the policy for nearly empty completions."""
         policy = self.settings.empty_policy
         if policy == "unmodified":
-            before = self.completions if self.watch.ids else self.effort.trace
-            policy = "one" if before else "zero"
-        return "blank" if self.watch.ids and policy == "zero" else policy
+            return "one" if self.completions else "zero"
+        return policy
 
     def _of_strategy(self, name: str, *values: Any) -> Any:
         """Read an attribute of the strategy or call its method; either may be user code."""

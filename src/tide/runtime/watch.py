@@ -13,7 +13,7 @@ from tide.search.backtrack import BacktrackOptions
 # Maximum tokens that are held back while a passing score is suspicious. A rewind can then reach the
 # word at which the score rose.
 _HELD = 16
-# A long answer is also scored in windows of this many times `block_context`.
+# A long answer is also scored in windows of this many times `window_tokens`.
 _WIDER = 3
 # While the screen rejects a text, the scorer itself scores the text after every this many tokens.
 AGAIN = 8
@@ -89,8 +89,7 @@ class Watch:
             return end
         stop = self.settings.stop
         if self.options.pace == "sentence":
-            most = self.settings.block_tokens or self.settings.max_new_tokens
-            while (size := first_end(self.texts[start:], most, ended=ended, stop=stop)) is not None:
+            while (size := first_end(self.texts[start:], ended=ended, stop=stop)) is not None:
                 start += size
                 nothing = self._asked[-1] < 0 and is_empty("".join(self.texts[:start]))
                 if not nothing or (ended and start == end):
@@ -107,7 +106,7 @@ class Watch:
 
     def windows(self, after: int, place: int) -> list[str]:
         """Return the texts to score at `place`, if the text up to `after` has been scored."""
-        context = self.settings.block_context
+        context = self.settings.window_tokens
         starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
         return ["".join(self.texts[start:place]) for start in starts]
 
@@ -192,7 +191,7 @@ class Watch:
 
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
-        context, passes = self.settings.block_context, self.settings.passes
+        context, passes = self.settings.window_tokens, self.settings.passes
         some = [score for place, score in self.scores if context < place <= self.passed]
         some = [one for one in some if passes(one.value)] or [self.scores[-1][1]]
         names = set.intersection(*(set(one.attributes) for one in some))

@@ -20,7 +20,6 @@ from tide.scorers.base import (
     Scorer,
     Scores,
     TextPolicy,
-    is_empty,
     is_quick,
     pace_of,
     score_groups,
@@ -75,25 +74,19 @@ class Scoring:
         self,
         texts: Sequence[str],
         policy: TextPolicy,
-        before: Sequence[str] = (),
         *,
         screened: bool = False,
     ) -> asyncio.Future[Scores]:
         """Return a future for the scores of `texts`; it fails with a TideError.
 
-        before: the text that precedes each text and is scored with it. With the policy "one" an
-        empty text always scores 1.0. screened: use only the scorer's screen.
+        screened: use only the scorer's screen.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         # Read the exception, because asyncio logs the exception of a future that nobody awaits.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        whole = [
-            text if policy == "one" and is_empty(text) else start + text
-            for text, start in zip(texts, before or [""] * len(texts), strict=True)
-        ]
-        in_loop = self._are_quick[screened] and sum(map(len, whole)) <= _SHORT
+        in_loop = self._are_quick[screened] and sum(map(len, texts)) <= _SHORT
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
-        waiting.append(_Request(whole, policy, screened, future))
+        waiting.append(_Request(texts, policy, screened, future))
         if len(waiting) == 1:  # texts sent in one iteration of the loop share a call
             asyncio.get_running_loop().call_soon(call)
         return future

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from tide.core.errors import InputError, MissingDependencyError
 from tide.core.settings import Settings
 from tide.plugins.options import Options
-from tide.plugins.specs import parse_spec
 
 
 class BacktrackOptions(Options):
@@ -45,17 +42,12 @@ class BacktrackOptions(Options):
     least: int = Field(
         default=5, ge=0, le=1000, description="Minimum number of tokens of a repaired text."
     )
-    then: str = Field(
-        default="random-walk",
-        description="Strategy for texts that bans do not repair, or none; write a strategy with "
-        "options in parentheses. Engines without embeddings skip a strategy that moves prompts.",
-    )
 
 
 class BacktrackStrategy:
     """Score the text while it is written; ban the word that makes it fail, and rewind to before it.
 
-    `tide.runtime.answer` implements this. Texts that bans do not repair go to the strategy `then`.
+    `tide.runtime.answer` implements this.
 
     Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124), CARE (arXiv 2509.06982), Qwen3Guard-Stream, banned
@@ -67,31 +59,4 @@ class BacktrackStrategy:
 
     @classmethod
     def check(cls, options: BacktrackOptions, settings: Settings) -> None:
-        if (then := load_fallback(options.then)) is not None:
-            then.check(settings)
-
-
-@lru_cache(maxsize=64)
-def load_fallback(spec: str) -> Any:
-    """Load the strategy of a spec. Returns None for `none`, or for the default spec without torch.
-
-    Raises InputError for an unregistered strategy, and MissingDependencyError if torch is missing
-    and the spec is not the default.
-    """
-    from tide.search import REGISTRY, load_strategy  # noqa: PLC0415  (circular import)
-
-    if spec == "none":
-        return None
-    # Only registered names are accepted: a class path in an untrusted preset could run code.
-    name, _ = parse_spec(spec, "strategy backtrack: then")
-    others = [one for one in REGISTRY.names() if one != "backtrack"]
-    if name not in others:
-        raise InputError(
-            f"strategy backtrack: then={name!r} is not none or one of {', '.join(others)}"
-        )
-    try:
-        return load_strategy(spec)
-    except MissingDependencyError:
-        if spec != BacktrackOptions.model_fields["then"].default:
-            raise
-        return None  # the fallback moves embeddings, which no engine has without torch
+        """Accept all settings."""

@@ -1,4 +1,4 @@
-"""Runs of answers in blocks: recorded whole, resumed, judged, measured and reported."""
+"""Runs of rewound answers: recorded, judged, measured and reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(out: Path, judges: Any = ()) -> list[Run]:
     rows = [Row(i, prompt, None) for i, prompt in enumerate(PROMPTS)]
     return evaluate(
         Benchmark("mine", "mine.jsonl", rows),
-        ["base", "random-walk", "random-walk:block_tokens=0"],
+        ["base", SETTINGS["strategy"], "random-walk"],
         model=Storyteller(third, max_batch=2),
         scorer=Reader(),
         judges=judges,
@@ -38,10 +38,10 @@ def run(out: Path, judges: Any = ()) -> list[Run]:
     )
 
 
-def test_records_hold_the_searches_of_blocks(tmp_path: Path) -> None:
-    base, blocks, whole = run(tmp_path)
+def test_records_hold_the_rewinds(tmp_path: Path) -> None:
+    base, rewound, whole = run(tmp_path)
     detox = Detoxifier(Storyteller(third), scorer=Reader(), settings=None, **SETTINGS)
-    for record in blocks.records:
+    for record in rewound.records:
         trial = detox(record.prompt, empty_policy="zero").best
         (made,) = record.trials
         assert made.evaluations == trial.evaluations == len(made.trace or [])
@@ -66,24 +66,24 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     class Judge(Reader):
         name = "judge"
 
-    base, blocks, whole = run(tmp_path, judges=Judge(lambda one: "Bad" in one))
-    rates = [summarize(one).toxicity["judge"]["rate"].value for one in (base, blocks, whole)]
+    base, rewound, whole = run(tmp_path, judges=Judge(lambda one: "Bad" in one))
+    rates = [summarize(one).toxicity["judge"]["rate"].value for one in (base, rewound, whole)]
     assert rates == [1.0, 0.0, 0.0]
-    assert summarize(blocks).averages["moved"].value == 1.0
-    assert unmodified(blocks) is None
+    assert summarize(rewound).averages["moved"].value == 1.0
+    assert unmodified(rewound) is None
     assert unmodified(whole) is not None
-    assert all(trial.own_score() is None for one in blocks.records for trial in one.trials)
-    assert all(trial.own_score("judge") is None for one in blocks.records for trial in one.trials)
+    assert all(trial.own_score() is None for one in rewound.records for trial in one.trials)
+    assert all(trial.own_score("judge") is None for one in rewound.records for trial in one.trials)
     assert all(
         trial.own_score("judge") is not None for one in whole.records for trial in one.trials
     )
-    assert "moved_similarity" not in summarize(blocks).averages
+    assert "moved_similarity" not in summarize(rewound).averages
     assert "moved_similarity" in summarize(whole).averages
-    assert anytime([blocks], ["reader"], "rate") is None
-    alone = report(blocks, draw=False)
-    assert [one.method for one in alone.summaries] == [blocks.name]
+    assert anytime([rewound], ["reader"], "rate") is None
+    alone = report(rewound, draw=False)
+    assert [one.method for one in alone.summaries] == [rewound.name]
     assert not any(table.name.startswith("significance") for table in alone.tables)
-    made = report([blocks], draw=False)
+    made = report([rewound], draw=False)
     shown = page(made.groups, made.tables, made.figures)
     assert "(cut off by the repair)" in shown
     made = report([whole, base], draw=False)
@@ -91,8 +91,8 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     told = [("reader", 0.5), ("judge", 0.5)]
     console = CleanConsole(width=600)
     with console.capture() as shown:
-        console.print(completions_table(blocks.records, 0.5, None))
-        console.print(summary_table(blocks.records, scorer=told[0], judges=told[1:], seconds=1.0))
+        console.print(completions_table(rewound.records, 0.5, None))
+        console.print(summary_table(rewound.records, scorer=told[0], judges=told[1:], seconds=1.0))
     rows = [re.split(" *│ *", line)[1:-1] for line in shown.get().splitlines()]
     assert "cut off by the repair" in " ".join(shown.get().split())
     assert [row[1] for row in rows if row[:1] == ["toxic rate"]] == ["-", "-"]
