@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +22,7 @@ from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run,
 from tide.evaluation import comparison as evaluating
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
+from tide.pocket import FOLDERS
 from tide.search.base import Strategy
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
@@ -49,6 +52,7 @@ class WordCount:
     """A reference that finds every word of a completion equally likely."""
 
     measured: ClassVar[list[str]] = []
+    weights: ClassVar[str | None] = None
 
     def __init__(self, name: str, **options: Any) -> None:
         self.name = name
@@ -65,6 +69,7 @@ class WordCount:
 def word_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluating, "Reference", WordCount)
     monkeypatch.setattr(WordCount, "measured", [])
+    monkeypatch.setattr(WordCount, "weights", None)
 
 
 def run(
@@ -105,8 +110,9 @@ def test_a_run_folder(tmp_path: Path) -> None:
     read = read_run(tmp_path / "tide")
     assert read == made
     assert (read.name, read.config["model"], read.failed) == ("tide", "scripted", {})
-    assert read.config["scorer"] == {"spec": None, "name": "reading"}
-    assert read.config["judges"] == [{"spec": None, "name": "kind"}]
+    scorer, (its_judge,) = read.config["scorer"], read.config["judges"]
+    assert scorer == {"spec": None, "name": "reading", "code": scorer["code"]}
+    assert its_judge == {"spec": None, "name": "kind", "code": its_judge["code"]}
     assert read.sources == ["reading", "kind"]
     assert (read.references, read.config["num_trials"]) == (["words"], 3)
     assert [record.id for record in read.records] == [row.id for row in ROWS]  # in order
@@ -276,6 +282,72 @@ def test_a_folder_of_another_config(tmp_path: Path, change: dict[str, Any], mess
         run(tmp_path, "base", **change)
     assert (tmp_path / "base/records.jsonl").read_bytes() == before
     run(tmp_path, "base", **change, overwrite=True)
+
+
+SCORER = """
+from tide.scorers import PlainScorer
+class Mine(PlainScorer):
+    name = "mine"
+    def score(self, texts):
+        return [{value}] * len(texts)
+"""
+STRATEGY = """
+from tide.search.tide import ResampleStrategy
+class Mine(ResampleStrategy):
+    \"\"\"{value}\"\"\"
+"""
+
+
+def test_resume_refuses_edited_code(tmp_path: Path) -> None:
+    """A scorer, a strategy and a judge keep their names when their files are edited."""
+    scorer, strategy = tmp_path / "s.py", tmp_path / "st.py"
+    scorer.write_text(SCORER.format(value=0.1))
+    strategy.write_text(STRATEGY.format(value="before"))
+    run(tmp_path / "a", "base", ROWS[:2], scorer=f"{scorer}:Mine")
+    run(tmp_path / "b", f"{strategy}:Mine", ROWS[:2])
+    run(tmp_path / "c", "base", ROWS[:2], judges=f"{scorer}:Mine")
+    run(tmp_path / "a", "base", scorer=f"{scorer}:Mine")  # more rows, and the same code
+    scorer.write_text(SCORER.format(value=0.2))
+    strategy.write_text(STRATEGY.format(value="after"))
+    with pytest.raises(InputError, match=r"was made with scorer\.code = .*--overwrite"):
+        run(tmp_path / "a", "base", scorer=f"{scorer}:Mine")
+    with pytest.raises(InputError, match=r"was made with strategy_code = .*--overwrite"):
+        run(tmp_path / "b", f"{strategy}:Mine")
+    for add in (run, lambda out, *_, **more: judge(out, **more)):
+        with pytest.raises(InputError, match="has scores by other code of the judge mine"):
+            add(tmp_path / "c", "base", judges=f"{scorer}:Mine")
+    run(tmp_path / "a", "base", ROWS[:2], scorer=f"{scorer}:Mine", overwrite=True)
+
+
+def test_two_lambdas_are_two_judges(tmp_path: Path) -> None:
+    low, high = (lambda texts, score=score: [score] * len(texts) for score in (0.1, 0.9))
+    made = run(tmp_path, "base", ROWS[:2], judges=[low])
+    made = run(tmp_path, "base", ROWS[:2], judges=[high])
+    _, first, second = made.sources
+    for record in made.records:
+        assert record.scores_by(first) == [0.1] * 3
+        assert record.scores_by(second) == [0.9] * 3
+
+
+def test_resume_refuses_changed_weights(tmp_path: Path) -> None:
+    """Of the model, and of a reference; size, name and time of the file are the same."""
+    folder = tmp_path / "model"
+    shutil.copytree(FOLDERS["pocket"], folder)
+    engine = scripted_engine()
+    engine.name = str(folder)
+    run(tmp_path / "a", "base", ROWS[:2], engine=engine)
+    WordCount.weights = "before"
+    run(tmp_path / "b", "base", ROWS[:2], reference="words")
+    weights = next(folder.glob("*.safetensors"))
+    time, content = weights.stat().st_mtime_ns, bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(time, time))
+    with pytest.raises(InputError, match=r"was made with weights = .*--overwrite"):
+        run(tmp_path / "a", "base", engine=engine)
+    WordCount.weights = "after"
+    with pytest.raises(InputError, match="has perplexities by other weights of words"):
+        run(tmp_path / "b", "base", reference="words")
 
 
 def test_runs_with_other_settings_have_other_names(tmp_path: Path) -> None:

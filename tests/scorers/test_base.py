@@ -23,7 +23,7 @@ def by_length(texts: list[str]) -> list[float]:
 def test_a_function_is_a_scorer() -> None:
     scorer = load_scorer(by_length)
     assert isinstance(scorer, Scorer)
-    assert scorer.name == "callable:by_length"
+    assert scorer.name.startswith("callable:by_length@")
     assert score_texts(scorer, TEXTS, "zero").values == pytest.approx([0.08, 0.07, 0.11])
     assert load_scorer(scorer) is scorer
 
@@ -145,7 +145,7 @@ def test_equal_texts_are_sent_once(texts: list[str]) -> None:
 def test_a_third_party_scorer_is_found_by_name() -> None:
     REGISTRY.add("by-length", lambda: CallableScorer(by_length))
     try:
-        assert load_scorer("by-length").name == "callable:by_length"
+        assert load_scorer("by-length").name.startswith("callable:by_length@")
         with pytest.raises(InputError, match="registered already"):
             REGISTRY.add("pocket", by_length)
     finally:

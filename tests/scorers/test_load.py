@@ -100,9 +100,12 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     )
     scorer = load_scorer(f"max:{path}:rude,{path}:rude")
     assert scorer.score(["the boss", "the town"]).tolist() == [1.0, 0.0]
-    assert load_scorer(f"{path}:rude").name == f"callable:{path}:rude"
-    with pytest.raises(InputError, match="has no revision, so old scores could pass for new ones"):
-        load_scorer(f"cache:{path}:rude")
+    name = load_scorer(f"{path}:rude").name
+    assert name.startswith(f"callable:{path}:rude@")
+    path.write_text(path.read_text().replace("boss", "chef"))
+    edited = load_scorer(f"{path}:rude")
+    assert edited.score(["the boss", "the chef"]) == [0.0, 1.0]
+    assert edited.name != name
     with pytest.raises(InputError, match="a function takes no argument"):
         load_scorer(f"{path}:rude:x")
     with pytest.raises(InputError, match="Nothing has no threshold, score, close; let its class"):

@@ -24,6 +24,7 @@ from safetensors import safe_open
 
 from tide import pocket
 from tide.core.errors import EngineError, MissingDependencyError, guarded
+from tide.core.fingerprints import weights_digest
 from tide.core.optional import require
 from tide.core.pretrained import (
     all_finite,
@@ -67,6 +68,20 @@ def source_of(model: str | Path) -> str:
     if len(files) > 1:
         raise EngineError(f"model {source}: holds {len(files)} GGUF files; name one of them")
     return str(_converted(files[0].stem, files)) if files else source
+
+
+def weights_of(model: str | Path, revision: str | None = None) -> str | None:
+    """Return a digest of a model's files; None for a name that is neither a folder nor cached."""
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415  (slow import)
+
+    source = source_of(model)
+    if Path(source).is_dir():
+        return weights_digest(Path(source))
+    try:
+        config = try_to_load_from_cache(source, "config.json", revision=revision)
+    except ValueError:  # not a name of the hub, such as an engine's own
+        return None
+    return weights_digest(Path(config).parent) if isinstance(config, str) else None
 
 
 def context_length(config: Any) -> int | None:

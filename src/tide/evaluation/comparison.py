@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tide.core.errors import InputError, TideError
+from tide.core.fingerprints import code_digest
 from tide.data.files import write_text, writing
 from tide.data.prompts import Row
 from tide.data.record_files import RecordFile
 from tide.data.records import RecordId
 from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
+from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
 from tide.engines.base import COMPLETION_CACHE
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
@@ -57,6 +59,8 @@ Failed = dict[RecordId, TideError]
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
 # Engine options that change the output; the other options set where and how fast the engine runs.
 _DECIDING = ("quantization", "kv_cache_dtype", "revision", "hf_overrides")
+# Engines that read no weights in this process.
+_SERVED = ("openai", "none", "OpenAIEngine", "NoEngine")
 
 
 def evaluate(
@@ -299,16 +303,24 @@ def describe(
     model: str | Path | Engine, engine: str, options: Mapping[str, Any], dtype: object
 ) -> dict[str, Any]:
     """Describe, for a run's configuration, the model and engine that determine the completions."""
-    deciding = {option: options[option] for option in _DECIDING if option in options}
+    code = code_digest(type(model) if isinstance(model, Engine) else ENGINES.load(engine))
     if isinstance(model, Engine):
         model, engine = model.name, type(model).__name__
-    return {
+    described: dict[str, Any] = {
         "model": str(model),
         "engine": engine,
-        **({"engine_options": deciding} if deciding else {}),
         "dtype": str(dtype or "").removeprefix("torch."),
         "versions": {name: version(name) for name in _PACKAGES},
     }
+    if engine not in _SERVED:
+        from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
+
+        described["weights"] = weights_of(str(model), options.get("revision"))
+    if code:
+        described["engine_code"] = code
+    if deciding := {option: options[option] for option in _DECIDING if option in options}:
+        described["engine_options"] = deciding
+    return described
 
 
 def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
@@ -350,8 +362,14 @@ def _judge(
     for judge in judges:
         if judge.scorer.name == config["scorer"]["name"]:
             continue  # the run already has the scores of this scorer
-        known = {one["name"]: one for one in config["judges"]} | {judge.scorer.name: judge.config}
-        config["judges"] = list(known.values())
+        judges_so_far = {entry["name"]: entry for entry in config["judges"]}
+        before = judges_so_far.get(judge.scorer.name, judge.config)
+        if before.get("code") != judge.config.get("code"):
+            raise InputError(
+                f"{path}: has scores by other code of the judge {judge.scorer.name}; give the "
+                "judge another name, or start again with --overwrite"
+            )
+        config["judges"] = list((judges_so_far | {judge.scorer.name: judge.config}).values())
         write_config(path, config)
         failed |= judge_records(file, judge.scorer, policy, progress)
     return failed
@@ -371,7 +389,13 @@ def _measure(
                 config = read_config(path)
                 if reference.name not in config["references"]:
                     config["references"].append(reference.name)
-                    write_config(path, config)
+                weights = config.setdefault("reference_weights", {})
+                if weights.setdefault(reference.name, reference.weights) != reference.weights:
+                    raise InputError(
+                        f"{path}: has perplexities by other weights of {reference.name}; save the "
+                        "new weights under another name, or start again with --overwrite"
+                    )
+                write_config(path, config)
                 measure_records(file, reference, progress)
         finally:
             if reference is not given:

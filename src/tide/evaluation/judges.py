@@ -13,7 +13,7 @@ from tide.data.records import Added, Record, RecordId, TrialRecord
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
-from tide.scorers.base import score_groups
+from tide.scorers.base import code_of, score_groups
 
 # Prompts per chunk; the scores or perplexities of a chunk are written together.
 _PROMPTS = 64
@@ -35,7 +35,10 @@ class NamedScorer:
 
     @property
     def config(self) -> dict[str, str | None]:
-        return {"spec": self.spec, "name": self.scorer.name}
+        config = {"spec": self.spec, "name": self.scorer.name}
+        if code := code_of(self.scorer):
+            config["code"] = code
+        return config
 
 
 def check_names(scorers: Sequence[NamedScorer], option: str = "--judges") -> None:

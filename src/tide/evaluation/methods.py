@@ -14,6 +14,7 @@ from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, check_baseline, load_baseline
 from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
+from tide.core.fingerprints import code_digest
 from tide.core.results import Result
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
@@ -111,11 +112,14 @@ class SearchMethod:
         carry_over: bool = False,
     ) -> None:
         self.name, self.settings = name, settings
-        self.config = {
+        self.config: dict[str, Any] = {
             "settings": _recorded(settings.model_dump(exclude=_WITHOUT_EFFECT)),
             "strategy_options": _own_options(settings.strategy),
-            **({"carry_over": True} if carry_over else {}),
         }
+        if carry_over:
+            self.config["carry_over"] = True
+        if code := code_digest(load_strategy(settings.strategy).strategy):
+            self.config["strategy_code"] = code
         self._model, self._scorer, self._on_cluster = model, scorer, on_cluster
         self._base = base
 
@@ -164,11 +168,14 @@ class BaselineMethod:
         self.name, self.settings = name, settings
         common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
         doubts = list(getattr(baseline, "doubts", ()))
-        self.config = {
+        self.config: dict[str, Any] = {
             "baseline": baseline.config(),
             "sampling": _recorded(common),
-            **({"doubts": doubts} if doubts else {}),
         }
+        if doubts:
+            self.config["doubts"] = doubts
+        if code := code_digest(type(baseline)):
+            self.config["baseline_code"] = code
         self._baseline, self._scorer, self._engine = baseline, scorer, engine
 
     def records(

@@ -16,6 +16,7 @@ from tide.core.errors import InputError
 from tide.data.records import Likelihood
 from tide.detoxifier.presets import preset_for
 from tide.engines import load_engine
+from tide.engines.checkpoint import weights_of
 from tide.pocket import FOLDERS
 
 # The paper's reference models, by the name of the evaluated model.
@@ -45,6 +46,7 @@ def reference_named(name: str, model: str) -> str | None:
 class Reference:
     """A causal LM that measures perplexity. Raises EngineError if the model cannot be loaded.
 
+    weights: digest of the model's files, if they are known.
     engine: "vllm" for a model that needs several GPUs (`tensor_parallel_size=4`).
     Raises InputError for an engine without a local tokenizer, and for unknown options.
     """
@@ -55,6 +57,7 @@ class Reference:
         if not hasattr(self._engine, "tokenizer"):
             self._engine.close()
             raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
+        self.weights = weights_of(model, engine_options.get("revision"))
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each completion after its prompt.

@@ -36,7 +36,7 @@ SUMMARY = "summary.json"
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
     *(("num_prompts",), ("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
-    ("doubts",),
+    *(("doubts",), ("reference_weights",)),
 }
 
 

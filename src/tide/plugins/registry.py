@@ -110,8 +110,12 @@ def _imported(what: str, target: str) -> Any:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Import a file once. The module is kept in `sys.modules`, where dataclasses look it up."""
-    name = f"tide_file_{blake2b(str(path.resolve()).encode(), digest_size=8).hexdigest()}"
+    """Import a file once, and again after an edit.
+
+    The module is kept in `sys.modules`, where dataclasses look it up.
+    """
+    place = str(path.resolve()).encode() + path.read_bytes()
+    name = f"tide_file_{blake2b(place, digest_size=8).hexdigest()}"
     with _LOCK:  # another thread may be running the file
         if name not in sys.modules:
             spec = spec_from_file_location(name, path)

@@ -26,6 +26,7 @@ from tide.core.errors import (
     described,
     ends_work,
 )
+from tide.core.fingerprints import code_digest
 from tide.core.settings import EmptyPolicy
 
 # One number per text, shape (n,).
@@ -98,6 +99,16 @@ def pace_of(scorer: Scorer) -> str:
             f"(got {pace!r})"
         )
     return pace
+
+
+def code_of(scorer: Scorer) -> str:
+    """Return a digest of the code of the scorer and of those that it wraps; "" for TIDE's own.
+
+    Records and cached scores of other code under the same name are not this scorer's.
+    """
+    inner = [code_of(one) for one in getattr(scorer, "_scorers", ())]
+    digests = [digest for digest in (code_digest(type(scorer)), *inner) if digest]
+    return "+".join(digests)
 
 
 def is_quick(scorer: Scorer) -> bool:
@@ -180,7 +191,7 @@ class CallableScorer(PlainScorer):
     """A scorer made from a function that maps a list of texts to a list of scores.
 
     The function may be an `async def`, and may have the attributes `pace` and `quick` (see
-    `Scorer`). name: by default `callable:` and the function's name.
+    `Scorer`). name: by default `callable:` and the function's name; a digest of the code follows.
     """
 
     # Shown in errors: a common mistake is a function that takes one text.
@@ -188,7 +199,8 @@ class CallableScorer(PlainScorer):
 
     def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
         own = getattr(function, "__qualname__", type(function).__name__)
-        self.name = name or f"callable:{own}"
+        code = code_digest(function)
+        self.name = (name or f"callable:{own}") + (f"@{code}" if code else "")
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
         waits = inspect.iscoroutinefunction(function)
         self.quick = not waits and getattr(function, "quick", False)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tests.generated import examples
 from tests.scorers.wrappers.stand_ins import TwoSides
-from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
+from tide.core.errors import ScorerError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.wrappers.base import MaxScorer, WindowedScorer
@@ -96,14 +96,28 @@ def test_what_is_no_score_is_not_stored(tmp_path: Path) -> None:
         assert scorer.score(TEXTS[:1]) == pytest.approx([0.13])
 
 
-def test_a_function_has_no_revision(tmp_path: Path) -> None:
-    function = CallableScorer(lambda texts: [0.5] * len(texts))
-    around = [function, WindowedScorer(function), MaxScorer([function, Counting()])]
-    for scorer in around:
-        with pytest.raises(InputError, match="has no revision"):
-            CachedScorer(scorer, tmp_path / "scores.sqlite3")
-    with cached(function, ":memory:") as scorer:
-        assert scorer.score(["a text"]) == [0.5]
+def test_cache_tells_lambdas_apart(tmp_path: Path) -> None:
+    half, whole = (CallableScorer(lambda texts, v=v: [v] * len(texts)) for v in (0.5, 1.0))
+    none = CallableScorer(lambda texts: [0.0] * len(texts))
+    for scorer, expected in ((half, 0.5), (whole, 1.0), (none, 0.0), (half, 0.5)):
+        for around in (scorer, WindowedScorer(scorer), MaxScorer([scorer, scorer])):
+            with cached(around, tmp_path / "scores.sqlite3") as found:
+                assert found.score(["a text"]) == [expected]
+
+
+def test_cache_forgets_scores_of_edited_code(tmp_path: Path) -> None:
+    """A class keeps its name while its file, or a function beside it, is edited."""
+    path = tmp_path / "mine.py"
+    for value in (0.1, 0.2):
+        path.write_text(
+            "from tide.scorers import PlainScorer\n"
+            f"def value():\n    return {value}\n"
+            "class Mine(PlainScorer):\n    name = 'mine'\n"
+            "    def score(self, texts):\n        return [value()] * len(texts)\n"
+        )
+        for spec in (f"{path}:Mine", f"windows:{path}:Mine"):
+            with cached(load_scorer(spec), tmp_path / "scores.sqlite3") as found:
+                assert found.score(["a text"]) == [value]
 
 
 @pytest.mark.parametrize("entry", [7.0, -0.5, float("inf"), "0.1", "high", b"\x00", None])
@@ -188,17 +202,21 @@ def test_the_place_comes_from_the_environment(
     assert (tmp_path / "tide" / "scores.sqlite3").exists()
 
 
-WORKER = """
-import sys, numpy as np
-from tide.scorers.wrappers.cache import CachedScorer
+SLOW = """
+import numpy as np
 
 class Slow:
     name, threshold = "slow@1", 0.5
     def score(self, texts):
         return np.array([len(text) / 1000 for text in texts])
     def close(self): pass
+"""
+WORKER = """
+import sys
+from tide.scorers import load_scorer
+from tide.scorers.wrappers.cache import CachedScorer
 
-scorer = CachedScorer(Slow(), sys.argv[1])
+scorer = CachedScorer(load_scorer(sys.argv[4]), sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 for start in range(int(sys.argv[2]), int(sys.argv[3]), 8):
@@ -206,9 +224,12 @@ for start in range(int(sys.argv[2]), int(sys.argv[3]), 8):
 """
 
 
+SPEC = "{}/slow.py:Slow"
+
+
 def worker(path: Path, first: int, last: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(path), str(first), str(last)],
+        [sys.executable, "-c", WORKER, str(path), str(first), str(last), SPEC.format(path.parent)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -230,6 +251,7 @@ def contents(path: Path) -> int:
 
 def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_path: Path) -> None:
     path = tmp_path / "scores.sqlite3"
+    (tmp_path / "slow.py").write_text(SLOW)
     process, killed = worker(path, 800, 1600), worker(path, 0, 10**9)
     start(killed)
     start(process)
@@ -243,7 +265,9 @@ def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_pa
     killed.communicate()
     assert (stored := contents(path)) >= 800
     assert stored % 8 == 0  # only complete calls are stored
-    with cached(Counting("slow@1", fails_at=0), path) as scorer:
+    slow: Any = load_scorer(SPEC.format(tmp_path))
+    slow.score = lambda texts: 1 / 0  # both texts are in the file
+    with cached(slow, path) as scorer:
         assert scorer.score(["0 " * 20, "1599 " * 20]) == pytest.approx([0.04, 0.1])
 
 

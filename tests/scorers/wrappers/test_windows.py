@@ -26,7 +26,8 @@ def test_the_worst_window_counts() -> None:
     assert scorer.score([long, "one bad word", long]) == pytest.approx([1.0, 1 / 3, 1.0])
     assert all(len(text.split()) <= 4 for text in seen)
     assert seen.count("one bad word") == 1
-    assert scorer.name == "windows:4:callable:test_the_worst_window_counts.<locals>.bad_share"
+    name = "windows:4:callable:test_the_worst_window_counts.<locals>.bad_share@"
+    assert scorer.name.startswith(name)
 
 
 def test_windows_of_few_letters_are_scored() -> None:

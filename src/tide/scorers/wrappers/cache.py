@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from tide.core.errors import InputError, ScorerError, first_line
+from tide.core.errors import ScorerError, first_line
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.data.files import user_cache
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Scorer, TextScore
+from tide.scorers.base import Attributed, Scorer, TextScore, code_of
 from tide.scorers.wrappers.base import ScorerWrapper
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ _ATTRIBUTES = TypeAdapter(dict[str, Score])
 
 
 class CachedScorer(ScorerWrapper):
-    """Calls `scorer` only for texts that it has not scored yet under its current name and revision.
+    """Calls `scorer` only for texts that it has not scored yet under its current name and code.
 
     Attributes are stored with the scores.
 
@@ -49,18 +49,13 @@ class CachedScorer(ScorerWrapper):
     (not over a network file system), and killing one does not damage it.
 
     Only valid scores are stored. If an entry is invalid, its text is scored again, with a warning.
-    Raises InputError for a function (unless in memory), because the name of a function has no
-    revision, and ScorerError if the file cannot be used.
+    Raises ScorerError if the file cannot be used.
     """
 
     @checked
     def __init__(self, scorer: Scorer, path: str | Path | None = None) -> None:
-        if "callable:" in scorer.name and str(path) != ":memory:":
-            raise InputError(
-                f"cache: {scorer.name} has no revision, so old scores could pass for new ones; "
-                "make it a Scorer whose name holds a revision"
-            )
         super().__init__(scorer)
+        self._scored_by = f"{scorer.name}\0{code_of(scorer)}"
         self.quick = False  # another process may lock the file
         usual = os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3"
         self.path = str(usual if path is None else path)
@@ -122,7 +117,7 @@ class CachedScorer(ScorerWrapper):
 
     def _key(self, text: str) -> bytes:
         # A text may hold a lone surrogate, which UTF-8 cannot encode.
-        named = f"{self._scorer.name}\0{text}"
+        named = f"{self._scored_by}\0{text}"
         return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
     def _entry(self, score: object, attributes: object) -> TextScore | None:
