@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -17,7 +18,7 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from tests.models import CONTEXT, save_classifier, save_tokenizer
+from tests.models import CONTEXT, VOCAB, save_classifier, save_tokenizer
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer
 from tide.scorers.base import ask_attributes, attributes_of
@@ -78,6 +79,90 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
     with pytest.raises(InputError, match="labels are not exclusive; leave out 'sum:'"):
         load_scorer(f"hf:{folder}#sum:toxic,other")
     assert load_scorer(f"hf:{folder}#max:toxic").name == load_scorer(f"hf:{folder}#toxic").name
+
+
+def save_constant(folder: Path, labels: list[str], logits: list[float], **config: Any) -> str:
+    """A classifier with the same logits for every text."""
+    save_classifier(folder, labels, **config)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor(logits))
+    model.save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+def test_regression_heads_give_their_values(tmp_path: Path) -> None:
+    regression = {"problem_type": "regression"}
+    score = load_scorer(save_constant(tmp_path, ["toxicity"], [0.02], **regression)).score
+    assert score(TEXTS) == pytest.approx([0.02] * 3, abs=1e-6)
+    two = save_constant(tmp_path, ["toxicity", "insult"], [0.02, 0.04], **regression)
+    assert load_scorer(two).score(TEXTS) == pytest.approx([0.04] * 3, abs=1e-6)
+    assert attributes_of(load_scorer(two)) == ("toxicity", "insult")
+    for value, expected in ((-0.1, 0.0), (1.2, 1.0)):
+        spec = save_constant(tmp_path, ["toxicity"], [value], **regression)
+        assert load_scorer(spec).score(TEXTS).tolist() == [expected] * 3
+    spec = save_constant(tmp_path, ["toxicity"], [3.0], **regression)
+    with pytest.raises(ScorerError, match="its regression gives 3, which is not on a scale from 0"):
+        load_scorer(spec)
+
+
+def test_exclusive_labels_that_are_all_toxic_are_refused(tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, ["toxic", "obscene", "threat", "insult"])
+    for labels in ("", "#toxic", "#max:toxic,threat"):
+        with pytest.raises(InputError, match=r'add up to 1 .* set "problem_type": "multi_label_c'):
+            load_scorer(f"hf:{folder}{labels}")
+    folder = save_classifier(tmp_path, ["neutral", "toxic"])
+    for labels in ("#neutral,toxic", "#max:neutral,toxic"):
+        with pytest.raises(InputError, match="name only the toxic ones of neutral, toxic"):
+            load_scorer(f"hf:{folder}{labels}")
+
+
+WIDTH = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "vocab_size": VOCAB, "pad_token_id": 1,
+}  # fmt: skip
+SMALL = {"id2label": {0: "neutral", 1: "toxic"}, "label2id": {"neutral": 0, "toxic": 1}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("Roberta", {}),
+        ("Camembert", {}),
+        ("MPNet", {}),
+        ("Data2VecText", {}),
+        ("Longformer", {"attention_window": [8]}),
+        ("Xmod", {"languages": ["en_XX"], "default_language": "en_XX"}),
+        ("IBert", {}),
+    ],
+)
+def test_windows_leave_the_positions_of_the_padding_out(
+    kind: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    config = getattr(transformers, f"{kind}Config")
+    settings = config(**WIDTH, **SMALL, **more, max_position_embeddings=34)
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(settings).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    scorer = load_scorer(f"hf:{tmp_path}")
+    long = "The weather is fine and the people are kind " * 20
+    both = scorer.score([long, "Rain"])
+    assert both == pytest.approx([*scorer.score([long]), *scorer.score(["Rain"])], abs=1e-5)
+    assert scorer._tokens == 32  # type: ignore[attr-defined]
+
+
+def test_a_model_without_a_padding_token_uses_the_tokenizer_s(tmp_path: Path) -> None:
+    settings = transformers.GPT2Config(
+        n_embd=32, n_layer=1, n_head=4, n_positions=64, vocab_size=VOCAB, bos_token_id=0,
+        eos_token_id=1, **SMALL,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(settings).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    scorer = load_scorer(f"hf:{tmp_path}")
+    apart = [scorer.score([text])[0] for text in TEXTS]
+    assert scorer.score(TEXTS) == pytest.approx(apart, abs=1e-5)
 
 
 def test_a_folder_trained_again_is_another_scorer(tmp_path: Path) -> None:

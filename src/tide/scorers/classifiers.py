@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,34 +19,43 @@ from tide.core.optional import require
 from tide.core.pretrained import READ, check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
-from tide.scorers.labels import how_joined, toxic_columns
+from tide.scorers.labels import check_exclusive, how_joined, toxic_columns
 
 # Minimum context of a model, in tokens.
 _LEAST_TOKENS = 16
 _BATCH = 64  # windows
+# How far a regression trained on labels from 0 to 1 may leave this range.
+_OVERSHOOT = 0.5
+# What a classifier's outputs are: a softmax, sigmoids, or values on a scale from 0 to 1.
+Head = Literal["exclusive", "independent", "regression"]
 
 
 class _Classifier(AttributedScorer):
     """A classifier that scores long texts in windows that overlap by half."""
 
+    name: str
+
     def _take(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         """Set the model. Raises ValueError if its context is less than 16 tokens."""
         config = model.config
         positions = getattr(config, "max_position_embeddings", 10**9)
-        if "roberta" in config.model_type:  # RoBERTa reserves its first positions for padding
-            positions -= config.pad_token_id + 1
+        for name, module in model.named_modules():
+            padding = getattr(module, "padding_idx", None)
+            # RoBERTa and its kin begin to count positions after the padding's.
+            if name.endswith("position_embeddings") and padding is not None:
+                positions -= padding + 1
         self._tokens = min(tokenizer.model_max_length, positions)
+        if config.pad_token_id is None:  # GPT-2 searches for the last token before the padding
+            config.pad_token_id = tokenizer.pad_token_id
         if self._tokens < _LEAST_TOKENS:
             raise ValueError(f"its context is {self._tokens} tokens, less than {_LEAST_TOKENS}")
         self._model, self._tokenizer, self._device = model, tokenizer, device
 
-    def _choose(
-        self, labels: Sequence[str], toxic: list[int], *, exclusive: bool, added: bool
-    ) -> None:
+    def _choose(self, labels: Sequence[str], toxic: list[int], head: Head, *, added: bool) -> None:
         """Set the toxic labels, whether they are added up, and the attributes."""
-        self._toxic, self._exclusive, self._added = toxic, exclusive, added
+        self._toxic, self._head, self._added = toxic, head, added
         self._width = len(labels)
-        reported = toxic if exclusive else [*range(len(labels))]
+        reported = toxic if head == "exclusive" else [*range(len(labels))]
         self._reported = reported if len(reported) > 1 else []
         self.attributes = tuple(labels[i] for i in self._reported)
 
@@ -84,8 +93,23 @@ class _Classifier(AttributedScorer):
         """Return the probability of every label, shape (windows, labels)."""
         inputs = self._tokenizer.pad(windows, padding=len(windows) > 1, return_tensors="pt")
         logits = self._model(**inputs.to(self._device))[0].double()
-        rows = logits.softmax(dim=-1) if self._exclusive else logits.sigmoid()
+        if self._head == "exclusive":
+            rows = logits.softmax(dim=-1)
+        elif self._head == "independent":
+            rows = logits.sigmoid()
+        else:
+            rows = self._on_scale(logits)
         return np.asarray(rows.cpu().numpy(), dtype=np.float64)
+
+    def _on_scale(self, values: torch.Tensor) -> torch.Tensor:
+        """Clip a regression's values to [0, 1]. Raises ScorerError for values of another scale."""
+        wrong = ~((values >= -_OVERSHOOT) & (values <= 1 + _OVERSHOOT))  # true for NaN as well
+        if wrong.any():
+            raise ScorerError(
+                f"scorer {self.name}: its regression gives {values[wrong][0]:.3g}, which is not "
+                "on a scale from 0 to 1"
+            )
+        return values.clamp(0.0, 1.0)
 
 
 class HuggingFaceScorer(_Classifier):
@@ -98,11 +122,12 @@ class HuggingFaceScorer(_Classifier):
     With exclusive labels (softmax) the score is the summed probability of the toxic labels, or with
     `#max:LABEL,LABEL` their largest probability; two or more toxic labels are also attributes. With
     independent labels (sigmoid) the score is the largest probability of a toxic label, and all
-    labels are attributes. A text longer than the model's context is scored in windows that overlap
-    by half; the highest score counts.
+    labels are attributes; so it is with the outputs of a regression on a scale from 0 to 1. A text
+    longer than the model's context is scored in windows that overlap by half; the highest score
+    counts.
 
     Raises ScorerError if the model or its head cannot be loaded completely, and InputError for
-    unknown labels and an unusable device.
+    unknown labels, for exclusive labels that are all toxic, and an unusable device.
     """
 
     @checked
@@ -125,16 +150,28 @@ class HuggingFaceScorer(_Classifier):
         names = [config.id2label[i] for i in range(len(config.id2label))]
         how, wanted = how_joined(wanted)
         toxic = toxic_columns(f"hf:{model}", names, wanted)
-        multi_label = config.problem_type == "multi_label_classification"
-        exclusive = not multi_label and config.num_labels > 1
+        head = _head_of(config)
+        exclusive = head == "exclusive"
         if how == "sum" and not exclusive:
             raise InputError(f"scorer hf:{model}: its labels are not exclusive; leave out 'sum:'")
-        self._choose(names, toxic, exclusive=exclusive, added=exclusive and how != "max")
+        if exclusive:
+            fix = 'if they do not, set "problem_type": "multi_label_classification" in config.json'
+            check_exclusive(f"hf:{model}", names, toxic, fix)
+        self._choose(names, toxic, head, added=exclusive and how != "max")
         self._take(loaded, tokenizer, device)
         chosen = ",".join(names[i] for i in toxic)
         chosen = f"max:{chosen}" if how == "max" and exclusive else chosen
         self.name = f"hf:{model}{revision_of(model, config)}#{chosen}"
         self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
+
+
+def _head_of(config: Any) -> Head:
+    """Return what the outputs are, as transformers' pipeline decides it."""
+    if config.problem_type == "regression":
+        return "regression"
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return "independent"
+    return "exclusive"
 
 
 def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
@@ -204,6 +241,6 @@ class DetoxifyScorer(_Classifier):
                 raise ValueError(f"its checkpoint lacks the weight {missing[0]}")
             overall = next(label for label in labels if label in ("toxic", "toxicity"))
             chosen = toxic_columns(self.name, labels, wanted or overall)
-            self._choose(labels, chosen, exclusive=False, added=False)
+            self._choose(labels, chosen, "independent", added=False)
             self.name += f"#{wanted}" if wanted else ""
             self._take(model.to(where).eval().requires_grad_(False), tokenizer, where)

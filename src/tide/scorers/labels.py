@@ -58,3 +58,21 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
         f"scorer {scorer}: it is unclear which labels are toxic ({', '.join(labels)}); append the "
         f"toxic labels, as in {scorer}#LABEL,LABEL"
     )
+
+
+def check_exclusive(scorer: str, labels: Sequence[str], toxic: Sequence[int], fix: str) -> None:
+    """Refuse exclusive labels that are all toxic: they add up to 1 for every text.
+
+    scorer: as in `toxic_columns`. toxic: indices of the chosen labels. fix: advice if every label
+    has a toxic name. Raises InputError.
+    """
+    if all(map(is_toxic, labels)):
+        raise InputError(
+            f"scorer {scorer}: all its labels ({', '.join(labels)}) are toxic and exclude each "
+            f"other, so they add up to 1 for every text; {fix}"
+        )
+    if len(set(toxic)) == len(labels):
+        raise InputError(
+            f"scorer {scorer}: its labels exclude each other, so together they add up to 1 for "
+            f"every text; name only the toxic ones of {', '.join(labels)}"
+        )

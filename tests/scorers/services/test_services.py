@@ -282,9 +282,12 @@ def test_which_class_is_toxic() -> None:
         assert found.attributes["class-1"] == pytest.approx([toxicity("a text")])
         some = VllmClassifyScorer(f"{service.url}#sum:0,1", **QUICK)
         assert some.name == f"vllm-classify:some/model@{place(service)}#sum:0,1"
-        assert some.score(TEXTS) == pytest.approx([1.0] * len(TEXTS))
+        with pytest.raises(ScorerError, match="all classes together add up to 1 for every text"):
+            some.score(["a text"])
         assert both.score(TEXTS) == pytest.approx([max(p := toxicity(t), 1 - p) for t in TEXTS])
         assert VllmClassifyScorer(f"{service.url}#max:0,1", **QUICK).name == both.name
+        service.answer = lambda number: each(probs=[0.5, 0.25, 0.25])
+        assert some.score(["another text"]).tolist() == [0.75]
         for scorer, fields, message in (
             (some, {"probs": [0.9, 0.8]}, r"not exclusive \(they add up to .*leave out 'sum:'"),
             (two, {"probs": [0.9, 0.1], "label": "toxic"}, "0 is called toxic; append #0"),
@@ -315,6 +318,12 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scorer.score(TEXTS) == pytest.approx(toxic + insult)
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
             load_scorer(f"tei:{service.url}#rude")
+        with pytest.raises(InputError, match="add up to 1 for every text; name only the toxic"):
+            load_scorer(f"tei:{service.url}#neutral,toxic,insult")
+        toxic_only = {"classifier": {"id2label": {"0": "toxic", "1": "insult"}}}
+        monkeypatch.setattr(Tei, "kind", toxic_only)
+        with pytest.raises(InputError, match="TEI applies a softmax to any model"):
+            load_scorer(f"tei:{service.url}#toxic")
         monkeypatch.setattr(Tei, "kind", {"reranker": {}})
         with pytest.raises(ScorerRefusedError, match="is not a classifier"):
             load_scorer(f"tei:{service.url}")

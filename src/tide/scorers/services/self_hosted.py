@@ -17,7 +17,7 @@ from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.base import TextScore
 from tide.scorers.control_tokens import break_up
-from tide.scorers.labels import how_joined, is_toxic, toxic_columns
+from tide.scorers.labels import check_exclusive, how_joined, is_toxic, toxic_columns
 from tide.scorers.services.base import RemoteScorer, place_of
 
 _USUAL = {"concurrency": 8, "timeout": 60.0}
@@ -96,6 +96,8 @@ class TeiScorer(SelfHostedScorer):
         names = list(dict.fromkeys(info.labels.values()))
         self._how, wanted = how_joined(wanted)
         columns = toxic_columns(f"tei:{address}", names, wanted)
+        fix = "TEI applies a softmax to any model; load this one with hf:"
+        check_exclusive(f"tei:{address}", names, columns, fix)
         self._labels = frozenset(names)
         self._toxic = [names[i] for i in columns]
         self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
@@ -220,6 +222,11 @@ class VllmClassifyScorer(_VllmScorer):
             raise ScorerError(
                 f"scorer {self.name}: its classes are not exclusive (they add up to {total:.3f}); "
                 "leave out 'sum:'"
+            )
+        if len(found) == len(row.probs):
+            raise ScorerError(
+                f"scorer {self.name}: all classes together add up to 1 for every text; name only "
+                "the toxic ones"
             )
         return TextScore(min(1.0, sum(found.values())), found)
 
