@@ -182,9 +182,7 @@ def serve(
         made.start(loaded)
         # Clients that are moved to this gateway still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
-        app = create_app(made, name, Monitor(made, monitor_log, monitor_texts))
-        if provider is not None:
-            app = tracing.Traced(app, provider)
+        app = create_app(made, name, Monitor(made, monitor_log, monitor_texts), provider)
         config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from tide import __version__
@@ -24,7 +25,7 @@ from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
-from tide.server.tracing import record_request
+from tide.server.tracing import instrument
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,10 +44,12 @@ _NO_STORE = {"cache-control": "no-store"}
 _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 
-def create_app(policies: Policies, name: str, monitor: Monitor | None = None) -> ASGIApp:
+def create_app(
+    policies: Policies, name: str, monitor: Monitor | None = None, tracing: Any = None
+) -> ASGIApp:
     """Create the ASGI application of a server. All requests share the engine of `policies`.
 
-    name: the name of the model that clients see.
+    name: the name of the model that clients see. tracing: OpenTelemetry's provider of spans.
     """
     limits, metrics, engine = policies.limits, policies.metrics, policies.engine
     monitor = monitor or Monitor(policies)
@@ -60,11 +63,14 @@ def create_app(policies: Policies, name: str, monitor: Monitor | None = None) ->
     app = FastAPI(
         title="TIDE", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
     )
-    for kind in (Refused, TideError, RequestValidationError, HTTPException, Exception):
+    for kind in (Refused, TideError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _failed)
+    # Handlers of `Exception` pass the error on after the answer, so traces would quote its text.
+    app.add_middleware(ExceptionMiddleware, handlers={Exception: _failed})
+    if tracing is not None:
+        instrument(app, tracing)
 
     async def generate(request: Generation, scope: Scope) -> Response:
-        record_request(request, name)
         warned = {"x-tide-ignored": request.ignored} if request.ignored else {}
         asker = Asker(scope[NUMBER], scope[POLICIES])
         if request.stream:

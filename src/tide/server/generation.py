@@ -32,7 +32,7 @@ from tide.server.schemas import (
     ReplyShape,
     event,
 )
-from tide.server.tracing import record_completion
+from tide.server.tracing import record_evaluation
 
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Weight of earlier requests in the moving average of request times, used for `Retry-After`.
@@ -261,10 +261,8 @@ class Serving:
                     continue
                 left -= 1
                 sent = self._sent(item, calls[number], request)
-                best = None if isinstance(item, Draft) else item.best
-                # The completions of a prompt share its tokens.
-                read = 0 if number % request.n else sent.prompt_tokens
-                record_completion(best, sent.reason, read, sent.tokens)
+                if isinstance(item, Result):
+                    record_evaluation(item.best)
                 yield number, sent
             taken = time.monotonic() - started
             self._seconds += (1 - _MEMORY) * (taken - self._seconds)
