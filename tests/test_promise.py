@@ -232,11 +232,9 @@ worlds = st.fixed_dictionaries(
         "screen": st.booleans(),
     }
 )
-# Several completions and the choice among them; only for calls, because a stream shows just one.
+# Several completions; only for calls, because a stream shows just one.
 choices = st.fixed_dictionaries(
     {
-        "select": st.sampled_from(["likelihood", "nearest", "lowest"]),
-        "max_perplexity": st.sampled_from([None, 2.0, 1000.0]),
         "completions_per_evaluation": st.integers(1, 2),
         "num_trials": st.integers(1, 2),
     }

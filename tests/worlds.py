@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.engines.scripted import ScriptedEngine
-from tide.search import LikelihoodRequest, Strategy
+from tide.search import Strategy
 
 PROMPTS = [
     "the first prompt of all",
@@ -73,13 +73,10 @@ class ReadingScorer:
 
 
 def drive(strategy: Strategy) -> list[list[Tensor]]:
-    """Run a strategy on `toxicity`, with equal likelihoods; returns the embeddings by round."""
+    """Run a strategy on `toxicity`; returns the embeddings by round."""
     rounds = []
     while not strategy.done:
         asked = strategy.ask()
-        if isinstance(asked, LikelihoodRequest):
-            strategy.tell([-1.0] * len(asked.evaluations))
-            continue
         rounds.append([candidate.embeddings for candidate in asked])
         strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
     return rounds

@@ -55,7 +55,7 @@ def test_everything_is_listed_and_nothing_cut(
     [
         ("backtrack:lag=2", ["usage: --strategy backtrack:"]),
         ("resample", ["n=none Maximum completions; by default max_iterations."]),
-        ("tide", ["common_random_numbers=false Share"]),
+        ("tide", ["cosine_threshold=0.2 Lowest"]),
         ("reversal", ["tide eval --methods reversal:"]),
         ("mine", ["level=0.25", "mine (scorer)"]),
         ("transformers", ["trust_remote_code=false", "--engine transformers --engine-option "]),

@@ -41,12 +41,12 @@ KINDS: list[Callable[[], BaseException]] = [
     *(KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Panic),
 ]
 HOOKS = ["_tokenize", "_encode", "_texts", "_embed_tokens", "_render", "_vocabulary"]
-HOOKS += ["_prefix_cache", "_decode_nearest"]
+HOOKS += ["_prefix_cache"]
 PLACES = [*HOOKS, "scorer", "write", "piece"]
 OF_A_TEXT = {"_tokenize", "_encode", "_texts", "_render"}
 PROMPTS = [f"once upon a {word}" for word in ("time", "day", "night", "hill", "house")]
 CHAT = [{"role": "user", "content": "once"}]  # its role and the next one's are words, too
-STRATEGIES = ["backtrack", "tide:select=nearest", "random-walk", "resample", "tide,max_perplexity"]
+STRATEGIES = ["backtrack", "tide", "random-walk", "resample"]
 
 
 class Faulty(Storyteller):
@@ -91,12 +91,7 @@ class FaultyReader(Reader):
 
 
 def settings_of(strategy: str) -> dict[str, Any]:
-    name, _, option = strategy.partition(",")
-    more: dict[str, Any] = {"max_perplexity": 1000.0} if option else {}
-    name, _, option = name.partition(":")
-    if option:
-        more["select"] = option.partition("=")[2]
-    return {**SETTINGS, "strategy": name, "on_unresolved": "refuse", **more}
+    return {**SETTINGS, "strategy": strategy, "on_unresolved": "refuse"}
 
 
 def text_of(result: Result) -> str:

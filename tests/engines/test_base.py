@@ -34,7 +34,6 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "text_of": (Chat.said("fine"),),
         "embed": (["fine"],),
         "embed_tokens": ([1],),
-        "decode_nearest": (x,),
         "prefix_cache": (x,),
         "ban": ([1],),
         "after": (Request(x), [1]),
@@ -120,9 +119,8 @@ def test_the_default_methods_are_enough_for_completions() -> None:
         assert engine.encode("a bc").fixed_mask == (False, False)
         assert engine.prefix_cache(torch.zeros(2, 4)) is None
         engine.verify()
-        for call in (lambda: engine.embed(["a"]), lambda: engine.decode_nearest(torch.zeros(1, 4))):
-            with pytest.raises(InputError, match="engine Words: has no embeddings"):
-                call()
+        with pytest.raises(InputError, match="engine Words: has no embeddings"):
+            engine.embed(["a"])
         with pytest.raises(InputError, match="Words has no chat template"):
             engine.text_of(Chat.said("fine"))
         with pytest.raises(InputError, match="engine Words: has no likelihoods"):

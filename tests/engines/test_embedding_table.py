@@ -98,8 +98,8 @@ def test_the_nearest_tokens_of_many_rows_are_looked_for_in_parts(
     rows = engine._embed_ids(ids) * 3 + 1e-4
     for most in (1, 700, 1 << 24):
         monkeypatch.setattr(embedding_table, "_COSINES", most)
-        assert engine.decode_nearest(rows) == ids
-    assert engine.decode_nearest(rows[:0]) == []
+        assert engine._decode_nearest(rows) == ids
+    assert engine._decode_nearest(rows[:0]) == []
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])

@@ -91,8 +91,8 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
     assert settings("base", "rad").top_k == 20
     assert settings("backtrack", "tide").strategy == PRESETS["backtrack"]["strategy"]
     assert settings("resample:n=4", "tide").strategy == "resample:n=4"
-    ranks = settings("tide:estimator=rank,num_samples=4", "tide")
-    assert (ranks.strategy, ranks.num_samples) == ("tide:estimator=rank", 4)
+    wide = settings("tide:cosine_threshold=0.1,num_samples=4", "tide")
+    assert (wide.strategy, wide.num_samples) == ("tide:cosine_threshold=0.1", 4)
     strict = settings("backtrack:lag=2,max_iterations=3", "tide")
     assert strict.strategy == "backtrack:lag=2"
     assert (strict.max_iterations, strict.toxicity_threshold) == (3, 0.1)
@@ -107,9 +107,9 @@ def test_settings_of_one_method_win_over_the_common_ones_and_the_protocol() -> N
         ("tide", {"seed": 2, "temperature": 0.7}, "tide:temperature=0.7,seed=2"),
         ("tide:seed=2,temperature=0.7", {}, "tide:temperature=0.7,seed=2"),
         ("tide", {"mu": 0.25}, "tide:mu=0.25"),
-        ("backtrack:toxicity_threshold=0.1", {"select": "lowest"}, "backtrack:select=lowest"),
+        ("backtrack:toxicity_threshold=0.1", {"perturb": "all"}, "backtrack:perturb=all"),
         ("base", {"mu": 0.25, "top_p": 0.9}, "base:top_p=0.9"),
-        ("backtrack:lag=2", {"max_perplexity": 9}, "backtrack:max_perplexity=9,lag=2"),
+        ("backtrack:lag=2", {"max_iterations": 9}, "backtrack:max_iterations=9,lag=2"),
         ("backtrack:lag=4", {}, "backtrack"),
     ],
 )
@@ -148,7 +148,6 @@ _OPTIONS = {
     "mu": ["0.1", "0.25"],
     "mu_relative": ["1.2", "1.3"],
     "lag": ["4", "2"],
-    "max_perplexity": ["none", "12"],
     "empty_policy": ["zero", "one"],
     "strategy": ["shuffled"],
     "deadline": ["none", "5"],
@@ -225,7 +224,7 @@ def test_the_paper_protocol_is_its_algorithm() -> None:
     choices = "normalization=matrix,projection=nearest"
     tide = settings("tide", "paper")
     assert tide.strategy == f"tide:{choices},unresolved=last,test_prompt=false"
-    assert (tide.perturb, tide.select, tide.empty_policy) == ("all", "nearest", "zero")
+    assert (tide.perturb, tide.empty_policy) == ("all", "zero")
     assert settings("backtrack", "paper").strategy == PRESETS["backtrack"]["strategy"]
     made = loaded("tide", "paper")
     assert (made.name, made.config.get("carry_over")) == ("tide", None)
@@ -236,7 +235,7 @@ def test_the_published_protocol_gives_its_options_to_strategies_that_have_them()
     choices = "baseline=fresh,redraw=true"
     tide = settings("tide", "published")
     assert tide.strategy == f"tide:unresolved=iterate,{choices}"
-    assert (tide.perturb, tide.select, tide.empty_policy) == ("all", "nearest", "zero")
+    assert (tide.perturb, tide.empty_policy) == ("all", "zero")
     assert settings("tide:unresolved=last", "published").strategy.startswith("tide:unresolved=last")
     assert settings("random-walk", "published").strategy == "random-walk:unresolved=iterate"
     assert settings("backtrack", "published").strategy == PRESETS["backtrack"]["strategy"]

@@ -304,18 +304,3 @@ def test_what_is_not_finite_is_null_in_json() -> None:
     broken = metrics.Estimate(float("inf"), low=float("nan"), high=0.5)
     found = replace(summarize(run([[0.1]])), averages={"seconds": broken}).to_dict()
     assert found["averages"]["seconds"] == {"value": None, "low": None, "high": 0.5, "std": None}
-
-
-def test_prompts_that_the_nearest_tokens_give_back() -> None:
-    """Of five trials one was not decoded; a displacement of 0.5 is in the first class."""
-    texts = {"base_text": ["a"] * 5, "text": ["b"] * 5, "evaluations": [2] * 5}
-    far, lost = [0.0, 0.5, 0.5, 0.7, 3.0], [0, 0, 2, 0, None]
-    decoded = {"changed_tokens": lost, "decoded_prompt": ["x", "x", "y", "x", None]}
-    only = record(0, [0.1] * 5, displacement=far, **decoded, **texts)
-    found = summarize(Run("tide", run([[0.1]]).config, [only])).averages
-    assert found["decoded"].value == 4 / 5
-    # A trial that did not move is not counted.
-    assert found["recovered"].value == 2 / 3
-    assert found["recovered_0_0.5"].value == 1 / 2
-    assert found["recovered_0.5_1"].value == 1.0
-    assert "recovered_2_inf" not in found

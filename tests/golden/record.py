@@ -29,13 +29,10 @@ GOLDEN = HERE / "core.jsonl.gz"
 _PUBLISHED = {
     "strategy": "tide:unresolved=iterate,baseline=fresh,redraw=true",
     "perturb": "all",
-    "select": "nearest",
     "empty_policy": "zero",
     "num_trials": 3,
 }
 _LONG = {"max_new_tokens": 128, "temperature": 0.7}
-_WALK = {"strategy": "random-walk", "toxicity_threshold": 0.2}
-_CHATS: Any = {"model": "pocket-chat", "prompts": "chat"}
 
 
 @dataclass(frozen=True)
@@ -62,22 +59,11 @@ class Case:
 
 
 CASES = (
-    Case("tide", settings={"decode": True}),
-    *(Case(name, settings={"strategy": name}) for name in ("resample", "shuffled", "random-walk")),
+    *(
+        Case(name, settings={"strategy": name})
+        for name in ("tide", "resample", "shuffled", "random-walk")
+    ),
     Case("published", settings=_PUBLISHED),
-    Case("long walk", settings={**_LONG, **_WALK}, **_CHATS, count=25),
-    Case("long tide", settings=_LONG, **_CHATS, start=25, count=10),
-    Case(
-        "long stops",
-        settings={**_LONG, **_WALK, "stop": [".\n", "you"], "min_new_tokens": 30},
-        **_CHATS,
-        start=35,
-        count=10,
-    ),
-    Case(
-        "long text", settings={**_LONG, **_WALK, "perturb": "last:4"}, model="pocket-chat", count=10
-    ),
-    Case("long stream", settings={**_LONG, **_WALK}, **_CHATS, start=45, count=5, streams=True),
     Case("backtrack", "backtrack"),
     Case("long backtrack", "backtrack", _LONG, "pocket-chat", "chat", 50, 25),
     Case("backtrack stream", "backtrack", _LONG, "pocket-chat", "chat", 75, 5, streams=True),
@@ -109,7 +95,7 @@ def described(result: Result) -> list[dict[str, Any]]:
 def _trial(trial: Trial) -> dict[str, Any]:
     # base_partial: says of the trace what it is, and is no result of its own. parts: of chats
     # before a server alone. prompt_tokens: the prompt's.
-    left_out = {"trace", "decoded_prompt", "shown", "base_partial", "parts", "prompt_tokens"}
+    left_out = {"trace", "shown", "base_partial", "parts", "prompt_tokens"}
     plain = trial.model_dump(exclude=left_out)
     return {
         **plain,

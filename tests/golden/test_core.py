@@ -13,7 +13,7 @@ from tests.golden.record import CASES, Case, described, read_golden
 _SAME = 0.97
 _TOLERANCE = 2e-4
 # Some seconds each; the others take a minute and a half together.
-_QUICK = ("random-walk", "long stops", "backtrack", "backtrack stream")
+_QUICK = ("random-walk", "backtrack", "backtrack stream")
 _CASES = [
     pytest.param(case, id=case.name, marks=[] if case.name in _QUICK else [pytest.mark.slow])
     for case in CASES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -400,21 +399,3 @@ def test_a_place_that_waits_is_not_scored_after_a_cancellation() -> None:
 
     asyncio.run(leave())
     assert len(calls) == 1
-
-
-def test_a_stream_gives_out_what_a_deadline_leaves_accepted() -> None:
-    """A text of the search has passed; the likelihoods that would rank it have not come."""
-    written = itertools.count()
-
-    class Unranked(ScriptedEngine):
-        async def _log_likelihoods(self, *_: Any) -> Any:
-            await asyncio.sleep(60)
-
-    engine = Unranked(lambda x, seed: " this is bad" if next(written) < 3 else " this is fine")
-    scorer = CallableScorer(lambda texts: [0.9 if "bad" in text else 0.0 for text in texts])
-    settings: dict[str, Any] = {"strategy": "tide", "completions_per_evaluation": 3}
-    with Detoxifier(engine, scorer=scorer, deadline=1.0, **settings) as detox:
-        stream = detox.stream(PROMPTS[0])
-        parts = list(stream)
-    assert stream.result.best.accepted
-    assert parts == [stream.result.text] == [" this is fine"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tide.core.errors import EngineError, InputError, StrategyError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Engine, Likelihood, Piece, Request, TokenPair
+from tide.engines.base import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.search import Effort, Search
@@ -77,7 +77,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())
-@pytest.mark.parametrize("changes", [{}, {"completions_per_evaluation": 2, "max_perplexity": 2.0}])
+@pytest.mark.parametrize("changes", [{}, {"completions_per_evaluation": 2}])
 def test_a_strategy_gives_the_same_results_at_any_batch_size(
     name: str, changes: dict[str, Any]
 ) -> None:
@@ -90,19 +90,6 @@ def test_a_strategy_gives_the_same_results_at_any_batch_size(
         for size in (1, 3, 64)
     ]
     assert results[0] == results[1] == results[2]
-
-
-def test_likelihoods_choose_among_passing_completions() -> None:
-    """For the scripted engine shorter completions are more likely; all but one have two tokens."""
-    engine = scripted_engine()
-    detox = Detoxifier(
-        engine, scorer=ReadingScorer(), strategy="tide", completions_per_evaluation=3
-    )
-    results = list(detox.map(PROMPTS))
-    calls = sum(result.trials[0].likelihood_calls for result in results)
-    assert calls == len(engine.pairs) > 0
-    prompts = {engine.encode(prompt).token_ids for prompt in PROMPTS}
-    assert all(tuple(prompt) in prompts for prompt, _ in engine.pairs)
 
 
 def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> None:
@@ -185,17 +172,6 @@ def test_an_evaluation_that_there_is_not_is_not_chosen(number: Any) -> None:
         _ = made.best
 
 
-def test_nearest_tokens_are_those_of_a_point_that_moved() -> None:
-    engine = scripted_engine()
-    found, _ = outcomes(
-        engine, ReadingScorer(), lambda scoring: [search(engine, scoring, one) for one in PROMPTS]
-    )
-    nearest = [made.nearest(engine.encode(one)) for made, one in zip(found, PROMPTS, strict=True)]
-    for made, one in zip(found, nearest, strict=True):
-        assert bool(one) == (made.effort.trace[made.best].displacement > 0)
-    assert {bool(one) for one in nearest} == {True, False}
-
-
 def test_embeddings_that_no_engine_takes_fail_alone() -> None:
     engine = scripted_engine()
 
@@ -264,52 +240,6 @@ def test_what_is_no_completion_is_an_engine_error(piece: Any) -> None:
     with pytest.raises(EngineError, match=r"scripted.*(invalid or too|unknown|without a finish)"):
         Detoxifier(engine, scorer=scorer)("a prompt")
     assert not scorer.batches
-
-
-def test_a_likelihood_that_is_not_a_number_is_an_engine_error() -> None:
-    engine = scripted_engine()
-
-    async def nan(pairs: Sequence[TokenPair], *_: Any) -> list[Likelihood]:
-        return [Likelihood(math.nan, 1)] * len(pairs)
-
-    engine._log_likelihoods = nan  # type: ignore[method-assign]
-    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide", max_perplexity=2.0)
-    with pytest.raises(EngineError, match="a likelihood is not a number"):
-        list(detox.map(PROMPTS))
-
-
-def test_with_a_bound_of_perplexity_the_most_likely_text_that_passes_is_returned() -> None:
-    """If none of the texts is likely enough; an empty one never is."""
-    engine = scripted_engine()
-    plain: dict[tuple[int, ...], float] = {}
-
-    async def likelihoods(pairs: Sequence[TokenPair], *_: Any) -> list[Likelihood]:
-        for _prompt, ids in pairs:
-            text = engine.texts([ids])[0]
-            plain[tuple(ids)] = -5.0 - (sum(map(ord, text)) * 37 % 1000) / 1000
-        return [Likelihood(plain[tuple(ids)], 1) for _, ids in pairs]
-
-    engine._log_likelihoods = likelihoods  # type: ignore[method-assign]
-    detox = Detoxifier(
-        engine,
-        scorer=ReadingScorer(),
-        strategy="tide",
-        max_perplexity=2.0,
-        max_iterations=6,
-        num_samples=6,
-    )
-    chosen = 0
-    for prompt in PROMPTS:
-        trial = detox(prompt).best
-        passing = [one for one in trial.trace if one.toxicity < 0.5]
-        asked = [one for one in passing if _ids(engine, one.text) in plain]
-        assert not asked or trial.accepted
-        if not asked:
-            continue
-        chosen += 1
-        best = max(asked, key=lambda one: plain[_ids(engine, one.text)])
-        assert plain[_ids(engine, trial.text)] == plain[_ids(engine, best.text)]
-    assert chosen
 
 
 LOOP, PLAIN = "and so on" + " and so on" * 4, "toxicity 0.7 of a plain text"

@@ -140,7 +140,7 @@ class GivenNoise(TideStrategy):
 
     noise: list[Tensor]
 
-    def draw_perturbations(self) -> Tensor:
+    def normal(self, count: int) -> Tensor:
         return self.noise.pop(0)
 
 

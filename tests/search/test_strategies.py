@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.search.test_tide import problem
 from tests.worlds import drive, toxicity
@@ -17,13 +13,11 @@ from tide.core.settings import Settings
 from tide.search import (
     REGISTRY,
     Candidate,
-    LikelihoodRequest,
     Strategy,
     load_strategy,
     resolve_settings,
 )
 from tide.search.base import Point, Steps
-from tide.search.tide import centred_ranks
 
 HARD = {"toxicity_threshold": 1e-9, "max_iterations": 3}
 # `backtrack` evaluates no points; see tests/runtime/test_backtrack.py.
@@ -42,7 +36,6 @@ def candidates(strategy: Strategy) -> list[Candidate]:
     found: list[Candidate] = []
     while not strategy.done:
         asked = strategy.ask()
-        assert not isinstance(asked, LikelihoodRequest)
         found += asked
         strategy.tell([toxicity(candidate.embeddings) for candidate in asked])
     return found
@@ -59,7 +52,7 @@ def tell(strategy: Strategy, *rounds: list[float]) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_costs_one_evaluation_on_a_clean_prompt(name: str) -> None:
-    strategy = make(name, max_perplexity=None)
+    strategy = make(name)
     (candidate,) = strategy.ask()
     assert torch.equal(candidate.embeddings, strategy.problem.x0)
     assert (candidate.role, candidate.iteration, candidate.displacement) == ("initial", 1, 0.0)
@@ -163,73 +156,11 @@ def at_three_radii(**changes: Any) -> Strategy:
     return strategy
 
 
-def test_selects_the_nearest_or_the_lowest() -> None:
-    for select, expected in (("nearest", 1), ("lowest", 3)):
-        strategy = at_three_radii(select=select)
-        strategy.tell([0.4, 0.3, 0.2])
+def test_the_first_point_that_passes_is_accepted() -> None:
+    for scores, expected in (([0.4, 0.3, 0.2], 1), ([0.9, 0.3, 0.2], 2)):
+        strategy = at_three_radii()
+        strategy.tell(scores)
         assert (strategy.done, strategy.best) == (True, expected)
-
-
-def test_selects_the_most_likely() -> None:
-    strategy = at_three_radii(select="likelihood")
-    strategy.tell([0.4, 0.9, 0.2])
-    asked = strategy.ask()
-    assert asked == LikelihoodRequest((1, 3))  # only those that pass
-    with pytest.raises(ValueError, match="2 values"):
-        strategy.tell([-1.0])
-    strategy.tell([-1.5, -0.5])
-    assert (strategy.done, strategy.best) == (True, 3)
-
-
-def test_a_single_passing_completion_needs_no_likelihood() -> None:
-    strategy = at_three_radii(select="likelihood")
-    strategy.tell([0.9, 0.3, 0.9])
-    assert (strategy.done, strategy.best) == (True, 2)
-
-
-def test_max_perplexity_searches_on_and_falls_back() -> None:
-    strategy = at_three_radii(max_perplexity=math.e**2, max_iterations=2)
-    strategy.tell([0.9, 0.3, 0.2])
-    assert strategy.ask() == LikelihoodRequest((2, 3))
-    strategy.tell([-3.0, -2.5])  # perplexities e^3 and e^2.5: both too unlikely
-    assert (strategy.done, strategy.best) == (True, 3)  # the most likely one below the threshold
-    strategy = at_three_radii(max_perplexity=math.e**2, max_iterations=3)
-    strategy.tell([0.9, 0.3, 0.2])
-    strategy.tell([-3.0, -math.inf])
-    assert not strategy.done
-    strategy.tell([0.4, 0.9, 0.9])
-    strategy.tell([-1.9])
-    assert (strategy.done, strategy.best) == (True, 4)
-
-
-# Options of the estimator
-
-
-def test_antithetic_perturbations_come_in_pairs() -> None:
-    strategy = make("tide:antithetic=true", num_samples=6)
-    tell(strategy, [0.9])
-    x = [candidate.embeddings - strategy.problem.x0 for candidate in strategy.ask()]
-    for plus, minus in zip(x[:3], x[3:], strict=True):
-        assert torch.allclose(plus, -minus, atol=1e-5)
-    assert len(make("tide:antithetic=true", num_samples=5).draw_perturbations()) == 5  # type: ignore[attr-defined]
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=20))
-def test_centred_ranks(scores: list[int]) -> None:
-    ranks = centred_ranks([score / 10 for score in scores])
-    assert float(ranks.sum()) == pytest.approx(0.0, abs=1e-9)
-    assert float(ranks.abs().max()) <= 0.5
-    for a, b in ((0, -1), (len(scores) // 2, 0)):
-        assert (ranks[a] < ranks[b]) == (scores[a] < scores[b])
-
-
-def test_rank_weights_ignore_the_size_of_differences() -> None:
-    steps: list[Tensor] = []
-    for scores in ([0.6, 0.7, 0.8], [0.61, 0.8, 0.99]):
-        strategy = make("tide:estimator=rank", num_samples=3)
-        tell(strategy, [0.9], scores)
-        steps.append(strategy.ask()[0].embeddings)
-    assert torch.equal(*steps)
 
 
 def test_several_completions_per_evaluation_are_averaged() -> None:
@@ -241,15 +172,7 @@ def test_several_completions_per_evaluation_are_averaged() -> None:
     assert len(strategy.ask()) == 6
     strategy.tell([0.9, 0.9, 0.9, 0.1, 0.2, 0.3])
     strategy.tell([0.6, 0.4, 0.3])  # mean 0.43: passes, with its second or third completion
-    assert strategy.ask() == LikelihoodRequest((10, 11))
-    strategy.tell([-1.0, -0.9])
-    assert (strategy.done, strategy.best) == (True, 11)
-
-
-@pytest.mark.parametrize("name", ["tide", "shuffled"])
-def test_ranks_need_two_samples(name: str) -> None:
-    with pytest.raises(InputError, match="estimator=rank: num_samples=1"):
-        make(f"{name}:estimator=rank", num_samples=1)
+    assert (strategy.done, strategy.best) == (True, 10)
 
 
 # User-defined strategies

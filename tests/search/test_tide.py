@@ -142,22 +142,6 @@ def test_scales_are_relative_to_the_prompts_rows() -> None:
 # Seeds
 
 
-def test_common_random_numbers_share_the_noise_of_a_point() -> None:
-    def seeds(common: bool) -> list[list[int]]:
-        strategy = make(problem(), common_random_numbers=common, max_iterations=2, num_samples=3)
-        found = []
-        while not strategy.done:
-            asked = strategy.ask()
-            found.append([candidate.sampling_seed for candidate in asked])
-            strategy.tell([0.9 - 0.01 * i for i in range(len(asked))])
-        return found
-
-    (first,), around, (second,) = seeds(common=True)
-    assert set(around) == {first}
-    assert second != first
-    assert len({seed for row in seeds(common=False) for seed in row}) == 5
-
-
 @pytest.mark.parametrize("case", json.loads(GOLDEN.read_text()), ids=lambda case: case["name"])
 def test_golden_trajectories(case: dict[str, Any]) -> None:
     """Recorded with `python -m tests.search.record_golden`; a change here changes every result."""

@@ -35,7 +35,7 @@ CLIENTS = 8
 THRESHOLD = 0.2
 # Greedy, so that rows share requests.
 SETTINGS = ("--strategy", "random-walk", "--preset", "relative", "--temperature", "0")
-SETTINGS += ("--select", "nearest", "--num-samples", "2")
+SETTINGS += ("--num-samples", "2")
 _SERVICE = str(Path(__file__).with_name("scorer_service.py"))
 _SCORER = f"{Path(__file__).with_name('twice.py')}:Twice"
 

@@ -129,10 +129,6 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
                 after.append(" withheld", "yellow")
             elif trial.not_accepted:  # an empty completion is labelled already
                 after.append(" not accepted", "yellow")
-            if trial.decoded_prompt is not None:
-                same = trial.changed_tokens == 0
-                says = "the prompt" if same else visible(as_shown(trial.decoded_prompt))
-                after.append(f"\nnearest tokens: {says}", "dim")
             before = _completion(
                 trial, trial.base_text or "", trial.base_toxicity or 0.0, threshold, words
             )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tide.evaluation import Run
 
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
-_OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation", "decode")
+_OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation")
 BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protocol")}
 Benchmark = Annotated[
     str,

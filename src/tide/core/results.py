@@ -86,17 +86,13 @@ class Trial(BaseModel):
     chosen: index in `trace` of the accepted evaluation, or else of the best evaluation.
     refused: nothing was accepted, and the text is withheld.
     scorer_calls: texts sent to the scorer; equal texts of a round count once.
-    likelihood_calls: completions whose likelihood was computed.
     prompt_tokens: length of the prompt.
     generated_tokens: tokens that the model wrote, rejected ones included, without those that it
         wrote while a rejecting score was awaited.
-    read_tokens: prompt and answer tokens prefilled, also for likelihoods; tokens in the KV cache
-        count once. 0 (not counted) if every evaluation of a search prefilled the prompt.
+    read_tokens: prompt and answer tokens prefilled; tokens in the KV cache count once. 0 (not
+        counted) if every evaluation of a search prefilled the prompt.
     base_partial: `base` holds only the text before the first repair, and cannot be compared with
         whole completions.
-    changed_tokens: number of embeddings whose nearest token, by cosine, is not the prompt's token;
-        0 if the prompt is recovered exactly. Set with `decode` for an accepted moved prompt.
-    decoded_prompt: the text of the nearest tokens.
     shown, shown_tokens: the text that was streamed before the answer was withheld, and its length.
     parts: tool calls and reasoning of an accepted answer that may be given out.
 
@@ -114,10 +110,7 @@ class Trial(BaseModel):
     chosen: int
     iterations: int
     scorer_calls: int
-    likelihood_calls: int
     trace: tuple[ScoredCompletion, ...]
-    changed_tokens: int | None = None
-    decoded_prompt: str | None = None
     prompt_tokens: int
     generated_tokens: int
     read_tokens: int = 0
@@ -158,16 +151,9 @@ class Trial(BaseModel):
 
     @property
     def forward_tokens(self) -> int:
-        """Number of tokens that the model processed.
-
-        If `read_tokens` is 0, each likelihood counts as the prompt and an average completion.
-        """
-        if self.read_tokens:
-            return self.generated_tokens + self.read_tokens
-        read = self.prompt_tokens * self.evaluations
-        likelihoods = self.likelihood_calls / self.evaluations
-        whole = sum(one.num_tokens for one in self.trace) + read
-        return self.generated_tokens + read + round(likelihoods * whole)
+        """Number of tokens that the model processed."""
+        read = self.read_tokens or self.prompt_tokens * self.evaluations
+        return self.generated_tokens + read
 
     @property
     def rounds(self) -> int:

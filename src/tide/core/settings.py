@@ -150,18 +150,6 @@ class Settings(Sampling):
         le=1024,
         description="Completions per evaluated point; the point's score is their mean score (M').",
     )
-    select: Literal["likelihood", "nearest", "lowest"] = Field(
-        default="likelihood",
-        description="Which of several passing completions to return: the likeliest after the "
-        "unmodified prompt, the nearest to this prompt, or the least toxic.",
-    )
-    max_perplexity: float | None = Field(
-        default=None,
-        gt=1,
-        le=1e9,
-        description="Reject completions whose perplexity after the unmodified prompt is higher "
-        "than this.",
-    )
     reject_degenerate: bool = Field(
         default=False,
         description="Reject completions of a search that loop or have hardly any words, unless the "
@@ -206,11 +194,6 @@ class Settings(Sampling):
     )
     deadline: _Positive | None = Field(
         default=None, description="Time limit for one trial of a prompt, in seconds."
-    )
-    decode: bool = Field(
-        default=False,
-        description="Decode accepted embeddings to their nearest tokens and compare with the "
-        "prompt.",
     )
     window_tokens: int = Field(
         default=50,
@@ -291,8 +274,6 @@ class Overrides(TypedDict, total=False):
     step_relative: float | None
     perturb: str
     completions_per_evaluation: int
-    select: Literal["likelihood", "nearest", "lowest"]
-    max_perplexity: float | None
     reject_degenerate: bool
     num_trials: int
     seed: int
@@ -302,5 +283,4 @@ class Overrides(TypedDict, total=False):
     tool_calls: Treatment
     reasoning: Treatment
     deadline: float | None
-    decode: bool
     window_tokens: int

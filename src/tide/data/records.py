@@ -33,8 +33,6 @@ TraceEntry = Annotated[
     tuple[_Count, _Count, Role, Score, _Finite, _Finite],
     Field(strict=False),
 ]
-# Fields that may be missing in only some trials of a record.
-_SOME_HAVE = ("changed_tokens", "decoded_prompt")
 T = TypeVar("T")
 
 
@@ -66,8 +64,7 @@ class TrialRecord(_Frozen):
     """One trial. A field is None if the method does not have it (a baseline has no steps).
 
     text: empty if the completion was withheld (`refused`); the score is kept. attributes: the
-    scorer's scores besides `toxicity` (threat, insult...), if any. changed_tokens, decoded_prompt:
-    as in `tide.Trial`.
+    scorer's scores besides `toxicity` (threat, insult...), if any.
     steps: the results of the search if it had ended earlier; the last step is the completion
     that is returned or withheld. trace: all evaluations. finish_reason: "length" if
     `max_new_tokens` cut the text off. base_partial: whether `base_text` is only the text before the
@@ -88,8 +85,6 @@ class TrialRecord(_Frozen):
     accepted: bool | None = None
     refused: bool | None = None
     empty: bool | None = None
-    changed_tokens: _Count | None = None
-    decoded_prompt: str | None = None
     evaluations: _Count | None = None
     rounds: _Count | None = None
     num_tokens: _Count | None = None
@@ -97,7 +92,6 @@ class TrialRecord(_Frozen):
     generated_tokens: _Count | None = None
     forward_tokens: _Count | None = None
     scorer_calls: _Count | None = None
-    likelihood_calls: _Count | None = None
     base_text: str | None = None
     base_toxicity: Score | None = None
     base_partial: bool = False
@@ -150,7 +144,7 @@ class Record(_Frozen):
         """Check that all trials have the same fields, which averages over trials need."""
         for name in TrialRecord.model_fields:
             has = {getattr(trial, name) is not None for trial in self.trials}
-            if len(has) > 1 and name not in _SOME_HAVE:
+            if len(has) > 1:
                 raise ValueError(f"only some trials have {name}")
         return self
 

@@ -98,8 +98,8 @@ def is_file(preset: str | Path) -> bool:
 # `on_unresolved`.
 TUNABLE = (
     *("strategy", "toxicity_threshold", "max_iterations", "num_samples", "mu", "mu_relative"),
-    *("step_size", "step_relative", "perturb", "completions_per_evaluation", "select"),
-    *("max_perplexity", "reject_degenerate"),
+    *("step_size", "step_relative", "perturb", "completions_per_evaluation"),
+    "reject_degenerate",
 )
 _LARGEST = 1 << 16  # bytes
 _Value = str | bool | int | Annotated[float, Field(allow_inf_nan=False)] | None

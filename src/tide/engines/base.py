@@ -185,9 +185,6 @@ class Engine(ABC):
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         raise InputError(f"engine {type(self).__name__}: has no embeddings")
 
-    def _decode_nearest(self, embeddings: Tensor) -> list[int]:
-        raise InputError(f"engine {type(self).__name__}: has no embeddings")
-
     def _render(self, chat: Chat) -> Rendered:
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
 
@@ -318,14 +315,6 @@ class Engine(ABC):
         """
         with self._calling("embed_tokens"):
             return self._embed_tokens(token_ids)
-
-    def decode_nearest(self, embeddings: Tensor) -> list[int]:
-        """Return, for each row of (T, d), the token id of the largest cosine similarity."""
-        with self._calling("decode_nearest"):
-            found = self._decode_nearest(embeddings)
-        if len(found) != (rows := len(embeddings)):
-            raise EngineError(f"engine {self.name}: {len(found)} nearest ids for {rows} rows")
-        return found
 
     def prefix_cache(self, rows: Tensor | None = None) -> object:
         """Return a handle; keys and values that its requests share are cached while it exists.

@@ -19,7 +19,7 @@ from tide.engines.base import Completion, Engine, FinishReason, Piece, Prompt, R
 # Each completion is decoded after this text, so that a tokenizer that marks word starts does not
 # swallow the completion's first space.
 _ANCHOR = "a"
-# Maximum number of cosines that `decode_nearest` computes at once.
+# Maximum number of cosines that `_decode_nearest` computes at once.
 _COSINES = 1 << 24
 # Number of table rows from which the scale is measured; a single row may be all zeros.
 _MEASURED = 16
@@ -145,6 +145,7 @@ class EmbeddingEngine(Engine):
         return self._embed_ids(token_ids).float().cpu()
 
     def _decode_nearest(self, embeddings: Tensor) -> list[int]:
+        """Return, for each row of (T, d), the token id of the largest cosine similarity."""
         weight = self._layer.weight
         with torch.inference_mode():
             rows = embeddings.to(weight.device).float()

@@ -90,13 +90,6 @@ class ScriptedEngine(Engine):
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         return torch.stack([self._row(i) for i in token_ids])
 
-    def _decode_nearest(self, embeddings: Tensor) -> list[int]:
-        table = torch.nn.functional.normalize(
-            torch.stack([self._row(i) for i in range(len(self._words))]), dim=-1
-        )
-        rows = torch.nn.functional.normalize(embeddings, dim=-1)
-        return list((rows @ table.T).argmax(dim=-1).tolist())
-
     def _ids(self, text: str) -> list[int]:
         return [self._id(word) for word in _WORDS.findall(text)]
 

@@ -53,10 +53,10 @@ _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # Fields that only records of a search have.
 _OF_A_SEARCH = (
     *("accepted", "refused", "iterations", "cosine", "displacement", "trace", "steps"),
-    *("base_text", "base_toxicity", "changed_tokens", "decoded_prompt"),
+    *("base_text", "base_toxicity"),
 )
 # Settings that do not affect the output.
-_WITHOUT_EFFECT = {"num_trials", "decode"}
+_WITHOUT_EFFECT = {"num_trials"}
 
 
 class TimeShares:
@@ -307,7 +307,7 @@ def load_method(
         begun = _for_strategy(name, preset_values(preset, model_name, name))
         usual = _for_strategy(name, preset_values("auto", model_name, name))
     if is_search:
-        rules.append({"decode": True, **protocol.search})
+        rules.append(protocol.search)
     try:
         chosen = _with_options(begun, protocol.options, options)
         settings = resolve_settings(begun, *rules, common, chosen)

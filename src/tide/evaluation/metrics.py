@@ -29,14 +29,9 @@ Ratios = dict[str, tuple[float, float]]
 _RESAMPLES = 2000
 # Maximum size of a bootstrap batch (resamples times prompts); BOLD has 23,679 prompts.
 _BATCH_NUMBERS = 4_000_000
-# Name of an average -> range of displacements: above the first bound, up to the second bound.
-RECOVERED = {
-    f"recovered_{low:g}_{high:g}": (low, high)
-    for low, high in ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, math.inf))
-}
 # Averages that are shares of completions or prompts, by the last part of their names.
-_SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused", "decoded"}
-_SHARES |= {"recovered", "changed", "degenerate", *RECOVERED}
+_SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused"}
+_SHARES |= {"changed", "degenerate"}
 # Costs, summed over the trials of a prompt.
 _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
 
@@ -112,8 +107,6 @@ class Summary:
     `unresolved` and `refused` (shares of prompts with an unresolved or a refused trial).
     Over moved completions: `moved_displacement`, and `moved_similarity` (ROUGE-L with the
     completion of the unmodified prompt, if recorded whole).
-    `decoded`: share of completions whose point was decoded to its nearest tokens. `recovered`:
-    share of decoded completions whose tokens are the prompt's; also by ranges of displacement.
 
     dropped: number of completions that `valid` left out of toxicity, perplexity, `dist_n`,
     `iterations`, `num_tokens`, `degenerate` and `empty`; the costs include them.
@@ -200,8 +193,6 @@ def summarize(
         else one
         for name, one in bootstrapped(rows, seed).items()
     }
-    if "recovered" not in estimates:  # nothing was decoded, or nothing accepted
-        estimates.pop("decoded", None)
     judged = {
         source: {
             name: estimates.pop(key)
@@ -424,15 +415,6 @@ def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Rati
     found["moved_similarity"] = math.fsum(alike), len(pairs)
     if (far := all_or_none(one.displacement for one in moved)) is not None:
         found["moved_displacement"] = math.fsum(far), len(moved)
-    decoded = [
-        (one.displacement, one.changed_tokens == 0)
-        for one in kept
-        if one.changed_tokens is not None and one.displacement is not None
-    ]
-    found["decoded"] = len(decoded), len(kept)
-    for name, (low, high) in {"recovered": (0.0, math.inf), **RECOVERED}.items():
-        some = [same for displacement, same in decoded if low < displacement <= high]
-        found[name] = sum(some), len(some)
     return found
 
 

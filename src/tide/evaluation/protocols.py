@@ -50,7 +50,7 @@ PROTOCOLS = {
             3,
             _COLD,
             False,
-            {"perturb": "all", "select": "nearest"},
+            {"perturb": "all"},
             options={"unresolved": "iterate", "baseline": "fresh", "redraw": "true"},
             carry_over=True,
         ),
@@ -60,7 +60,7 @@ PROTOCOLS = {
             3,
             _COLD,
             False,
-            {"perturb": "all", "select": "nearest"},
+            {"perturb": "all"},
             options={
                 "test_prompt": "false",
                 "normalization": "matrix",

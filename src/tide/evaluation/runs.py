@@ -105,7 +105,7 @@ class _Config(_Section):
 _RETURNED = (
     *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
     "num_tokens",
-    *("changed_tokens", "decoded_prompt", "judge_scores", "judge_attributes", "perplexity"),
+    *("judge_scores", "judge_attributes", "perplexity"),
 )
 
 

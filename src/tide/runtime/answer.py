@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
 
 import anyio
 
@@ -104,7 +103,6 @@ class Answer:
         self._banned_next: dict[tuple[int, ...], tuple[int, ...]] = {}  # by all ids before
         self._parts = self._parts_given = Parts()  # parts of the last draw, and the parts given out
         self._broken_off = self._draws = self._given_out = self._kept = 0
-        self._nearest: dict[str, Any] = {}
         self._at_end = self._base_partial = False  # whether the text has ended; see `Trial`
 
     async def run(self) -> Trial:
@@ -381,8 +379,6 @@ class Answer:
                 self._found = settings.passes(search.scores[search.best])
         if not self._found:
             return False
-        if settings.decode:
-            self._nearest = search.nearest(task.prompt)
         self._show_found()
         return True
 
@@ -466,7 +462,6 @@ class Answer:
             iterations=effort.iterations,
             trace=tuple(trace),
             scorer_calls=effort.scorer_calls,
-            likelihood_calls=effort.likelihood_calls,
             prompt_tokens=len(task.prompt.token_ids),
             generated_tokens=effort.generated_tokens,
             # 0 means that every evaluation of a search prefilled the prompt, as the paper counts.
@@ -475,7 +470,6 @@ class Answer:
             shown="".join(watch.texts[:shown_tokens]),
             shown_tokens=shown_tokens,
             parts=self._parts_given if passed and not refused else Parts(),
-            **self._nearest,
         )
 
 

@@ -5,7 +5,6 @@ In each round the strategy proposes candidates, and the engine and the scorer ev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from tide.scorers.base import TextPolicy
 from tide.scorers.scoring import Scoring
 
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
-    from tide.search.base import Candidate, LikelihoodRequest, Problem, Strategy
+    from tide.search.base import Candidate, Problem, Strategy
 
 
 def start_of(
@@ -59,7 +58,6 @@ class Effort:
     generated_tokens: int = 0
     read_tokens: int = 0
     scorer_calls: int = 0
-    likelihood_calls: int = 0
 
 
 @dataclass
@@ -78,18 +76,13 @@ class Search:
     scores: list[float] = field(default_factory=list)  # values for the strategy's `tell`
     completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids, by evaluation
     _loops: bool = False  # whether the completion of the prompt is degenerate
-    _last: Sequence[Candidate] = ()  # the candidates of the last round
 
     async def run(self) -> None:
         """Search until done. Raises StrategyError, and the errors of the engine and the scorer."""
-        from tide.search.base import LikelihoodRequest  # noqa: PLC0415  (slow import)
-
         try:
             while not self._of_strategy("done"):
-                asked = self._of_strategy("ask")
-                is_scored = not isinstance(asked, LikelihoodRequest)
-                answer = self._evaluate(asked) if is_scored else self._likelihoods(asked)
-                self._of_strategy("tell", await answer)
+                candidates = self._of_strategy("ask")
+                self._of_strategy("tell", await self._evaluate(candidates))
         finally:
             if self.completions:
                 self.effort.iterations += self._of_strategy("iterations") - 1
@@ -102,24 +95,7 @@ class Search:
             raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")
         return best
 
-    def nearest(self, prompt: Prompt) -> dict[str, Any]:
-        """Decode the chosen point to its nearest tokens; return fields of `Trial`.
-
-        Returns no fields if the point is the prompt itself, or is not from the last round.
-        """
-        place = self.best - (len(self.completions) - len(self._last))
-        if place < 0 or self._last[place].displacement == 0:
-            return {}
-        nearest = self.engine.decode_nearest(self._last[place].embeddings)
-        rows = list(zip(nearest, prompt.token_ids, prompt.fixed_mask, strict=True))
-        # Leave out the special tokens that the tokenizer adds to a plain text.
-        plain = prompt.user_mask is None
-        (text,) = self.engine.texts([[i for i, _, fixed in rows if not (plain and fixed)]])
-        changed = sum(one != own for one, own, _ in rows)
-        return {"changed_tokens": changed, "decoded_prompt": text}
-
     async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
-        self._last = asked
         # The unmodified prompt is sent as tokens, because engines prefill tokens faster.
         requests = [
             replace(self.request, seed=one.sampling_seed)
@@ -168,21 +144,6 @@ class Search:
             self.scores.append(1.0 if loops and not self._loops else value)
         effort.scorer_calls += len(sent)
         return self.scores[before:]
-
-    async def _likelihoods(self, asked: LikelihoodRequest) -> list[float]:
-        if not self.completions:
-            raise StrategyError("the strategy asked for likelihoods before any completion")
-        # A completion without tokens has no likelihood; the value -inf makes it the last choice.
-        values = dict.fromkeys(asked.evaluations, -math.inf)
-        if some := [number for number in asked.evaluations if self.completions[number]]:
-            prompt, cache = self.request.prompt, self.request.prefix_cache
-            assert isinstance(prompt, Sequence)
-            pairs = [(prompt, self.completions[number]) for number in some]
-            found = await self.engine.log_likelihoods(pairs, prefix_cache=cache)
-            values.update(zip(some, (one.mean for one in found), strict=True))
-            self.effort.read_tokens += sum(one.read_tokens for one in found)
-        self.effort.likelihood_calls += len(asked.evaluations)
-        return [values[number] for number in asked.evaluations]
 
     def _policy(self) -> TextPolicy:
         """Return the policy for nearly empty completions."""

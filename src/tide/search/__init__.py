@@ -18,7 +18,6 @@ from tide.plugins.specs import format_spec, parse_spec
 
 if TYPE_CHECKING:
     from tide.search.base import Candidate as Candidate
-    from tide.search.base import LikelihoodRequest as LikelihoodRequest
     from tide.search.base import Point as Point
     from tide.search.base import Problem as Problem
     from tide.search.base import Steps as Steps
@@ -48,10 +47,6 @@ class LoadedStrategy:
     def moves(self) -> bool:
         """Whether it moves the prompt's embeddings, which not every engine has."""
         return bool(getattr(self.strategy, "moves", True))
-
-    def check(self, settings: Settings) -> None:
-        """Raise InputError if the strategy cannot run with its options under `settings`."""
-        self.strategy.check(self.options, settings)
 
     def create(self, problem: Problem, settings: Settings) -> Strategy:
         """Create a search of `problem`. Raises InputError if it cannot start from the prompt."""
@@ -94,8 +89,8 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
 
     A layer that sets the absolute or the relative form of a scale discards both forms set by
     earlier layers, so that an explicit `mu` overrides the `mu_relative` of a preset. The spec of a
-    strategy may contain settings (`tide:num_samples=16,estimator=rank`). They count as set in the
-    layer that has the spec; the strategy's own options stay in `strategy`.
+    strategy may contain settings (`tide:num_samples=16,cosine_threshold=0.4`). They count as set
+    in the layer that has the spec; the strategy's own options stay in `strategy`.
     """
     fields = Settings.model_fields
     values: dict[str, Any] = {"strategy": "tide"}
@@ -121,9 +116,8 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
         settings = Settings(**{**values, "strategy": strategy.name})
     except ValidationError as error:
         raise InputError(one_line(error, known=fields)) from None
-    strategy.check(settings)
     return settings, strategy
 
 
-_BASE = ["Candidate", "LikelihoodRequest", "Point", "Problem", "Steps", "Strategy"]
+_BASE = ["Candidate", "Point", "Problem", "Steps", "Strategy"]
 __getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": _BASE})

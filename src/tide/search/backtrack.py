@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from tide.core.settings import Settings
 from tide.plugins.options import Options
 
 
@@ -56,7 +55,3 @@ class BacktrackStrategy:
 
     options_class: ClassVar[type[Options]] = BacktrackOptions
     moves: ClassVar[bool] = False
-
-    @classmethod
-    def check(cls, options: BacktrackOptions, settings: Settings) -> None:
-        """Accept all settings."""

@@ -5,11 +5,7 @@ nor any text, so every strategy and every control runs on every engine and score
 
     strategy = load_strategy("tide").create(problem, settings)
     while not strategy.done:
-        asked = strategy.ask()
-        if isinstance(asked, LikelihoodRequest):
-            strategy.tell([likelihood_of(completions[number]) for number in asked.evaluations])
-        else:
-            strategy.tell([score_of(candidate) for candidate in asked])
+        strategy.tell([score_of(candidate) for candidate in strategy.ask()])
     strategy.best        # index of the evaluation to return, in the order of the candidates
 """
 
@@ -20,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -70,23 +66,9 @@ class Candidate:
     displacement: float
 
 
-@dataclass(frozen=True)
-class LikelihoodRequest:
-    """Asks for the likelihood of earlier completions under the unmodified prompt.
-
-    evaluations: indices of these completions. The answer is the mean log-probability per token of
-    each completion, -inf without tokens. It costs one prefill pass and no sampling.
-    """
-
-    evaluations: tuple[int, ...]
-
-
-SearchRequest = Sequence[Candidate] | LikelihoodRequest
-
-
 Returned = TypeVar("Returned")
-# A generator for a part of an algorithm: it yields requests, receives answers, returns a result.
-Part = Generator[SearchRequest, list[float], Returned]
+# A generator for a part of an algorithm: it yields candidates, receives scores, returns a result.
+Part = Generator[Sequence[Candidate], list[float], Returned]
 Steps = Part[None]
 
 
@@ -138,15 +120,9 @@ class Strategy(ABC):
         self._points = 0
         self._centres = self.x0[None]
         self._scores: list[float] = []
-        self._displacements: list[float] = []
-        self._likelihoods: dict[int, float] = {}
         self._accepted: int | None = None
         self._search = self._begin()
-        self._pending: SearchRequest | None = next(self._search)
-
-    @classmethod  # noqa: B027
-    def check(cls, options: Any, settings: Settings) -> None:
-        """Raise InputError if the strategy cannot run with these options under `settings`."""
+        self._pending: Sequence[Candidate] | None = next(self._search)
 
     @abstractmethod
     def steps(self, start: Point) -> Steps:
@@ -161,26 +137,21 @@ class Strategy(ABC):
         yield from self.accept([start])
         yield from self.steps(start)
 
-    def ask(self) -> SearchRequest:
-        """Return the next request. Raises RuntimeError if the search is done."""
+    def ask(self) -> Sequence[Candidate]:
+        """Return the next candidates. Raises RuntimeError if the search is done."""
         if self._pending is None:
             raise RuntimeError("the search is done; there is nothing left to ask")
         return self._pending
 
     def tell(self, values: Sequence[float]) -> None:
-        """Receive the answers to the last request in its order: validated scores or likelihoods.
+        """Receive the validated scores of the last candidates, in their order.
 
         Raises ValueError for a wrong number of values.
         """
-        asked = self._pending
-        if isinstance(asked, LikelihoodRequest):
-            _check_count(len(asked.evaluations), len(values))
-            self._likelihoods.update(zip(asked.evaluations, values, strict=True))
-        else:
-            moved = [candidate.displacement for candidate in asked or ()]
-            _check_count(len(moved), len(values))
-            self._scores.extend(values)
-            self._displacements.extend(moved)
+        expected = len(self._pending or ())
+        if expected == 0 or len(values) != expected:
+            raise ValueError(f"tell: expected {expected} values, got {len(values)}")
+        self._scores.extend(values)
         try:
             self._pending = self._search.send(list(values))
         except StopIteration:
@@ -195,16 +166,9 @@ class Strategy(ABC):
 
     @property
     def best(self) -> int:
-        """Index of the accepted evaluation, or of the best evaluation if none was accepted.
-
-        The best evaluation is the most likely of those that scored below the threshold but failed
-        `max_perplexity`. If there are none, it is the first evaluation with the lowest score.
-        """
+        """Index of the accepted evaluation, or of the first with the lowest score."""
         if self._accepted is not None:
             return self._accepted
-        below = [number for number in self._likelihoods if self.passes(self._scores[number])]
-        if below:
-            return max(below, key=self._likelihoods.__getitem__)
         return min(range(len(self._scores)), key=self._scores.__getitem__)
 
     # Methods for subclasses. `x` holds only the movable rows: float32, shape (movable, d).
@@ -247,36 +211,17 @@ class Strategy(ABC):
         ]
 
     def accept(self, points: Sequence[Point]) -> Part[None]:
-        """Accept the passing completion of `points` that the setting `select` prefers, if any pass.
+        """Accept the first passing completion of the first of `points` that passes, if any does.
 
         Accepting ends the search, so this method returns only if nothing was accepted.
-
-        With `max_perplexity`, a completion that is too unlikely under the unmodified prompt does
-        not pass. The first completion, from the unmodified prompt itself, is exempt.
         """
-        passing = [
-            number
-            for point in points
-            if self.passes(point.score)
-            for number in point.evaluations
-            if self.passes(self._scores[number])
-        ]
-        limit, select = self.settings.max_perplexity, self.settings.select
-        if points[0].evaluations.start == 0:
-            limit = None
-        if passing and (limit is not None or (select == "likelihood" and len(passing) > 1)):
-            yield LikelihoodRequest(tuple(passing))
-        if limit is not None:
-            passing = [n for n in passing if self._likelihoods[n] >= -math.log(limit)]
-        if not passing:
-            return
-        if select == "nearest":
-            self._accepted = min(passing, key=self._displacements.__getitem__)
-        elif select == "lowest":
-            self._accepted = min(passing, key=self._scores.__getitem__)
-        else:
-            self._accepted = max(passing, key=lambda n: self._likelihoods.get(n, 0.0))
-        yield ()  # `tell` ends the search here and never resumes this generator
+        for point in points:
+            if not self.passes(point.score):
+                continue
+            for number in point.evaluations:
+                if self.passes(self._scores[number]):
+                    self._accepted = number
+                    yield ()  # `tell` ends the search here and never resumes this generator
 
     def cast(self, x: Tensor) -> Tensor:
         """Round `x` to the engine's dtype; return float32."""
@@ -316,8 +261,3 @@ class Strategy(ABC):
         """`count` matrices of standard normal noise, float32, shape (count, movable, d)."""
         shape = (count, *self.x0.shape)
         return torch.from_numpy(self._generator.standard_normal(shape, dtype=np.float32))
-
-
-def _check_count(expected: int, got: int) -> None:
-    if expected == 0 or got != expected:
-        raise ValueError(f"tell: expected {expected} values, got {got}")

@@ -9,7 +9,6 @@ prompt itself. The options `test_prompt=false`, `normalization=matrix`, `project
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from itertools import chain
 from typing import Literal
 
@@ -17,8 +16,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from tide.core.errors import InputError
-from tide.core.settings import Settings
 from tide.plugins.options import Options
 from tide.search import geometry
 from tide.search.base import Part, Point, Steps, Strategy
@@ -30,22 +27,9 @@ def estimate_gradient(perturbations: Tensor, differences: Tensor, mu: float) -> 
     perturbations: U, shape (N, T, d), standard normal.
     differences: Phi(X + mu U_i) - Phi(X), shape (N,).
 
-    The estimate is unbiased for the gradient of the Gaussian-smoothed Phi. If all perturbations are
-    pairs U, -U, Phi(X) cancels, and the result is the antithetic estimate.
+    The estimate is unbiased for the gradient of the Gaussian-smoothed Phi.
     """
     return torch.einsum("n,ntd->td", differences / mu, perturbations) / len(differences)
-
-
-def centred_ranks(scores: Sequence[float]) -> Tensor:
-    """Rank the scores over [-0.5, 0.5], float64, shape (N,); equal scores share their mean rank."""
-    if len(scores) < 2:
-        return torch.zeros(1).double()
-    _, places, counts = torch.unique(
-        torch.tensor(scores).double(), return_inverse=True, return_counts=True
-    )
-    # This equals scipy's rankdata, but scipy takes a second to import.
-    ranks: Tensor = (counts.cumsum(0) - (counts + 1) / 2)[places].double()
-    return ranks / (len(scores) - 1) - 0.5
 
 
 class StepOptions(Options):
@@ -77,10 +61,6 @@ class StepOptions(Options):
 
 
 class TideOptions(StepOptions):
-    common_random_numbers: bool = Field(
-        default=False, description="Share the sampling noise between a point and its perturbations."
-    )
-    antithetic: bool = Field(default=False, description="Draw perturbations in pairs U, -U.")
     baseline: Literal["tested", "fresh"] = Field(
         default="tested",
         description="Baseline of the differences: the point's tested completion, or a fresh one "
@@ -90,9 +70,6 @@ class TideOptions(StepOptions):
         default=False,
         description="If the estimate is zero, draw not only new perturbations, but also a new "
         "completion of the point (published code).",
-    )
-    estimator: Literal["difference", "rank"] = Field(
-        default="difference", description="Weigh perturbations by score differences, or by ranks."
     )
 
 
@@ -153,13 +130,6 @@ class TideStrategy(Walk):
     options_class = TideOptions
     options: TideOptions
 
-    @classmethod
-    def check(cls, options: TideOptions, settings: Settings) -> None:
-        if options.estimator == "rank" and settings.num_samples == 1:
-            raise InputError(
-                "estimator=rank: num_samples=1 is too few to rank; set num_samples to 2 or more"
-            )
-
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate perturbations of `x`; return the gradient estimate, or None if it is zero.
 
@@ -169,40 +139,27 @@ class TideStrategy(Walk):
         if self.options.baseline == "fresh":
             (point,) = yield from self.evaluate(x[None], "iterate")
             score = point.score
-        noise = self.draw_perturbations()
-        nearby = x + self.mu * noise
-        # Perturbations share the sampling noise of `x`, which was the last point evaluated.
-        shared = [(self._points - 1,)] * len(noise) if self.options.common_random_numbers else None
-        perturbed = yield from self.evaluate(nearby, "perturbation", shared)
-        weights = self.weights([point.score for point in perturbed], score)
-        if not weights.any():
+        nearby = x + self.mu * self.normal(self.settings.num_samples)
+        perturbed = yield from self.evaluate(nearby, "perturbation")
+        differences = self.differences([point.score for point in perturbed], score)
+        if not differences.any():
             again = self.options.redraw or not self.options.test_prompt
             return torch.zeros_like(x) if again else None
         # The engine's input is rounded to its dtype, so the rounded perturbations are used.
         taken = (self.cast(nearby) - self.cast(x)) / self.mu
-        return estimate_gradient(taken, weights.float(), self.mu)
+        return estimate_gradient(taken, differences.float(), self.mu)
 
-    def draw_perturbations(self) -> Tensor:
-        """Draw standard normal noise, shape (N, movable, d); with `antithetic` in pairs U, -U."""
-        count = self.settings.num_samples
-        if not self.options.antithetic:
-            return self.normal(count)
-        half = self.normal((count + 1) // 2)
-        return torch.cat([half, -half])[:count]
-
-    def weights(self, scores: list[float], score: float) -> Tensor:
-        """Return the weight of each perturbation in the estimate, float64, shape (N,)."""
-        if self.options.estimator == "rank":
-            return centred_ranks(scores)
+    def differences(self, scores: list[float], score: float) -> Tensor:
+        """Return the difference of each perturbation's score, float64, shape (N,)."""
         return torch.tensor(scores, dtype=torch.float64) - score
 
 
 class ShuffledStrategy(TideStrategy):
     """Control at equal cost: `tide` with the scores permuted among the perturbations."""
 
-    def weights(self, scores: list[float], score: float) -> Tensor:
+    def differences(self, scores: list[float], score: float) -> Tensor:
         order = torch.from_numpy(self._generator.permutation(len(scores)))
-        return super().weights(scores, score)[order]
+        return super().differences(scores, score)[order]
 
 
 class RandomWalkStrategy(Walk):

@@ -107,7 +107,7 @@ def test_a_moved_prompt_is_penalised_as_the_tokens_nearest_to_it(
 ) -> None:
     (ids,), (x,) = engine.tokenize(PROMPTS[1:2]), engine.embed(PROMPTS[1:2])
     moved = x + 0.4 * x.std() * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-    near = engine.decode_nearest(moved)
+    near = engine._decode_nearest(moved)
     assert near[1:] == ids[1:]  # the first row of Gemma is all zeros, and near to none
     inputs = {"inputs_embeds": moved[None], "input_ids": torch.tensor([near])}
     expected = generated(engine, inputs, repetition_penalty=1.5)

@@ -290,7 +290,6 @@ def test_there_are_no_embeddings_and_no_likelihoods(connect: Connect) -> None:
     engine = connect()
     for ask in (
         lambda: engine.embed(["kind"]),
-        lambda: engine.decode_nearest(torch.zeros(1, 1)),
         lambda: likelihoods(engine, [[1]], [[2]]),
         lambda: completed(engine, [torch.zeros(2, 8)], GREEDY, [0]),
     ):

@@ -22,7 +22,7 @@ from tide.core.optional import require
 from tide.core.pool import Endpoint
 from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling, Settings
+from tide.core.settings import Sampling
 from tide.engines.base import NEVER, FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai import words as tokens
 from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
@@ -150,11 +150,6 @@ class OpenAIEngine(PooledEngine):
 
     def check_sampling(self, sampling: Sampling) -> None:
         super().check_sampling(sampling)
-        if isinstance(sampling, Settings) and sampling.max_perplexity is not None:
-            raise InputError(
-                f"max_perplexity: {type(self).__name__} gives no likelihoods; leave it out, as the "
-                "preset 'relative' does"
-            )
         if sampling.top_k and not all(one.off for one in self._found.values()):
             raise InputError("top_k: not supported by the server; leave it at 0")
 

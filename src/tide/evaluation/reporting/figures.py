@@ -262,9 +262,6 @@ def trajectory(run: Run, record: Record) -> Any:
         if len(trace) == 1:
             says += ". Its one evaluation is the model's own completion of the prompt"
             says += ": it was accepted, so there was nothing to search" if accepted else ""
-        if trial.changed_tokens is not None:
-            says += ". The nearest tokens of the accepted point are the prompt's"
-            says += f", except for {trial.changed_tokens}" if trial.changed_tokens else ""
         figure.suptitle(_wrapped(f"{run.name}, prompt {record.id}", _LABEL), fontsize=8)
         _legend(figure, [panel], f"{says}.")
     return figure

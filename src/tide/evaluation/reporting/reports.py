@@ -236,8 +236,6 @@ def _tables(
     yield tables.fluency_table(summaries, *named("text", "fluency"))
     if any(one.averages.get("moved") for one in summaries):
         yield tables.moved_table(summaries, *named("moved completions", "moved"))
-    if any(one.averages.get("decoded") for one in summaries):
-        yield tables.decoding_table(summaries, *named("nearest tokens", "decoding"))
     yield tables.cost_table(summaries, *named("cost", "cost"))
     if tests and (against is None or resolve_against(names, against)):
         comparisons = compare(group.runs, against, valid=valid, seed=seed)

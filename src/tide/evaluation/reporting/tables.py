@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tide.core.sanitize import visible
-from tide.evaluation.metrics import RECOVERED, Estimate, Share, Summary
+from tide.evaluation.metrics import Estimate, Share, Summary
 from tide.evaluation.significance import ITERATIONS, MEASURES, Comparison
 
 Value = str | int | float | Estimate | None
@@ -293,29 +292,6 @@ def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     notes = [
         "all columns but the first cover only the completions that were not accepted at once",
         "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
-    ]
-    return _table(name, title, rows, cells, notes)
-
-
-def decoding_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Make a table of how often the nearest tokens of accepted points are the prompt's."""
-    columns = {
-        "decoded": Column(
-            "decoded", says="share of completions accepted at a point other than the prompt"
-        ),
-        "recovered": Column(
-            "recovered",
-            interval=True,
-            says="share of decoded completions whose nearest tokens are the prompt's",
-        ),
-    }
-    for key, (low, high) in RECOVERED.items():
-        columns[key] = Column(f"> {low:g}" if math.isinf(high) else f"to {high:g}", key=key)
-    cells = [_METHOD, *((column, _average(key)) for key, column in columns.items())]
-    rows = [one for one in summaries if "decoded" in one.averages]
-    notes = [
-        "[ ] 95 % bootstrap interval over prompts; Wilson's interval if none or all are recovered",
-        "to 1, to 1.5...: recovered share by displacement of the point, |X - X0| / |X0|",
     ]
     return _table(name, title, rows, cells, notes)
 
