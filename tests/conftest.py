@@ -98,5 +98,5 @@ def text_server() -> Iterator[TextServer]:
 def text_engine(text_server: TextServer) -> Iterator[OpenAIEngine]:
     from tide.engines.openai.engine import OpenAIEngine
 
-    with OpenAIEngine("tiny", base_urls=text_server.url, deadline=10.0) as engine:
+    with OpenAIEngine("tiny", base_url=text_server.url, deadline=10.0) as engine:
         yield engine

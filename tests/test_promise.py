@@ -456,7 +456,7 @@ def test_what_a_client_is_shown_was_scored(
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[OpenAIEngine]:
-    with TextServer() as upstream, OpenAIEngine("tiny", base_urls=upstream.url) as engine:
+    with TextServer() as upstream, OpenAIEngine("tiny", base_url=upstream.url) as engine:
         yield engine
 
 

@@ -74,7 +74,7 @@ def both(
     folder = tmp_path_factory.mktemp(request.param)
     with (
         llama(request.param, folder) as url,
-        OpenAIEngine(base_urls=url) as engine,
+        OpenAIEngine(base_url=url) as engine,
         TransformersEngine(request.param, dtype="float32") as local,
     ):
         yield engine, local, url

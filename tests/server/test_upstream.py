@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.engines.openai.faults import FAULTS, STATUSES
+from tests.engines.openai.faults import FAULTS
 from tests.engines.openai.server import TextServer
 from tests.server.running import Running, running, wait_until
+from tide.engines.openai import engine as engine_module
 from tide.engines.openai.engine import OpenAIEngine
 
 # A connection that hangs takes seconds; the engine's own tests cover it.
@@ -26,7 +27,7 @@ def upstream() -> Iterator[TextServer]:
 @pytest.fixture(scope="module")
 def server(upstream: TextServer) -> Iterator[Running]:
     with (
-        OpenAIEngine("tiny", base_urls=upstream.url) as engine,
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
         running(
             engine, lambda texts: [0.1] * len(texts), strategy="backtrack", preset="relative"
         ) as server,
@@ -61,19 +62,20 @@ def test_a_request_that_fails_fails_alone_and_soon(
     assert time.monotonic() - began < 30
 
 
-def test_a_server_that_fails_at_all_of_them_is_unavailable() -> None:
+def test_upstream_that_is_gone_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "PATIENCE", 0.3)
     with (
         TextServer() as upstream,
-        OpenAIEngine("tiny", base_urls=upstream.url, deadline=1.0) as engine,
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
         running(
             engine, lambda texts: [0.1] * len(texts), strategy="backtrack", preset="relative"
         ) as server,
     ):
         assert server.ask("A kind text", max_tokens=6).status_code == 200
-        upstream.answer = lambda path, _: STATUSES["HTTP 404"] if "completions" in path else None
+        upstream.stop()
         failed = server.ask("A kind text", max_tokens=6)
         assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_error")
         assert ready(server) == 503
-        upstream.answer = lambda *_: None
+        upstream.start()
         wait_until(lambda: ready(server) == 200)
         assert server.ask("A kind text", max_tokens=6).status_code == 200

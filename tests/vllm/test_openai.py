@@ -55,7 +55,7 @@ def chat_model() -> Iterator[TransformersEngine]:
 
 @pytest.fixture(scope="module")
 def engine(server: VllmProcess) -> Iterator[OpenAIEngine]:
-    with OpenAIEngine("pocket-chat", base_urls=server.url) as engine:
+    with OpenAIEngine("pocket-chat", base_url=server.url) as engine:
         yield engine
 
 

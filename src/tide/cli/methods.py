@@ -147,7 +147,7 @@ def _show(kind: str, row: _Row) -> None:
     values = [option for option, _ in options if not option.endswith(("=[]", "=none"))]
     given, bare = next(iter(values), "NAME=VALUE"), name.partition(":")[0]
     usage = written.format(name=name.partition(" or ")[0], bare=bare, option=given)
-    served = " --base-url URL" if any(one.startswith("base_urls=") for one, _ in options) else ""
+    served = " --base-url URL" if any(one.startswith("base_url=") for one, _ in options) else ""
     OUTPUT.print(Text(f"usage: {usage}{served}"))
     OUTPUT.print()
 

@@ -152,7 +152,7 @@ BaseUrl = Annotated[
     list[str] | None,
     option(
         "Model",
-        "Server for --engine openai; repeat to share the load.",
+        "Address of the server for --engine openai.",
         "--base-url",
     ),
 ]
@@ -277,7 +277,7 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         own = {name: values.pop(name) for name in _OF_ENGINES}
         further, base_urls = own.pop("engine_option"), own.pop("base_url")
-        return engine_options(further, base_urls=base_urls, **own)
+        return engine_options(further, base_url=base_urls, **own)
 
     return _with_options(command, "engine_options", _OF_ENGINES, collected)
 

@@ -7,10 +7,13 @@ from the environment; a .netrc file is not read.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import json
 import math
 import os
+import re
 import ssl
+import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ import httpx
 from pydantic import BaseModel, FailFast, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
-from tide.core.errors import EnvironmentVariableError, InputError, described, guarded
+from tide.core.errors import EnvironmentVariableError, InputError, guarded
 from tide.core.sanitize import hide, logger, shown
 from tide.core.validation import problem
 
@@ -43,6 +46,8 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 MIB = 2**20
 _CONNECT = 5.0  # seconds
 _KEEP_ALIVE = 3.0  # vLLM closes connections after 5 idle seconds
+# Errors raised before anything was sent.
+_UNREACHABLE = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 # Errors raised if the server closes an idle connection just as the client uses it again.
 _BROKEN = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 # Statuses below 500 after which a server or proxy may recover.
@@ -54,16 +59,32 @@ for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy
 
 
 class ServerFailed(Exception):
-    """A server failed; the same request may succeed later, or on another server.
+    """A server failed, or answered something that cannot be used.
 
-    The text is one line without API keys. pause: seconds that the server asked the client to wait.
-    broken: whether the connection broke.
+    The text is one line without API keys. what: the failure, without words of the server, so that
+    logs may show it. said: the server's words, which may quote a prompt. status: the HTTP status,
+    or 0. pause: seconds that the server asked the client to wait. broken: whether the connection
+    broke.
     """
 
-    def __init__(self, text: str, pause: float = 0.0, *, broken: bool = False) -> None:
-        super().__init__(shown(text))
+    def __init__(
+        self,
+        what: str,
+        said: str = "",
+        *,
+        status: int = 0,
+        pause: float = 0.0,
+        broken: bool = False,
+    ) -> None:
+        super().__init__(shown(f"{what}: {said}" if said else what))
+        self.what = shown(what)
+        self.status = status
         self.pause = pause
         self.broken = broken
+
+
+class ServerUnreachable(ServerFailed):
+    """No connection to the server could be made, so nothing was sent."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +105,8 @@ class Reply:
         try:
             return kind.model_validate_json(self.body, strict=True)
         except ValidationError as error:
-            if (count := error.error_count()) > _MOST_FAULTS:
-                raise ServerFailed(f"the answer has {count} invalid values") from None
-            what = problem(error, "JSON")
-            raise ServerFailed(f"the answer cannot be used: {what}") from None
+            # The name of the wrong field may be a text: some answers map texts to numbers.
+            raise ServerFailed(_UNUSABLE, fault_of(error)) from None
 
     def pause(self, default: float) -> float:
         """Return the seconds of the header `Retry-After`, or `default` if it is not a number."""
@@ -110,6 +129,24 @@ class Reply:
         return shown(" ".join(text.split()))[:300]
 
 
+_UNUSABLE = "the answer cannot be used"
+
+
+def parsed(data: bytes, kind: type[_Parsed]) -> _Parsed:
+    """Like `Reply.parse`, for a `kind` whose fields have fixed names, which logs may show."""
+    try:
+        return kind.model_validate_json(data, strict=True)
+    except ValidationError as error:
+        raise ServerFailed(f"{_UNUSABLE}: {fault_of(error)}") from None
+
+
+def fault_of(error: ValidationError) -> str:
+    """Return the first wrong field of an answer and the reason, without its value."""
+    if (count := error.error_count()) > _MOST_FAULTS:
+        return f"{count} invalid values"
+    return problem(error, "JSON")
+
+
 class Client(httpx.AsyncClient):
     """HTTP client that waits at most `timeout` seconds for each answer or each event of a stream.
 
@@ -124,10 +161,10 @@ class Client(httpx.AsyncClient):
         with guarded(EnvironmentVariableError, what):
             super().__init__(
                 timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
-                limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
                 follow_redirects=False,
                 cookies=_NoCookies(),
-                verify=_certificates(),
+                transport=_Proxies(),
+                trust_env=False,
                 **options,
             )
         self._seconds = timeout
@@ -169,7 +206,10 @@ class Client(httpx.AsyncClient):
         except TimeoutError:
             raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
         except Exception as error:
-            raise ServerFailed(described(error), broken=isinstance(error, _BROKEN)) from None
+            kind = ServerUnreachable if isinstance(error, _UNREACHABLE) else ServerFailed
+            said = " ".join(str(error).split())
+            broken = isinstance(error, _BROKEN)
+            raise kind(type(error).__name__, said, broken=broken) from None
         finally:
             self.under_way -= 1
 
@@ -177,24 +217,19 @@ class Client(httpx.AsyncClient):
         self, url: str, content: bytes, limit: int
     ) -> AsyncGenerator[Reply | bytes, None]:
         async with self._opened("POST", url, content) as response:
-            kind = response.headers.get("content-type", "")
-            if response.status_code != 200 or not kind.startswith("text/event-stream"):
+            media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if response.status_code != 200 or media_type in _NO_STREAM:
                 yield await _whole(response, limit)
                 return
-            read, rest = 0, bytearray()
+            events, read = EventParser(), 0
             async for chunk in response.aiter_raw():
                 read += len(chunk)
                 if read > limit:
                     raise ServerFailed(f"the answer has more than {limit:,} bytes")
-                rest += chunk
-                if b"\n" not in chunk:  # split a long line once, not at each of its chunks
-                    continue
-                *lines, rest = rest.split(b"\n")
-                for line in lines:
-                    if line.startswith(b"data:"):
-                        yield bytes(line[5:].strip())
-            if rest.startswith(b"data:"):  # some servers end without a newline
-                yield bytes(rest[5:].strip())
+                for event in events.add(chunk):
+                    yield event
+            for event in events.end():
+                yield event
 
     @asynccontextmanager
     async def _opened(
@@ -205,8 +240,73 @@ class Client(httpx.AsyncClient):
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":
-                raise ServerFailed(f"sent a compressed answer ({encoding}), which is refused")
+                raise ServerFailed("sent a compressed answer, which is refused", encoding)
             yield response
+
+
+# Servers stream events as text/event-stream, text/plain, application/octet-stream and others.
+_NO_STREAM = ("", "application/json", "text/html")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class EventParser:
+    """Cuts a stream of server-sent events into the data of each event.
+
+    Lines end with CR, LF or both. Empty `data` lines and all other fields are ignored. An event
+    ends at an empty line, or at the next `data` line if the first one is already complete JSON.
+    """
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # the line that is not complete yet
+        self._data: list[bytes] = []  # the `data` lines of the event
+        self._is_first_line = True
+        self._ended_with_cr = False
+
+    def add(self, chunk: bytes) -> Iterator[bytes]:
+        if self._ended_with_cr:  # an LF belongs to the line end of the last chunk
+            chunk = chunk.removeprefix(b"\n")
+        self._ended_with_cr = chunk.endswith(b"\r")
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._rest += chunk  # a long line is split once, not at each of its chunks
+            return
+        *lines, rest = _LINE_END.split(bytes(self._rest) + chunk)
+        self._rest = bytearray(rest)
+        for line in lines:
+            yield from self._line(line)
+
+    def end(self) -> Iterator[bytes]:
+        """End the stream; some servers leave out the last line end."""
+        yield from self._line(bytes(self._rest))
+        yield from self._event()
+
+    def _line(self, line: bytes) -> Iterator[bytes]:
+        if self._is_first_line:
+            self._is_first_line = False
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if not line:
+            yield from self._event()
+            return
+        field, _, value = line.partition(b":")
+        value = value.strip()
+        if field != b"data" or not value:
+            return
+        if len(self._data) == 1 and _is_json(self._data[0]):
+            yield from self._event()
+        self._data.append(value)
+
+    def _event(self) -> Iterator[bytes]:
+        if self._data:
+            yield b"\n".join(self._data)
+            self._data = []
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        from_json(data)
+    except ValueError:
+        return False
+    return True
 
 
 async def _whole(response: httpx.Response, limit: int) -> Reply:
@@ -216,6 +316,60 @@ async def _whole(response: httpx.Response, limit: int) -> Reply:
         if len(read) > limit:
             raise ServerFailed(f"the answer has more than {limit:,} bytes")
     return Reply(response.status_code, response.headers, bytes(read))
+
+
+class _Proxies(httpx.AsyncBaseTransport):
+    """Sends requests by the proxies of the environment, except to hosts in NO_PROXY.
+
+    httpx does the same, but takes no networks in NO_PROXY.
+    """
+
+    def __init__(self) -> None:
+        self._direct = _transport(None)
+        self._by_scheme = {
+            scheme: _transport(proxy)
+            for scheme, proxy in urllib.request.getproxies().items()
+            if scheme in ("http", "https", "all")
+        }
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        by_scheme = self._by_scheme
+        transport = by_scheme.get(request.url.scheme) or by_scheme.get("all")
+        if transport is None or is_direct(request.url.host):
+            transport = self._direct
+        return await transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        for transport in (self._direct, *self._by_scheme.values()):
+            await transport.aclose()
+
+
+def _transport(proxy: str | None) -> httpx.AsyncHTTPTransport:
+    limits = httpx.Limits(keepalive_expiry=_KEEP_ALIVE)
+    if proxy is not None and "://" not in proxy:
+        proxy = f"http://{proxy}"
+    return httpx.AsyncHTTPTransport(
+        verify=_certificates(), trust_env=False, limits=limits, proxy=proxy
+    )
+
+
+def is_direct(host: str) -> bool:
+    """Return whether NO_PROXY names `host`: as a name, a domain, an address or a network."""
+    if urllib.request.proxy_bypass(host):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in urllib.request.getproxies().get("no", "").split(","):
+        written = entry.strip().replace("[", "").replace("]", "")
+        try:
+            network = ipaddress.ip_network(written, strict=False)
+        except ValueError:  # a name
+            continue
+        if address in network:
+            return True
+    return False
 
 
 class _NoCookies(CookieJar):
@@ -266,6 +420,15 @@ def base_url(url: str, name: str) -> str:
             "addresses are logged; give the key in its environment variable"
         )
     return str(parts).rstrip("/")
+
+
+def api_root(url: str) -> str:
+    """Return the address of OpenAI's API at a base URL: with `/v1`, unless its path names an API.
+
+    Most servers' paths end in `/v1`, some in another version, and Gemini's in `/openai`.
+    """
+    last = httpx.URL(url).path.rstrip("/").rpartition("/")[2]
+    return url if re.fullmatch(r"v\d\w*|openai", last) else f"{url}/v1"
 
 
 def need_key(variable: str, given: str | None = None) -> SecretStr:

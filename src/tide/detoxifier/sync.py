@@ -49,7 +49,7 @@ class Detoxifier(DetoxifierBase):
         device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.
         dtype: "float32", "bfloat16" or "float16". By default chosen by the device and the model.
         max_batch: Maximum sequences in a model call. By default chosen by the engine.
-        engine_options: Further options of the engine (`base_urls`, ...); see `tide methods ENGINE`.
+        engine_options: Further options of the engine (`base_url`, ...); see `tide methods ENGINE`.
         **overrides: Single settings, as in `Detoxifier(mu=0.1, num_trials=3)`.
 
     Raises:

@@ -40,27 +40,28 @@ def two_choices(events: Events) -> Iterator[bytes]:
 # Invalid streams, each made from the events of a valid one.
 LIES: dict[str, Tell] = {
     "half an answer": lambda events: map(data_of, events[:3]),
-    "no end": lambda events: map(data_of, events),  # without [DONE], as ik_llama.cpp
     "no reason": lambda events: told(*events[:-1]),
     "an empty reason": changed(-1, finish_reason=""),
     "nothing": lambda events: told(),
-    "an unknown reason": changed(-1, finish_reason="abort"),
+    "an unknown reason": changed(-1, finish_reason="error"),
     "a filter": changed(-1, finish_reason="content_filter"),
     "a tool": changed(-1, finish_reason="tool_calls"),
     "a function": changed(-1, finish_reason="function_call"),
     "another index": changed(1, index=1),
-    "no index": changed(1, index=...),
+    "an index that is no number": changed(1, index="one"),
     "two choices": two_choices,
     "text after the end": lambda events: told(*events, events[0]),
     "two ends": lambda events: told(*events, changed_end(events[-1])),
-    "a null text": changed(1, text=None),
     "a number": changed(1, text=5),
     "a list": changed(1, text=[" fine"]),
     "a chat's event": changed(1, text=..., delta={"content": " fine"}),
     "endless": changed(1, text=" fine" * 10_000),
     "no JSON": raw(b"data: <html>\n\n", DONE),
-    "half a character": raw(b'data: {"choices": [{"index": 0, "text": "\\ud800"}]}\n\n', DONE),
+    "half a character": changed(1, text="\ud83d kind"),
+    "the other half": changed(1, text=" \ude00"),
+    "half a character at the end": changed(-1, text=" \ud83d"),
     "an error": raw(b'data: {"error": {"message": "out of memory"}}\n\n', DONE),
+    "an error of older vLLM": raw(b'data: {"object": "error", "message": "too long"}\n\n', DONE),
 }
 
 

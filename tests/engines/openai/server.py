@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -37,9 +39,9 @@ class TextServer:
     likeliest after a text. patient: whether it obeys min_tokens. cut: characters per event; 0: a
     word each. dialect: turns events into bytes, like one kind of server. lie: the same, with
     invalid output. faults: for requests with a marker in their text, what is sent or done instead.
-    message: the events of an answer to a chat, in place of the model's. refused: fields, with the
-    values that are answered with 422. requests: the bodies of all requests. left: number of clients
-    that went away.
+    message: the events of an answer to a chat, in place of the model's. media_type: of streams.
+    refused: fields, with the values that are answered with 422. requests: the bodies of all
+    requests. left: number of clients that went away.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -55,12 +57,14 @@ class TextServer:
         self.ends: Callable[[str], bool] = lambda _: False
         self.patient = True
         self.pause = 0.0
+        self.media_type = "text/event-stream"
         self.requests: list[dict[str, Any]] = []
         self.left = self.port = 0
         self.__dict__.update(options)
-        self._http: ThreadingHTTPServer | None = None
+        self._http: _Quiet | None = None
 
-    def __enter__(self) -> TextServer:
+    def start(self) -> None:
+        """Listen, at the same address as before if it was stopped."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -79,14 +83,27 @@ class TextServer:
                 pass
 
         self._http = _Quiet(("127.0.0.1", self.port), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self.port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop listening, and close the connections that are idle."""
+        if self._http is not None:
+            self._http.shutdown()
+            self._http.server_close()
+            self._http.close_connections()
+            self._http = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> TextServer:
+        self.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._http is not None
-        self._http.shutdown()
-        self._http.server_close()
+        self.stop()
 
     # The model
 
@@ -168,7 +185,7 @@ class TextServer:
 
     def _stream(self, handler: BaseHTTPRequestHandler, events: Iterator[bytes]) -> None:
         handler.send_response(200)
-        handler.send_header("Content-Type", "text/event-stream")
+        handler.send_header("Content-Type", self.media_type)
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
         try:
@@ -188,6 +205,19 @@ class TextServer:
 class _Quiet(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._connections: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.append(request)
+        super().process_request(request, client_address)
+
+    def close_connections(self) -> None:
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass
@@ -266,8 +296,66 @@ def _two_ends(events: Events) -> Iterator[bytes]:
     return told(*events, events[-1])
 
 
-# Modelled on the sources of these servers, and on reports about them. For llama.cpp's forks, which
-# send no [DONE], see `LIES`.
+def _each(**fields: Any) -> Tell:
+    """Change fields of the choice in each event; `...` removes a field."""
+
+    def tell(events: Events) -> Iterator[bytes]:
+        for event in events:
+            (choice,) = event["choices"]
+            choice.update(fields)
+            for name in [name for name, value in fields.items() if value is ...]:
+                del choice[name]
+        return told(*events)
+
+    return tell
+
+
+def _counted(events: Events) -> Iterator[bytes]:
+    return told(*(_with(event, index=number) for number, event in enumerate(events)))
+
+
+def _ends(stop: str, length: str) -> Tell:
+    def tell(events: Events) -> Iterator[bytes]:
+        reason = stop if _reason(events[-1]) == "stop" else length
+        return told(*events[:-1], _with(events[-1], finish_reason=reason))
+
+    return tell
+
+
+def _null_at_the_end(events: Events) -> Iterator[bytes]:
+    (last,) = events[-1]["choices"]
+    for field in ("text", "delta"):
+        if field in last:
+            last[field] = None
+    return told(*events)
+
+
+def _line_ends(end: bytes) -> Tell:
+    return lambda events: (data.replace(b"\n", end) for data in told(*events))
+
+
+def _before_each(data: bytes) -> Tell:
+    def tell(events: Events) -> Iterator[bytes]:
+        for event in told(*events):
+            yield data
+            yield event
+
+    return tell
+
+
+def _several_lines(events: Events) -> Iterator[bytes]:
+    for event in events:
+        lines = json.dumps(event, indent=1).splitlines()
+        yield "".join(f"data: {line}\n" for line in lines).encode() + b"\n"
+    yield DONE
+
+
+def _in_one_byte_each(events: Events) -> Iterator[bytes]:
+    for byte in b"\xef\xbb\xbf" + b"".join(told(*events)).replace(b"\n", b"\r\n"):
+        yield bytes([byte])
+
+
+# Modelled on the sources of these servers, and on reports about them.
 DIALECTS: dict[str, Tell] = {
     "OpenAI": lambda events: told(*events),
     "Ollama": _ollama,
@@ -278,6 +366,24 @@ DIALECTS: dict[str, Tell] = {
     "Azure": _azure,
     "no newline at the end": _no_newline,
     "an end told twice": _two_ends,
+    "ik_llama.cpp": lambda events: map(data_of, events),  # no [DONE]
+    "no index": _each(index=...),
+    "index 1": _each(index=1),
+    "an index that is a text": _each(index="0"),
+    "an index that counts events": _counted,
+    "Gemini": _ends("STOP", "MAX_TOKENS"),
+    "Mistral": _ends("stop", "model_length"),
+    "Anthropic": _ends("end_turn", "max_tokens"),
+    "aborted": _ends("stop", "abort"),
+    "a null text at the end": _null_at_the_end,
+    "CR": _line_ends(b"\r"),
+    "CR and LF": _line_ends(b"\r\n"),
+    "pings": _before_each(b'event: ping\ndata: {"type": "ping"}\n\n'),
+    "comments and empty data": _before_each(b": working\n\nid: 3\ndata:\n\n"),
+    "usage in events of its own": _before_each(data_of({"id": "x", "usage": {"total_tokens": 6}})),
+    "several data lines": _several_lines,
+    "no empty lines": lambda events: (data[:-1] for data in told(*events)),
+    "a byte order mark, and a byte in each chunk": _in_one_byte_each,
 }
 
 

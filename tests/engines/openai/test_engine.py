@@ -13,7 +13,7 @@ import pytest
 import torch
 from benchmarks.writing import completed, likelihoods
 
-from tests.engines.openai.server import DONE, TextServer, data_of
+from tests.engines.openai.server import TextServer, data_of
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
@@ -37,13 +37,12 @@ def server() -> Iterator[TextServer]:
 def connect(server: TextServer) -> Iterator[Connect]:
     made: list[OpenAIEngine] = []
 
-    def make(*more: TextServer, **options: Any) -> OpenAIEngine:
-        options = {"base_urls": [one.url for one in (server, *more)], "deadline": 10.0, **options}
+    def make(**options: Any) -> OpenAIEngine:
+        options = {"base_url": server.url, "deadline": 10.0, **options}
         engine = load_engine("openai", "tiny", **options)
         assert isinstance(engine, OpenAIEngine)
         made.append(engine)
-        for one in (server, *more):
-            one.requests.clear()
+        server.requests.clear()
         return engine
 
     yield make
@@ -316,13 +315,67 @@ def test_which_model(connect: Connect, server: TextServer) -> None:
     server.models = [{"id": "one"}, {"id": "two"}]
     with pytest.raises(EngineError, match="has no model 'tiny'; set --model to one of: one, two"):
         connect()
-    server.answer = lambda path, body: (404, {}) if path == "/v1/models" else None
-    assert connect().name == "tiny"
+    server.models = [{"id": "other"}, {"id": "tiny:latest"}]
+    assert connect().name == "tiny:latest"  # as Ollama lists "tiny"
 
 
-def test_no_server_is_an_error_at_once() -> None:
-    with pytest.raises(EngineError, match=r"no server can be used: http://127\.0\.0\.1:9"):
-        OpenAIEngine("tiny", base_urls="http://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("status", "answer", "model", "context"),
+    [
+        (200, [{"id": "one", "max_model_len": 99}], "one", 99),
+        (200, {"data": [{"id": "one", "max_model_len": 0}]}, "one", None),
+        (200, {"data": [{"id": "one", "max_model_len": "4096"}]}, "one", None),
+        (200, {"data": [{"id": "one", "max_model_len": True}]}, "one", None),
+        (200, {"data": [{"id": None}, {"id": "one"}]}, "one", None),
+        (200, {"data": [{"name": "embeddings"}, "x", {"id": "one"}]}, "one", None),
+        (200, {"data": [{"id": "\x1b[2J"}, {"id": "one"}]}, "one", None),
+        (200, {"object": "list", "data": []}, "tiny", None),
+        (200, {"data": [{"name": "one"}]}, "tiny", None),
+        (200, {}, "tiny", None),
+        (200, b"<html>", "tiny", None),
+        *((status, {"detail": "x"}, "tiny", None) for status in (403, 404, 405, 501)),
+    ],
+    ids=str,
+)
+def test_lists_of_models(
+    status: int,
+    answer: Any,
+    model: str,
+    context: int | None,
+    connect: Connect,
+    server: TextServer,
+) -> None:
+    server.answer = lambda path, _: (status, answer) if path == "/v1/models" else None
+    engine = connect()
+    assert (engine.name, engine.context_length) == (model, context)
+    assert all(texts(engine, GREEDY))
+    assert {body["model"] for body in server.requests} == {model}
+
+
+def test_unreachable_server_at_start() -> None:
+    problem = r"http://127\.0\.0\.1:9: cannot be used: ConnectError"
+    with pytest.raises(EngineError, match=problem):
+        OpenAIEngine("tiny", base_url="http://127.0.0.1:9", deadline=0.4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "base_url: give the address of a server"),
+        ({"base_url": ["http://a", "http://b"]}, "base_url: takes one address; .*a balancer"),
+        ({"base_url": "ftp://a"}, "base_url: expected an address"),
+        ({"base_url": "http://user:password@a"}, "base_url: an address with a user"),
+        ({"base_url": 5}, "base_url: "),
+        ({"base_url": "http://a", "max_batch": 10**9}, "max_batch: "),
+        ({"base_url": "http://a", "deadline": 0}, "deadline: "),
+        ({"base_url": "http://a", "timeout": float("nan")}, "timeout: "),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}") as refused:
+        OpenAIEngine("tiny", **options)
+    assert "password@" not in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 # Requests under way
@@ -387,12 +440,14 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
 
 
 def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer) -> None:
-    """Neither if the caller reads an answer, nor if it waits while a server fails."""
+    """Neither if the caller reads an answer, nor if it waits for a server that is gone."""
     engine = connect(deadline=60.0)
     long = GREEDY.model_copy(update={"max_new_tokens": 400})
     request = Request(engine.tokenize(["kind"])[0], long)
-    for lie in (flood, lambda events: iter([DONE])):
-        server.lie = lie
+    server.lie = flood
+    for is_gone in (False, True):
+        if is_gone:
+            server.stop()
 
         async def leave() -> None:
             tasks = [asyncio.create_task(engine.complete([request])) for _ in range(3)]
@@ -403,11 +458,8 @@ def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer)
             assert all(task.cancelled() for task in tasks)
 
         asyncio.run(leave())
-        server.lie = None
-        end = time.monotonic() + 10.0
-        while not engine.available:  # probes of a failed server continue until it is back
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        if is_gone:
+            server.start()
         time.sleep(0.2)
         before = len(server.requests)
         time.sleep(0.8)
@@ -432,18 +484,3 @@ def test_so_many_at_once(connect: Connect, server: TextServer) -> None:
     server.written = counted  # type: ignore[method-assign]
     texts(engine, GREEDY)
     assert most == 1
-
-
-def test_another_server_goes_on_where_one_fails(connect: Connect, server: TextServer) -> None:
-    with TextServer() as other:
-        engine = connect(other)
-        expected = texts(engine, GREEDY)
-
-        def broken(events: list[dict[str, Any]]) -> Iterator[bytes]:
-            yield from map(data_of, events[:6])
-
-        server.lie = broken
-        assert texts(engine, GREEDY) == expected
-        first, second = engine.pool.endpoints
-        assert (first.available, second.available) == (False, True)
-        server.lie = None

@@ -32,7 +32,7 @@ def test_searches_that_move_the_prompt_say_that_they_cannot(text_engine: OpenAIE
 @pytest.mark.parametrize("patient", [True, False])
 def test_a_broken_off_text_is_no_repair(patient: bool) -> None:
     """If the blamed word is banned, the model prefers to end: that is banned for some words."""
-    with TextServer(patient=patient) as server, OpenAIEngine("tiny", base_urls=server.url) as one:
+    with TextServer(patient=patient) as server, OpenAIEngine("tiny", base_url=server.url) as one:
         server.favourite = " dull"
         server.ends = lambda text: text.endswith(" is")
         own = server.written

@@ -3,54 +3,69 @@
     tide serve --engine openai --base-url http://HOST:PORT
 
 Chats with tools or a response format are answered as a whole, and their fields are passed on to the
-server. Before the first use of a server, probes find out whether the server continues an assistant
-message, and whether `logit_bias` bans a token.
+server. At the start, probes find out whether the server continues an assistant message, and whether
+`logit_bias` bans a token.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+import anyio
+from pydantic import BeforeValidator
 
 from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.concurrency import items_of
-from tide.core.errors import CompletionError, InputError, guarded
-from tide.core.http import Seconds
+from tide.core.errors import CompletionError, EngineError, InputError, guarded
+from tide.core.http import Seconds, ServerFailed, read_key
 from tide.core.optional import require
-from tide.core.pool import Endpoint
-from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
-from tide.engines.base import NEVER, FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai import words as tokens
-from tide.engines.openai.server import Aside, Capabilities, complete_probe, look_at, streamed
+from tide.engines.openai.server import Aside, Capabilities, look_at, streamed
+from tide.engines.openai.upstream import PATIENCE, Upstream
 from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
-from tide.engines.pool import PooledEngine
 from tide.plugins.options import checked
-
-_log = logger(__name__)
 
 _MAX_BATCH = 64
 
 
-class OpenAIEngine(PooledEngine):
-    """Streams completions from servers at `base_urls`, which all serve `model`.
+def _one_address(given: Any) -> Any:
+    """Return the only item of a list; the command line collects addresses in a list."""
+    if not isinstance(given, list | tuple):
+        return given
+    if len(given) > 1:
+        raise ValueError(
+            "takes one address; to share the load among servers, give the address of a balancer in "
+            "front of them (nginx, vLLM's router, a Kubernetes service)"
+        )
+    return given[0] if given else None
 
-    model: name of the model on the servers; any name if they serve a single model. base_urls: one
-    address or several, with or without `/v1`. max_batch: maximum number of running requests; 1 for
-    a server that takes one request at a time. deadline: seconds that a completion may take,
-    including retries. timeout: seconds after which a server that sends nothing counts as failed.
-    api_key_env: the environment variable with the servers' API key. tokenizer: folder or hub id of
-    the model's tokenizer, for servers without `/tokenize`. Words are banned by `logit_bias` with
-    the ids of the tokenizer or `/tokenize`, or else redrawn at a higher temperature.
+
+class OpenAIEngine(Engine):
+    """Streams completions from the server at `base_url`.
+
+    model: name of the model on the server; any name if it serves a single model. base_url: its
+    address, with or without `/v1`. max_batch: maximum number of running requests; 1 for a server
+    that takes one request at a time. deadline: seconds that a completion may take. timeout: seconds
+    after which a server that sends nothing counts as failed. api_key_env: the environment variable
+    with the server's API key. tokenizer: folder or hub id of the model's tokenizer, for a server
+    without `/tokenize`. Words are banned by `logit_bias` with the ids of the tokenizer or
+    `/tokenize`, or else redrawn at a higher temperature.
 
     The engine's tokens are words (see `words`). It has no embeddings and gives no likelihoods.
-    Raises InputError for options that cannot be used, and EngineError if no server can be used.
+    Raises InputError for options that cannot be used, and EngineError if the server cannot be used.
+    While the server cannot be reached, requests fail with EngineError; a request that the server
+    refuses or fails at fails with CompletionError.
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts"})
+    in_process: ClassVar = False
     dtype: Any = None  # only the server knows its dtype
 
     @checked
@@ -58,7 +73,7 @@ class OpenAIEngine(PooledEngine):
         self,
         model: str | Path = "pocket",
         *,
-        base_urls: str | Sequence[str] = (),
+        base_url: Annotated[str | None, BeforeValidator(_one_address)] = None,
         max_batch: MaxBatch = None,
         deadline: Seconds = 120.0,
         timeout: Seconds = 60.0,
@@ -75,9 +90,24 @@ class OpenAIEngine(PooledEngine):
 
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
                 self._named = tokens.ask_tokenizer(str(tokenizer), read(source_of(tokenizer)))
-        self._found: dict[str, Capabilities] = {}  # key: address of the server
-        self._connect(base_urls, timeout, deadline, api_key_env)
-        self.name = next(iter(self._found.values())).model
+        if not base_url:
+            raise InputError("base_url: give the address of a server (--base-url http://HOST:PORT)")
+        self._deadline = deadline
+        self._capacity = asyncio.Semaphore(self.max_batch)
+        key, patience = read_key(api_key_env), min(PATIENCE, deadline)
+        self._upstream = Upstream(base_url, timeout, key=key, patience=patience)
+        try:
+            self._server: Capabilities = self.portal.run(self._look)
+        except BaseException:
+            self.close()
+            raise
+        self.name, self.context_length = self._server.model, self._server.context
+
+    async def _look(self) -> Capabilities:
+        try:
+            return await look_at(self._upstream, self.name, self._named)
+        except ServerFailed as error:
+            raise EngineError(f"{self._upstream.url}: cannot be used: {error}") from error
 
     # Text and words.
 
@@ -116,30 +146,45 @@ class OpenAIEngine(PooledEngine):
         chat = word_of(prompt[0]) if prompt else ""
         if not isinstance(chat, Chat):
             return True
-        continued = all(one.continued is not None for one in self._found.values())
-        return continued and not chat.in_parts
+        return self._server.continued is not None and not chat.in_parts
 
     # Writing.
 
     def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         async def work(put: Callable[[Piece], None]) -> None:
-            answer = StreamedAnswer(request, put)
             async with self._capacity:
-                await self.pool.run(1, lambda server: self._ask(server, answer))
+                await self._answer(StreamedAnswer(request, put))
 
         return items_of(work)
 
-    async def _ask(self, endpoint: Endpoint, answer: StreamedAnswer) -> None:
-        """Request text from a server until the answer ends; other servers may continue the text."""
-        found = self._found[endpoint.url]
+    async def _answer(self, answer: StreamedAnswer) -> None:
+        """Request text until the answer ends.
+
+        Raises EngineError if the server cannot be reached, CompletionError for other failures.
+        """
+        upstream = self._upstream
+        try:
+            with anyio.fail_after(self._deadline):
+                await self._request(answer)
+        except TimeoutError as error:
+            late = f"not finished within {self._deadline:g} s (deadline)"
+            raise CompletionError(f"{upstream.url}: {late}") from error
+        except ServerFailed as error:
+            if error.broken:  # is the server gone, or does it fail at this request?
+                await upstream.look()
+            kind = CompletionError if upstream.reachable else EngineError
+            raise kind(f"{upstream.url}: {error}") from error
+
+    async def _request(self, answer: StreamedAnswer) -> None:
+        server = self._server
         while answer.reason is None:
-            body = answer.body(found)
-            if answer.banned and found.banned is not None:
-                ids = await found.banned.ids(answer.banned)
+            body = answer.body(server)
+            if answer.banned and server.banned is not None:
+                ids = await server.banned.ids(answer.banned)
                 body["logit_bias"] = {str(token): NEVER for token in ids}
             before, words, thoughts = len(answer.words), Words(answer.left), answer.aside.thoughts
             try:
-                async with aclosing(streamed(endpoint, body, answer.aside)) as parts:
+                async with aclosing(streamed(self._upstream, body, answer.aside)) as parts:
                     async for text, reason in parts:
                         answer.take(words.add(thoughts.add(text)))
                         if reason is not None:
@@ -150,26 +195,27 @@ class OpenAIEngine(PooledEngine):
 
     def check_sampling(self, sampling: Sampling) -> None:
         super().check_sampling(sampling)
-        if sampling.top_k and not all(one.off for one in self._found.values()):
+        if sampling.top_k and not self._server.off:
             raise InputError("top_k: not supported by the server; leave it at 0")
 
-    # Servers.
+    # The server.
 
     @property
     def capability_notes(self) -> str:
-        (first, *_) = self._found.values()
-        banned = f"logit_bias ({first.banned.name})" if first.banned else "redrawing text"
-        written = "in several blocks" if first.continued is not None else "in one block"
-        return f"serves {first.model}; bans words by {banned}; answers chats {written}"
+        server = self._server
+        banned = f"logit_bias ({server.banned.name})" if server.banned else "redrawing text"
+        written = "in several blocks" if server.continued is not None else "in one block"
+        return f"serves {server.model}; bans words by {banned}; answers chats {written}"
 
-    async def _admit(self, endpoint: Endpoint) -> None:
-        found = await look_at(endpoint, self.name, self._named)
-        self._found[endpoint.url] = found
-        if found.context is not None:
-            self.context_length = min(found.context, self.context_length or found.context)
+    @property
+    def available(self) -> bool:
+        """Whether the last connection to the server was made; if not, another one is tried now."""
+        if not self.closed and not self._upstream.reachable:
+            self.portal.start(self._upstream.look)
+        return not self.closed and self._upstream.reachable
 
-    async def _check(self, endpoint: Endpoint) -> None:
-        await complete_probe(endpoint, self._found[endpoint.url])
+    async def _free(self) -> None:
+        await self._upstream.close()
 
 
 # Redraws of banned text: tokens per redraw, temperature step and maximum, redraws at one place.
@@ -188,7 +234,7 @@ class Banned(Exception):
 
 
 class StreamedAnswer:
-    """The text of one request, written by one server or by several servers in turn.
+    """The text of one request.
 
     words: words written so far. Words are sent on at once, or all at the end if a broken-off
     answer cannot be continued. aside: the answer's reasoning and tool calls. banned: words that
@@ -216,35 +262,35 @@ class StreamedAnswer:
         most = self._request.sampling.max_new_tokens - len(self.words)
         return min(most, _DRAWN) if self._drawn and not self._whole else most
 
-    def body(self, found: Capabilities) -> dict[str, Any]:
+    def body(self, server: Capabilities) -> dict[str, Any]:
         """Return the body of an HTTP request for the rest of the answer."""
         assert isinstance(self._request.prompt, Sequence)
         first, *rest = (word_of(one) for one in self._request.prompt)
         if not isinstance(first, Chat):
             text = "".join(map(str, (first, *rest, *self.words)))
-            return self._sampling(found) | {"prompt": text}
+            return self._sampling(server) | {"prompt": text}
         if self._whole:
             self.words.clear()
         messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
         if not written:
-            self._whole = found.continued is None or first.in_parts
+            self._whole = server.continued is None or first.in_parts
             self.aside = Aside(inline=not self._request.whole_text)
-            return first.asked | self._sampling(found) | {"messages": messages}
-        if found.continued is None:
+            return first.asked | self._sampling(server) | {"messages": messages}
+        if server.continued is None:
             raise CompletionError("the server cannot continue an answer to a chat")
         messages.append({"role": "assistant", "content": written})
-        return self._sampling(found) | {"messages": messages, **found.continued}
+        return self._sampling(server) | {"messages": messages, **server.continued}
 
-    def _sampling(self, found: Capabilities) -> dict[str, Any]:
+    def _sampling(self, server: Capabilities) -> dict[str, Any]:
         sampling, seed = self._request.sampling, self._request.seed
         place = len(self.words), self._redraws
         heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
         body = {
-            **found.off,
-            "model": found.model,
+            **server.off,
+            "model": server.model,
             "max_tokens": self.left,
             "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
-            # Failed servers do not change the seed. Few servers take more than 31 bits.
+            # Few servers take more than 31 bits.
             "seed": (derive_seed(seed, *place) if any(place) else seed) % 2**31,
             "stream": True,
         }
@@ -255,7 +301,7 @@ class StreamedAnswer:
         if self.least:
             # No stop strings are sent, since an answer does not say whether a stop string or the
             # model ended it. The text is cut later.
-            if "min_tokens" in found.off:
+            if "min_tokens" in server.off:
                 body["min_tokens"] = min(self.least, self.left)
         elif sampling.stop:
             body["stop"] = list(sampling.stop)

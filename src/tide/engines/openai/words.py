@@ -22,9 +22,9 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from tide.core.chat import Chat, Rendered
 from tide.core.http import Rows, ServerFailed
-from tide.core.pool import Endpoint, EndpointRefused
 from tide.core.text import UNSPACED, is_letter
 from tide.engines.base import MOST_SPELLINGS
+from tide.engines.openai.upstream import Upstream
 
 _Text = Annotated[str, Field(max_length=1_000_000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -141,13 +141,13 @@ class _TokenApi(NamedTuple):
     field: str
     more: dict[str, Any]
 
-    async def tokens(self, endpoint: Endpoint, model: str, text: str) -> list[int]:
+    async def tokens(self, upstream: Upstream, model: str, text: str) -> list[int]:
         body = {"model": model, self.field: text, **self.more}
-        return list((await endpoint.request(self.tokenize, Tokens, body)).tokens)
+        return list((await upstream.request(self.tokenize, Tokens, body)).tokens)
 
-    async def text(self, endpoint: Endpoint, model: str, ids: Sequence[int]) -> str:
+    async def text(self, upstream: Upstream, model: str, ids: Sequence[int]) -> str:
         body = {"model": model, "tokens": list(ids)}
-        return (await endpoint.request(self.detokenize, Detokenized, body)).text
+        return (await upstream.request(self.detokenize, Detokenized, body)).text
 
 
 _TOKEN_APIS = (
@@ -225,15 +225,17 @@ def same_word(word: str) -> str:
     return word.strip().casefold() or word
 
 
-async def ask_server(endpoint: Endpoint, model: str) -> BannedWords | None:
+async def ask_server(upstream: Upstream, model: str) -> BannedWords | None:
     """Find the server's token API, if it has one. Impossible answers raise ServerFailed."""
     for api in _TOKEN_APIS:
-        tokenize = partial(api.tokens, endpoint, model)
+        tokenize = partial(api.tokens, upstream, model)
         try:
             ids = await tokenize(_PROBE)
-        except EndpointRefused:  # the server has another API, or no API for tokens
-            continue
-        detokenize = partial(api.text, endpoint, model)
+        except ServerFailed as error:
+            if not error.status:
+                raise
+            continue  # the server has another API, or no API for tokens
+        detokenize = partial(api.text, upstream, model)
         if not ids:  # the server looked for the text in another field
             continue
         if not (await detokenize(ids)).endswith(_PROBE.strip()):  # a token for BOS may come before

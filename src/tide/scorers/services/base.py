@@ -179,7 +179,7 @@ class RemoteScorer(AttributedScorer):
         what = " ".join([f"HTTP {reply.status}", *codes, *where])
         final = not _FINAL.isdisjoint(codes)
         if reply.passing and not final:
-            raise ServerFailed(what, reply.pause(0.0))
+            raise ServerFailed(what, pause=reply.pause(0.0))
         raise self._refusal(reply.status, f"scorer {self.name}: {what}", texts, final=final)
 
     def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:

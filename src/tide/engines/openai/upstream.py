@@ -1,0 +1,152 @@
+"""The server behind the engine: connections, retries, and errors of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeVar
+
+import tenacity
+from pydantic import BaseModel, SecretStr
+
+from tide.core.http import (
+    MIB,
+    Client,
+    Reply,
+    ServerFailed,
+    ServerUnreachable,
+    api_root,
+    base_url,
+    parsed,
+)
+
+_T = TypeVar("_T")
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
+
+# Seconds for which connections to a server that cannot be reached are tried.
+PATIENCE = 5.0
+_FORBIDDEN = (401, 403)
+# Maximum concurrent requests of a client. The time that httpx needs for a request grows with the
+# client's connections: 0.5 ms with 4 connections, 5 ms with 256.
+_CLIENT_REQUESTS = 4
+
+
+class Upstream:
+    """One server with OpenAI's API.
+
+    url: its address, with or without `/v1`. timeout: seconds without an answer, or without the next
+    event of a stream, after which a request fails. key: sent as a bearer token. patience: seconds
+    for which connections are tried. reachable: whether the last connection was made.
+    """
+
+    def __init__(
+        self, url: str, timeout: float, *, key: SecretStr | None = None, patience: float = PATIENCE
+    ) -> None:
+        address = base_url(url, "base_url")
+        self.url = address.removesuffix("/v1")
+        self.reachable = True
+        self._api = api_root(address)
+        self._timeout, self._key, self._patience = timeout, key, patience
+        self._clients: list[Client] = []
+
+    async def request(
+        self, path: str, kind: type[_Parsed], body: Any = None, *, limit: int = MIB
+    ) -> _Parsed:
+        """GET, or POST `body`; return the answer of at most `limit` bytes, parsed as `kind`.
+
+        Raises ServerUnreachable if no connection can be made, and ServerFailed for other failures.
+        """
+        method = "GET" if body is None else "POST"
+        ask = partial(self._client().ask, method, self._address(path), body, limit=limit)
+        reply = await self._connected(ask)
+        _raise_for_status(reply, path)
+        return parsed(reply.body, kind)
+
+    async def stream(
+        self, path: str, body: Any, *, limit: int = MIB
+    ) -> AsyncGenerator[bytes, None]:
+        """Like `request`, for a stream: yields the data of each event before `[DONE]`."""
+
+        async def begin() -> tuple[AsyncGenerator[Reply | bytes, None], Reply | bytes | None]:
+            events = self._client().events(self._address(path), body, limit=limit)
+            return events, await anext(events, None)
+
+        events, event = await self._connected(begin)
+        async with aclosing(events):
+            while event is not None:
+                if isinstance(event, Reply):
+                    _raise_for_status(event, path)
+                    raise ServerFailed("did not stream its answer")
+                if event == b"[DONE]":
+                    return
+                yield event
+                event = await anext(events, None)
+
+    async def look(self) -> None:
+        """Find out whether the server can be reached now."""
+        try:
+            await self._client().ask("GET", self._address("/v1/models"))
+        except ServerFailed as error:
+            self.reachable = not isinstance(error, ServerUnreachable)
+        else:
+            self.reachable = True
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+
+    async def _connected(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the result of `ask`, which is repeated while no connection can be made.
+
+        It is also repeated once if a connection broke: the server may have closed an idle one.
+        """
+        try:
+            answer = await self._persistently(ask)
+        except ServerFailed as error:
+            self.reachable = not isinstance(error, ServerUnreachable)
+            raise
+        self.reachable = True
+        return answer
+
+    async def _persistently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            return await self._until_reached(ask)
+        except ServerFailed as error:
+            if not error.broken:
+                raise
+        return await self._until_reached(ask)
+
+    async def _until_reached(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(ServerUnreachable),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
+            stop=tenacity.stop_after_delay(self._patience),
+            reraise=True,
+        )
+        return await retrying(ask)
+
+    def _address(self, path: str) -> str:
+        """Return the URL of a path; paths of the API begin with `/v1/`."""
+        if path.startswith("/v1/"):
+            return self._api + path.removeprefix("/v1")
+        return self.url + path
+
+    def _client(self) -> Client:
+        for client in self._clients:
+            if client.under_way < _CLIENT_REQUESTS:
+                return client
+        client = Client(self._timeout, key=self._key)
+        self._clients.append(client)
+        return client
+
+
+def _raise_for_status(reply: Reply, path: str) -> None:
+    """Raise ServerFailed for a status other than success."""
+    status = reply.status
+    if 200 <= status < 300:
+        return
+    what = f"HTTP {status} to {path}"
+    if status in _FORBIDDEN:
+        what = f"rejects the API key, or requires one (HTTP {status})"
+    raise ServerFailed(what, reply.message(), status=status)
