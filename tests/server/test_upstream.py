@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from tests.engines.openai.faults import FAULTS
-from tests.engines.openai.server import TextServer
+from tests.engines.openai.faults import FAULTS, changed, raw
+from tests.engines.openai.server import DONE, TextServer
+from tests.hostile import KEY
 from tests.server.running import Running, running, wait_until
+from tide import Detoxifier
+from tide.core.errors import CompletionError, EngineError
 from tide.engines.openai import engine as engine_module
 from tide.engines.openai.engine import OpenAIEngine
 
@@ -79,3 +86,75 @@ def test_upstream_that_is_gone_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
         upstream.start()
         wait_until(lambda: ready(server) == 200)
         assert server.ask("A kind text", max_tokens=6).status_code == 200
+
+
+# What a server says
+
+SAID = f"the key {KEY} is wrong \x1b[2J\r\nnext line \u202e"
+ERRORS: dict[str, Any] = {
+    "a message": (401, {"error": {"message": SAID}}),
+    "a text": (500, SAID.encode()),
+    "another field": (400, {"detail": [SAID]}),
+    "an event": raw(b"data: " + json.dumps({"error": SAID}).encode() + b"\n\n", DONE),
+    "a finish reason": changed(-1, finish_reason=SAID[:60]),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_messages_of_upstream_are_sanitised(
+    name: str, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("TIDE_DEBUG", "1")
+    with (
+        TextServer() as upstream,
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(
+            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", preset="relative"
+        ) as server,
+        caplog.at_level(logging.DEBUG),
+    ):
+        upstream.faults = {"<broken>": ERRORS[name]}
+        answer = server.ask("A <broken> text", max_tokens=6, stream=stream)
+        detox = Detoxifier(engine, scorer=lambda texts: [0.1] * len(texts))
+        (error,) = detox.batch(["A <broken> text"], return_exceptions=True)
+        assert isinstance(error, CompletionError)
+        told = [str(error), "".join(traceback.format_exception(error)), answer.text]
+        upstream.faults = {}
+        upstream.lie = upstream.dialect = changed(-1, finish_reason=SAID[:60])
+        with pytest.raises(EngineError) as refused:
+            OpenAIEngine("tiny", base_url=upstream.url)
+        told.append(str(refused.value))
+    assert "***" in told[0]
+    for text in [*told, *caplog.messages]:
+        assert KEY not in text
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+
+
+@pytest.mark.parametrize(
+    ("fault", "logged"),
+    [
+        (FAULTS["a number"], "the answer cannot be used: choices.0.text: Input should be a valid"),
+        (FAULTS["half an answer"], "ended a completion without a finish_reason"),
+        (FAULTS["HTTP 500"], "HTTP 500 to /v1/completions"),
+        (FAULTS["an unknown reason"], "ended a text with unknown finish_reason"),
+    ],
+)
+def test_log_names_what_failed_without_texts(
+    fault: Any,
+    logged: str,
+    upstream: TextServer,
+    server: Running,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    upstream.faults = {"<broken>": fault}
+    with caplog.at_level(logging.INFO, "tide"):
+        server.ask("A <broken> text", max_tokens=6)
+        wait_until(lambda: "CompletionError" in caplog.text)
+    (line,) = [text for text in caplog.messages if "CompletionError" in text]
+    assert "CompletionError from ServerFailed" in line
+    assert logged in line
+    assert "broken" not in line
+    assert "index out of range" not in line

@@ -24,7 +24,7 @@ import anyio
 from starlette.datastructures import Headers
 
 from tide.core.errors import InputError
-from tide.core.http import read_key
+from tide.core.http import ServerFailed, read_key
 from tide.core.sanitize import logger
 from tide.server.playground import FILES
 from tide.server.schemas import Refused
@@ -213,18 +213,21 @@ def digest(key: str) -> bytes:
 
 
 def traced(error: Exception) -> str:
-    """Return the types and the source line of an error, for the log.
+    """Return the types and the source line of an error, and how a server failed, for the log.
 
     The message may quote a prompt, so it is added only if TIDE_DEBUG is set.
     """
     kinds: list[str] = []
-    place = ""
+    place = said = ""
     cause: BaseException | None = error
     while cause is not None and len(kinds) < 5:
         kinds.append(type(cause).__name__)
+        if isinstance(cause, ServerFailed) and not said:
+            said = f": {cause.what}"
         cause = cause.__cause__ or cause.__context__
     if error.__traceback__ is not None and not isinstance(error, Refused):
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f" at {os.path.basename(last.filename)}:{last.lineno}"
-    said = f": {error}" if os.environ.get("TIDE_DEBUG") else ""
+    if os.environ.get("TIDE_DEBUG"):
+        said = f": {error}"
     return f"{' from '.join(kinds)}{place}{said}"
