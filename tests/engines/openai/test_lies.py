@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from benchmarks.writing import completed
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.engines.openai.faults import LIES
-from tests.engines.openai.server import TextServer
+from tests.engines.openai.server import TextServer, told
+from tests.generated import examples
+from tests.hostile import KEY, mutations
+from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.openai.engine import OpenAIEngine
@@ -22,6 +27,37 @@ GREEDY = Sampling(temperature=0.0, max_new_tokens=6)
 def server() -> Iterator[TextServer]:
     with TextServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def engine(server: TextServer) -> Iterator[OpenAIEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        with OpenAIEngine("tiny", base_url=server.url, timeout=5) as engine:
+            yield engine
+
+
+@pytest.mark.attack
+@given(change=mutations(), is_chat=st.booleans())
+@settings(examples(100, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_changed_streams_are_a_text_or_an_error(
+    change: Callable[[Any], Any], is_chat: bool, server: TextServer, engine: OpenAIEngine
+) -> None:
+    prompt = engine.text_of(Chat.said("kind") if is_chat else "kind")
+    server.lie = lambda events: told(*change(events))
+    refusal, completions = "", []
+    try:
+        completions = completed(engine, engine.tokenize([prompt]), GREEDY, [0])
+    except CompletionError as error:
+        refusal = str(error)
+    finally:
+        server.lie = None
+    for completion in completions:
+        completion.text.encode()  # no half of a character
+        assert len(completion.token_ids) <= 6
+    assert completions or refusal.startswith(server.url)
+    assert KEY not in refusal
+    assert len(refusal.splitlines()) <= 1
 
 
 @pytest.mark.parametrize("lie", LIES)
