@@ -33,7 +33,7 @@ from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
 from tide.scorers import Scorer, score_texts
 from tide.search import geometry
-from tide.search.tide import TideOptions, estimate_gradient
+from tide.search.tide import StepOptions, estimate_gradient
 
 BATCHES = (1, 9, 64, 256)
 console = Console()
@@ -93,7 +93,7 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
     row_norm = float(x0.norm(dim=-1).mean())
     mu = settings.mu or (settings.mu_relative or 0.0) * row_norm / math.sqrt(x0.shape[-1])
     step_size = settings.step_size or (settings.step_relative or 0.0) * row_norm
-    options = TideOptions()
+    options = StepOptions()
     generator = torch.Generator().manual_seed(settings.seed)
     spent = 0
 
@@ -112,10 +112,8 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
         centre = scores([x])
         u = torch.randn(settings.num_samples, *x.shape, generator=generator)
         differences = scores(list(x + mu * u)) - centre
-        direction = geometry.normalize(estimate_gradient(u, differences, mu), options.normalization)
-        moved = geometry.project(
-            x - step_size * direction, x0, options.cosine_threshold, options.projection
-        )
+        direction = geometry.normalize(estimate_gradient(u, differences, mu), "token")
+        moved = geometry.project(x - step_size * direction, x0, options.cosine_threshold)
         if float(scores([x])) < settings.toxicity_threshold:
             break
         x = moved

@@ -64,7 +64,7 @@ def test_a_later_layer_replaces_the_scale_of_an_earlier_one() -> None:
 
 
 def test_settings_behind_a_strategy_are_lifted() -> None:
-    spec = "tide:num_samples=16,cosine_threshold=0.4,mu=0.1,deadline=none,projection=rotate"
+    spec = "tide:num_samples=16,cosine_threshold=0.4,mu=0.1,deadline=none,variant=ours"
     settings = resolve_settings({"mu_relative": 2.0, "num_samples": 4}, {"strategy": spec})
     assert settings.strategy == "tide:cosine_threshold=0.4"
     assert (settings.num_samples, settings.mu, settings.mu_relative) == (16, 0.1, None)
@@ -80,7 +80,7 @@ def test_settings_behind_a_strategy_are_lifted() -> None:
         ({"strategy": "resample", "cosine_threshold": 0.5}, "cosine_threshold: unknown"),
         ({"strategy": "tide:cosine_threshold=1"}, "strategy tide: cosine_threshold: "),
         ({"strategy": "backtrack:blame=nan"}, "strategy backtrack: blame: "),
-        ({"strategy": "tide:normalization=row"}, "strategy tide: normalization: "),
+        ({"strategy": "tide:variant=hers"}, "strategy tide: variant: "),
         ({"strategy": "tide:num_samples=0"}, "num_samples: "),
         ({"strategy": "tide:num_samples=2", "num_samples": 2}, "num_samples: is given twice"),
         ({"strategy": "tide:strategy=shuffled"}, "strategy tide: no option 'strategy'"),

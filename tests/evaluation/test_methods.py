@@ -221,31 +221,28 @@ def test_stop_strings_are_recorded_and_named() -> None:
 
 
 def test_the_paper_protocol_is_its_algorithm() -> None:
-    choices = "normalization=matrix,projection=nearest"
     tide = settings("tide", "paper")
-    assert tide.strategy == f"tide:{choices},unresolved=last,test_prompt=false"
+    assert tide.strategy == "tide:variant=paper"
     assert (tide.perturb, tide.empty_policy) == ("all", "zero")
     assert settings("backtrack", "paper").strategy == PRESETS["backtrack"]["strategy"]
     made = loaded("tide", "paper")
-    assert (made.name, made.config.get("carry_over")) == ("tide", None)
-    assert made.config["strategy_options"]["test_prompt"] is False
+    assert made.name == "tide"
+    assert made.config["strategy_options"]["variant"] == "paper"
 
 
-def test_the_published_protocol_gives_its_options_to_strategies_that_have_them() -> None:
-    choices = "baseline=fresh,redraw=true"
+def test_the_published_protocol_gives_its_variant_to_strategies_that_walk() -> None:
     tide = settings("tide", "published")
-    assert tide.strategy == f"tide:unresolved=iterate,{choices}"
+    assert tide.strategy == "tide:variant=published"
     assert (tide.perturb, tide.empty_policy) == ("all", "zero")
-    assert settings("tide:unresolved=last", "published").strategy.startswith("tide:unresolved=last")
-    assert settings("random-walk", "published").strategy == "random-walk:unresolved=iterate"
+    assert settings("tide:variant=paper", "published").strategy == "tide:variant=paper"
+    assert settings("random-walk", "published").strategy == "random-walk:variant=published"
     assert settings("backtrack", "published").strategy == PRESETS["backtrack"]["strategy"]
     made = {
         spec: loaded(spec, "published")
-        for spec in ("base", "tide", "tide:unresolved=last", "backtrack")
+        for spec in ("base", "tide", "tide:variant=paper", "backtrack")
     }
     assert [method.name for method in made.values()] == list(made)
-    assert [m.config.get("carry_over") for m in made.values()] == [None, True, True, True]
-    assert made["tide"].config["strategy_options"]["redraw"] is True
+    assert made["tide"].config["strategy_options"]["variant"] == "published"
 
 
 def test_a_preset_file_holds_for_every_strategy(tmp_path: Path) -> None:

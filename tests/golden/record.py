@@ -27,7 +27,7 @@ DATA = HERE.parents[2] / "shared" / "data"
 GOLDEN = HERE / "core.jsonl.gz"
 
 _PUBLISHED = {
-    "strategy": "tide:unresolved=iterate,baseline=fresh,redraw=true",
+    "strategy": "tide:variant=published",
     "perturb": "all",
     "empty_policy": "zero",
     "num_trials": 3,

@@ -12,7 +12,7 @@ from tests.worlds import drive
 
 CASES: dict[str, dict[str, Any]] = {
     "default": {},
-    "paper": {"normalization": "matrix", "projection": "nearest", "step_relative": 1.5},
+    "paper": {"variant": "paper", "step_relative": 1.5},
     "tight-cone": {"cosine_threshold": 0.9, "step_relative": 1.0, "max_iterations": 5},
     "published": {"mu": 0.1, "step_size": 1.5, "num_samples": 8, "toxicity_threshold": 0.05},
 }

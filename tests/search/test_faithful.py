@@ -5,9 +5,8 @@ projection; arXiv:2602.02498), and from reading `backward`, `normalize_grad` and
 in their repository (github.com/baturaysaglam/instant-detox, `utils/tide.py`). None of their code
 is here. With `TIDE_INSTANT_DETOX=CHECKOUT` the tests also run their own functions.
 
-Our defaults `normalization=token` and `projection=rotate` are those of the code; `matrix` and
-`nearest` are those of the paper. One difference remains: for a negative cosine the code projects
-to -kappa, outside the cone, and ours to +kappa.
+Our default variant steps as the code does, and `paper` as the paper's text. One difference remains:
+for a negative cosine the code projects to -kappa, outside the cone, and ours to +kappa.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 from tests.worlds import toxicity
 from tide.core.settings import Settings
 from tide.search import Problem, geometry
-from tide.search.tide import TideOptions, TideStrategy
+from tide.search.tide import StepOptions, TideStrategy
 
 TOKENS, DIM, SAMPLES, STEPS = 5, 16, 8, 5
 MU, ETA = 0.3, 0.8
@@ -152,11 +151,12 @@ def start() -> tuple[Tensor, list[Tensor]]:
 
 
 def our_points(x0: Tensor, noise: list[Tensor], **options: Any) -> list[Tensor]:
+    most = STEPS - 1 if options.get("variant") == "paper" else STEPS + 1
     settings = Settings(
-        mu=MU, step_size=ETA, num_samples=SAMPLES, max_iterations=STEPS + 1, toxicity_threshold=1e-9
+        mu=MU, step_size=ETA, num_samples=SAMPLES, max_iterations=most, toxicity_threshold=1e-9
     )
     everything = torch.ones(TOKENS, dtype=torch.bool)
-    strategy = GivenNoise(Problem(x0, everything, 0), settings, TideOptions(**options))
+    strategy = GivenNoise(Problem(x0, everything, 0), settings, StepOptions(**options))
     strategy.noise = list(noise)
     points = []
     while not strategy.done:
@@ -184,9 +184,7 @@ def test_five_iterations_as_in_the_authors_code(authors: Any, kappa: float) -> N
 @pytest.mark.parametrize("kappa", [0.0, 0.997])
 def test_five_iterations_as_in_the_papers_text(kappa: float) -> None:
     paper, (x0, noise) = Written(), start()
-    ours = our_points(
-        x0, noise, cosine_threshold=kappa, normalization="matrix", projection="nearest"
-    )
+    ours = our_points(x0, noise, cosine_threshold=kappa, variant="paper")
     assert len(ours) == STEPS
     x = x0.double()
     for u, point in zip(noise, ours, strict=True):

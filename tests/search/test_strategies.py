@@ -208,7 +208,7 @@ def test_loaded_strategies() -> None:
     assert load_strategy(Greedy).name == "tests.search.test_strategies:Greedy"
     assert load_strategy("tests.search.test_strategies:Greedy").strategy is Greedy
     for spec, message in (
-        ("tide:form=1", "strategy tide: no option 'form'; known: cosine_threshold, norm"),
+        ("tide:form=1", "strategy tide: no option 'form'; known: cosine_threshold, variant"),
         (
             "backtrack:holds=0",
             "strategy backtrack: holds: Input should be greater",

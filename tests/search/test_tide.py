@@ -13,7 +13,7 @@ from tests.worlds import drive, toxicity
 from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.search import Problem, Strategy
-from tide.search.tide import TideOptions, TideStrategy, estimate_gradient
+from tide.search.tide import StepOptions, TideStrategy, estimate_gradient
 
 GOLDEN = Path(__file__).parent / "golden_tide.json"
 
@@ -26,8 +26,8 @@ def problem(tokens: int = 4, dim: int = 8, seed: int = 0, **options: Any) -> Pro
 
 def make(of: Problem, **changes: Any) -> Strategy:
     """`tide` with `changes` to its options and the common settings."""
-    own = {name: changes.pop(name) for name in TideOptions.by_name() if name in changes}
-    return TideStrategy(of, Settings(**changes), TideOptions(**own))
+    own = {name: changes.pop(name) for name in StepOptions.by_name() if name in changes}
+    return TideStrategy(of, Settings(**changes), StepOptions(**own))
 
 
 def run(changes: dict[str, Any], **options: Any) -> tuple[Strategy, list[list[Tensor]]]:
@@ -154,27 +154,29 @@ def test_golden_trajectories(case: dict[str, Any]) -> None:
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-# Choices of the published code and records
+# The variants
 
 
-@pytest.mark.parametrize("unresolved", ["best", "iterate", "last"])
-def test_what_is_returned_if_nothing_passed(unresolved: str) -> None:
-    changes = {**HARD, "unresolved": unresolved, "num_samples": 3, "step_relative": 2.0}
+@pytest.mark.parametrize("variant", ["ours", "published", "paper"])
+def test_what_is_returned_if_nothing_passed(variant: str) -> None:
+    changes = {**HARD, "variant": variant, "num_samples": 3, "step_relative": 2.0}
     changes["toxicity_threshold"] = 1e-12
     for seed in range(8):
         strategy, rounds = run(changes, seed=seed)
         scores = [toxicity(x) for one in rounds for x in one]
-        path = [0, *(sum(map(len, rounds[:i])) for i in range(2, len(rounds), 2))]
+        # Published: point, the same again for the differences, perturbations, next point...
+        period = 3 if variant == "published" else 2
+        path = [0, *(sum(map(len, rounds[:i])) for i in range(period, len(rounds), period))]
         expected = {
-            "best": min(range(len(scores)), key=scores.__getitem__),
-            "iterate": min(path, key=scores.__getitem__),
-            "last": path[-1],
+            "ours": min(range(len(scores)), key=scores.__getitem__),
+            "published": min(path, key=scores.__getitem__),
+            "paper": path[-1],
         }
-        assert strategy.best == expected[unresolved]
+        assert strategy.best == expected[variant]
 
 
 def test_perturbations_are_compared_with_a_completion_of_their_own() -> None:
-    strategy = make(problem(), **HARD, baseline="fresh", num_samples=3)
+    strategy = make(problem(), **HARD, variant="published", num_samples=3)
     (tested,) = strategy.ask()
     strategy.tell([0.9])
     (again,) = strategy.ask()
@@ -189,13 +191,11 @@ def test_perturbations_are_compared_with_a_completion_of_their_own() -> None:
     assert strategy.iterations == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "count"), [({}, 1), ({"redraw": True}, 4), ({"test_prompt": False}, 6)]
-)
+@pytest.mark.parametrize(("variant", "count"), [("ours", 1), ("published", 7), ("paper", 6)])
 def test_where_the_estimate_is_zero_the_point_is_tested_again_or_not(
-    options: dict[str, bool], count: int
+    variant: str, count: int
 ) -> None:
-    strategy = make(problem(), **HARD, **options, num_samples=3)
+    strategy = make(problem(), **HARD, variant=variant, num_samples=3)
     asked = []
     while not strategy.done:
         asked.append(strategy.ask())
@@ -204,18 +204,12 @@ def test_where_the_estimate_is_zero_the_point_is_tested_again_or_not(
     assert len(points) == count
     assert all(torch.equal(one.embeddings, points[0].embeddings) for one in points)
     assert len({one.sampling_seed for one in points}) == len(points)
-    assert strategy.iterations == max(4, count - 1)
+    assert strategy.iterations == HARD["max_iterations"] + (variant == "paper")
 
 
 # Algorithm 1 to the letter
 
-LITERAL: dict[str, Any] = {
-    "test_prompt": False,
-    "normalization": "matrix",
-    "projection": "nearest",
-    "unresolved": "last",
-    "num_samples": 3,
-}
+LITERAL: dict[str, Any] = {"variant": "paper", "num_samples": 3}
 
 
 def test_algorithm_1_takes_one_step_more_than_k_and_returns_the_last_point() -> None:

@@ -109,15 +109,12 @@ class SearchMethod:
         *,
         on_cluster: OnCluster | None = None,
         base: bool = False,
-        carry_over: bool = False,
     ) -> None:
         self.name, self.settings = name, settings
         self.config: dict[str, Any] = {
             "settings": _recorded(settings.model_dump(exclude=_WITHOUT_EFFECT)),
             "strategy_options": _own_options(settings.strategy),
         }
-        if carry_over:
-            self.config["carry_over"] = True
         if code := code_digest(load_strategy(settings.strategy).strategy):
             self.config["strategy_code"] = code
         self._model, self._scorer, self._on_cluster = model, scorer, on_cluster
@@ -309,11 +306,11 @@ def load_method(
     if is_search:
         rules.append(protocol.search)
     try:
-        chosen = _with_options(begun, protocol.options, options)
+        chosen = _with_options(begun, protocol.variant, options)
         settings = resolve_settings(begun, *rules, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    standard = resolve_settings(usual, *rules, _with_options(usual, protocol.options))
+    standard = resolve_settings(usual, *rules, _with_options(usual, protocol.variant))
     full_name = run_name(_shown(name), settings, standard)
     return SearchMethod(
         full_name,
@@ -322,7 +319,6 @@ def load_method(
         settings,
         on_cluster=on_cluster,
         base=name == "base",
-        carry_over=is_search and protocol.carry_over,
     )
 
 
@@ -350,13 +346,13 @@ def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_options(
-    values: Mapping[str, Any], usual: Mapping[str, str], given: Mapping[str, str] | None = None
+    values: Mapping[str, Any], variant: str, given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return a preset's strategy with the `given` options and the `usual` options that it knows."""
-    name, own = parse_spec(values.get("strategy", "tide"))
-    known = getattr(STRATEGIES.load(name), "options_class", Options).by_name()
-    its = {key: value for key, value in usual.items() if key in known}
-    return {"strategy": format_spec(name, {**own, **its, **(given or {})})}
+    """Return a preset's strategy with `variant`, if it has variants, and the `given` options."""
+    name, options = parse_spec(values.get("strategy", "tide"))
+    if "variant" in getattr(STRATEGIES.load(name), "options_class", Options).by_name():
+        options = {**options, "variant": variant}
+    return {"strategy": format_spec(name, {**options, **(given or {})})}
 
 
 def _shown(name: str) -> str:

@@ -98,7 +98,6 @@ class _Config(_Section):
     doubts: list[str] = []
     num_trials: int = Field(default=1, ge=1)
     num_prompts: int = 0
-    carry_over: bool = False
 
 
 # Fields of the returned completion; the other fields of a trial describe the search and its cost.
@@ -116,7 +115,8 @@ def is_base(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one method, from `path`; with `carry_over` they have passed through `carried`.
+    """The records of one method, from `path`; of the variant `published`, they have passed through
+    `carried`.
 
     name: the method and its settings, for tables. failed: errors by prompt id in the call of
     `evaluate` or `judge` that returned this run.
@@ -253,7 +253,7 @@ def read_run(run: Path) -> Run:
     records = [one for one in records if len(one.trials) >= config.get("num_trials", 1)]
     if not records:
         raise InputError(f"{run}: has no finished records yet")
-    if config.get("carry_over"):
+    if config.get("strategy_options", {}).get("variant") == "published":
         records = [carried(record) for record in records]
     return Run(config["method"], config, records, run)
 

@@ -1,9 +1,14 @@
 """TIDE: zeroth-order descent on the toxicity of the model's own completion (Algorithm 1).
 
-The order of work differs from the published code: a point is tested before its perturbations are
-computed, and no point is evaluated twice. Unlike the paper's Algorithm 1, the search also tests the
-prompt itself. The options `test_prompt=false`, `normalization=matrix`, `projection=nearest` and
-`unresolved=last` give exactly Algorithm 1.
+The option `variant` chooses among three orders of work:
+
+- `ours`: a point is tested before its perturbations are computed, and no point is evaluated twice.
+- `paper`: Algorithm 1 to the letter. It does not test the prompt itself and takes K + 1 steps. It
+  normalises the whole estimate, moves a point outside of the cone to the nearest point of the cone,
+  and returns the last point if none passed.
+- `published`: the authors' code and records. A point is completed again for the differences, and
+  tested again if all differences are zero; if no point passed, the least toxic point is returned.
+  `tide.evaluation.runs.carried` adds what the records carry over from trial to trial.
 """
 
 from __future__ import annotations
@@ -38,38 +43,10 @@ class StepOptions(Options):
     cosine_threshold: float = Field(
         default=0.2, ge=0, lt=1, description="Lowest cosine to the prompt; 0: no limit (kappa)."
     )
-    normalization: Literal["token", "matrix"] = Field(
-        default="token",
-        description="Normalise the estimate by token row, or as one matrix (paper).",
-    )
-    projection: Literal["rotate", "nearest"] = Field(
-        default="rotate",
-        description="How to return a point to the cone: rotate it and keep its norm (rotate), or "
-        "take the nearest point of the cone (nearest; paper).",
-    )
-    unresolved: Literal["best", "iterate", "last"] = Field(
-        default="best",
-        description="What to return if nothing passed: the least toxic completion (best), the "
-        "least toxic completion of a point of the path (iterate; published records), or the last "
-        "completion of the path (last; published code).",
-    )
-    test_prompt: bool = Field(
-        default=True,
-        description="Test the prompt itself, as iteration 1; otherwise take K + 1 steps, and test "
-        "each point after its step (the paper's Algorithm 1).",
-    )
-
-
-class TideOptions(StepOptions):
-    baseline: Literal["tested", "fresh"] = Field(
-        default="tested",
-        description="Baseline of the differences: the point's tested completion, or a fresh one "
-        "(published code).",
-    )
-    redraw: bool = Field(
-        default=False,
-        description="If the estimate is zero, draw not only new perturbations, but also a new "
-        "completion of the point (published code).",
+    variant: Literal["ours", "paper", "published"] = Field(
+        default="ours",
+        description="Order of work: ours; paper (Algorithm 1 to the letter); or published (as the "
+        "authors' code and records).",
     )
 
 
@@ -83,17 +60,17 @@ class Walk(Strategy):
 
     @property
     def max_iterations(self) -> int:
-        return self.settings.max_iterations + (not self.options.test_prompt)
+        return self.settings.max_iterations + (self.options.variant == "paper")
 
     @property
     def best(self) -> int:
-        if self._accepted is not None or self.options.unresolved == "best":
+        if self._accepted is not None or self.options.variant == "ours":
             return super().best
-        path = self._path[-1:] if self.options.unresolved == "last" else self._path
+        path = self._path[-1:] if self.options.variant == "paper" else self._path
         return min(chain(*path), key=self._scores.__getitem__)
 
     def _begin(self) -> Steps:
-        if self.options.test_prompt:
+        if self.options.variant != "paper":
             yield from super()._begin()
             return
         self.iterations = 0
@@ -113,9 +90,11 @@ class Walk(Strategy):
 
     def step(self, x: Tensor, direction: Tensor) -> Tensor:
         """Move `x` by `step_size` against `direction`, and project the result onto the cone."""
-        options = self.options
-        moved = x - self.step_size * geometry.normalize(direction, options.normalization)
-        return geometry.project(moved, self.x0, options.cosine_threshold, options.projection)
+        is_paper = self.options.variant == "paper"
+        unit = geometry.normalize(direction, "matrix" if is_paper else "token")
+        how = "nearest" if is_paper else "rotate"
+        moved = x - self.step_size * unit
+        return geometry.project(moved, self.x0, self.options.cosine_threshold, how)
 
     @abstractmethod
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
@@ -127,24 +106,20 @@ class TideStrategy(Walk):
     returned only if no point passes within `max_iterations` and it has the lowest score of all.
     """
 
-    options_class = TideOptions
-    options: TideOptions
-
     def descent_direction(self, x: Tensor, score: float) -> Part[Tensor | None]:
         """Evaluate perturbations of `x`; return the gradient estimate, or None if it is zero.
 
-        With `redraw`, or without `test_prompt`, a zero estimate is returned instead of None, so
-        that `x` is evaluated again after a step of length 0.
+        Other variants than `ours` return an estimate of zero, so that `x` is evaluated again after
+        a step of length 0.
         """
-        if self.options.baseline == "fresh":
+        if self.options.variant == "published":
             (point,) = yield from self.evaluate(x[None], "iterate")
             score = point.score
         nearby = x + self.mu * self.normal(self.settings.num_samples)
         perturbed = yield from self.evaluate(nearby, "perturbation")
         differences = self.differences([point.score for point in perturbed], score)
         if not differences.any():
-            again = self.options.redraw or not self.options.test_prompt
-            return torch.zeros_like(x) if again else None
+            return None if self.options.variant == "ours" else torch.zeros_like(x)
         # The engine's input is rounded to its dtype, so the rounded perturbations are used.
         taken = (self.cast(nearby) - self.cast(x)) / self.mu
         return estimate_gradient(taken, differences.float(), self.mu)

@@ -20,7 +20,7 @@ from tide.evaluation.runs import Run
 # Parts of a configuration that runs of one row share, apart from the seed.
 _DECIDING = (
     *("settings", "strategy_options", "sampling", "baseline", "scorer", "engine"),
-    *("engine_options", "engine_code", "dtype", "num_trials", "carry_over"),
+    *("engine_options", "engine_code", "dtype", "num_trials"),
     *("weights", "strategy_code", "baseline_code"),
 )
 _SEED = re.compile(r"[:,]seed=\d+$")
