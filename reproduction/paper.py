@@ -1,12 +1,13 @@
 """Compare the authors' published runs with the numbers printed in the paper, and with each other.
 
-    python reproduction/paper.py data/paper/recorded --out runs/paper
+    python reproduction/paper.py data/paper/recorded --out runs/paper [--tables docs/paper]
 
 Every file MODEL/METHOD.json.gz (docs/data.md says how to get them) becomes a run OUT/MODEL/METHOD,
 unless it exists. Then four kinds of tables are printed, as Markdown: our metrics beside the printed
 numbers; scores of single completions; tests among the rows with a perplexity close to TIDE's; and
 printed numbers that need no records. `tide judge OUT` adds judges and reference models, which the
-tables then include; `tide report OUT/MODEL --against METHOD` makes the paired tests.
+tables then include; `tide report OUT/MODEL --against METHOD` makes the paired tests. `--tables`
+also writes the tables as CSV files.
 
 In the records, each trial of TIDE starts from the best completion of the trials before, so the
 largest of its three scores is the first trial's. The trials of other methods are independent draws.
@@ -284,24 +285,50 @@ def one_draw() -> tuple[list[str], list[Row]]:
     return head, table
 
 
+def cell(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.3g}"
+
+
 def markdown(title: str, head: Sequence[str], rows: Iterable[Row]) -> str:
-    body = [
-        ["-" if c is None else c if isinstance(c, str) else f"{c:.3g}" for c in row] for row in rows
-    ]
+    body = [[cell(value) for value in row] for row in rows]
     lines = (f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
     return "\n".join([f"**{title}**", "", *lines, ""])
+
+
+def write_csv(folder: Path, name: str, head: Sequence[str], rows: Iterable[Row]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows([cell(value) for value in row] for row in rows)
 
 
 def main(
     recorded: Annotated[Path, typer.Argument(help="Folder with MODEL/METHOD.json.gz.")],
     out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/paper"),
+    tables: Annotated[Path | None, typer.Option(help="Folder for the tables as CSV.")] = None,
 ) -> None:
     models = imported(recorded, out)
+    of_models: dict[str, tuple[list[str], list[Row]]] = {}
     for model, runs in models.items():
-        print(markdown(f"{model}: ours beside the printed numbers", *beside_printed(model, runs)))
-        print(markdown(f"{model}: single draws", *single_draws(model, runs)))
-    print(markdown("One draw each, at like perplexity", *like_for_like(models)))
-    print(markdown("Printed: one draw of TIDE against one draw of the model", *one_draw()))
+        printed_table = beside_printed(model, runs)
+        draws = single_draws(model, runs)
+        print(markdown(f"{model}: ours beside the printed numbers", *printed_table))
+        print(markdown(f"{model}: single draws", *draws))
+        for name, (head, rows) in {"printed": printed_table, "draws": draws}.items():
+            _, earlier = of_models.setdefault(name, (["model", *head], []))
+            earlier.extend([model, *row] for row in rows)
+    of_models["alike"] = like_for_like(models)
+    of_models["one-draw"] = one_draw()
+    print(markdown("One draw each, at like perplexity", *of_models["alike"]))
+    print(
+        markdown("Printed: one draw of TIDE against one draw of the model", *of_models["one-draw"])
+    )
+    if tables is not None:
+        for name, (head, rows) in of_models.items():
+            write_csv(tables, name, head, rows)
     for name in ("further", "systems"):
         rows = numbers(name)
         title = {"further": "Printed further", "systems": "What each system needs"}[name]

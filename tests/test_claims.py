@@ -1,4 +1,4 @@
-"""Each claim of the paper has a command in docs/reproduction.md, and the command runs.
+"""Each claim of the paper has a command in docs/paper.md, and the command runs.
 
 These tests have a file of their own because one process has to run them in the order of the page:
 some claims read the run folder of an earlier one.
@@ -14,12 +14,12 @@ import pytest
 from tests.docs_pages import REPOSITORY, Claim, claims
 from tests.docs_world import prepare, run_command
 
-REPRODUCTION = REPOSITORY / "docs" / "reproduction.md"
+PAPER = REPOSITORY / "docs" / "paper.md"
 CLAIMS = "## Every table, figure and claim"
 
 
 def test_each_claim_of_the_paper_has_a_command_and_a_word() -> None:
-    found = claims(REPRODUCTION, CLAIMS)
+    found = claims(PAPER, CLAIMS)
     assert len(found) >= 25
     for claim in found:
         word, _, reason = claim.verdict.partition(" (")
@@ -46,7 +46,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]
 
 
 @pytest.mark.docs
-@pytest.mark.parametrize("claim", claims(REPRODUCTION, CLAIMS), ids=lambda claim: claim.name)
+@pytest.mark.parametrize("claim", claims(PAPER, CLAIMS), ids=lambda claim: claim.name)
 def test_the_commands_of_a_claim_run(
     claim: Claim, reproduced: tuple[Path, set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,7 +196,7 @@ def test_what_the_notebook_that_trains_tells_to_type_exists() -> None:
     words = [
         [one.value for one in ast.walk(call) if isinstance(one, ast.Constant)] for call in calls
     ]
-    assert [found[0] for found in words] == ["run", "export"]
+    assert [found[0] for found in words] == ["run"]
     for found in words:
         options = {one for one in found if str(one).startswith("--")}
         known = {flag for one in get_command(app).commands[found[0]].params for flag in one.opts}

@@ -226,7 +226,7 @@ def test_single_draws_of_rad_are_printed_below_tide_where_nothing_is_searched() 
             assert abs(at["RAD 10 ppl"] / at["base ppl"] - 1) < 0.012
 
 
-# Of the authors' records: each claim of docs/reproduction.md that they decide.
+# Of the authors' records: each claim of docs/paper.md that they decide.
 
 
 @pytest.fixture(scope="module")
