@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from tests.command import tide
 from tests.server.processes import TIDE, serving
+from tests.server.running import wait_until
 from tide.cli.app import app
 from tide.cli.serve import _listening, _logging_as_json
 from tide.core.sanitize import logger
@@ -84,6 +85,19 @@ def test_it_serves_reads_policies_anew_and_ends_its_requests_when_it_is_told_to(
         assert secret not in said + log.read_text()
     for line in said.splitlines():
         assert line == "stopping..." or json.loads(line)["time"]
+
+
+def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\n"
+        "def score(texts):\n    return [0.0] * len(texts)\n"
+    )
+    path = tmp_path / "tide.yaml"
+    path.write_text("policies: {first: {}}")
+    options = ["--policies", str(path), "--scorer", f"{tmp_path / 'mine.py'}:score"]
+    with serving(*TIDE, *options) as server:
+        wait_until(lambda: '"reloaded"' in server.heard(), 60)
+        assert httpx.get(f"{server.url}/health").status_code == 200
 
 
 def test_the_schema_is_that_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ def test_a_text_that_a_pattern_matches(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("fine\n(", "line 2 is not a regular expression"),
+        ("(?V0)fine", "line 1 is not a regular expression"),
         ("\n#\n", "holds no patterns"),
         ("x*", "line 1 matches an empty text"),
     ],

@@ -72,7 +72,7 @@ def test_guardrail_applies_the_policy_of_the_key(tmp_path: Path) -> None:
     policies: dict[str, Any] = {"new": {"never": ["fine"]}, "old": {}}
     keys = {name: {"sha256": digest_of(f"sk-{name}"), "policies": [name]} for name in policies}
     path = written(tmp_path / "tide.yaml", policies=policies, keys=keys)
-    with running(scorer="tests.server.test_drafts:Rude", policies=path) as server:
+    with running(scorer=Rude(), policies=path) as server:
         actions = {}
         for name in keys:
             server.http.headers["authorization"] = f"Bearer sk-{name}"

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 import json
+import os
 import re
 import threading
 import time
@@ -19,12 +20,13 @@ import pytest
 from pydantic import SecretStr
 
 from tests.server.running import Running, running, wait_until
-from tests.server.test_drafts import Babbler
+from tests.server.test_drafts import Babbler, Rude
 from tests.server.test_monitor import plain, streamed
 from tide.core.errors import InputError
+from tide.scorers import REGISTRY
 from tide.server.policies import CommandLine, Policies, Policy, PolicyError, PolicyFile
 
-RUDE = "tests.server.test_drafts:Rude"
+RUDE = "rude"  # registered by the fixture below
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
 BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 FIVE = {
@@ -34,6 +36,12 @@ FIVE = {
     "black": {"strategy": "backtrack:pace=whole", "mode": "enforce"},
     "grey": {"mode": "monitor", "never": ["weather"]},
 }
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY._targets, RUDE, Rude)
+    monkeypatch.setitem(REGISTRY._targets, "counting", Counting)
 
 
 def digest_of(key: str) -> str:
@@ -187,7 +195,7 @@ def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
         while not go_on.is_set():
             await asyncio.sleep(0.005)
 
-    counting = "tests.server.test_policies:Counting"
+    counting = "counting"
     Counting.made = Counting.ended = 0
     path = written(
         tmp_path / "tide.yaml",
@@ -267,7 +275,18 @@ WRONG = {
     "policies: {a: {preset: nowhere}}": "policies.a: unknown preset",
     "policies: {a: {mode: loose}}": "policies.a.mode: ",
     "policies: {a: {never: [ok]}}": "policies.a: never: 'ok' has fewer than 3",
-    "policies: {a: {never: [no]}}": "policies.a.never.0: ",
+    "policies: {a: {never: [no]}}": "policies.a: never: 'no' has fewer than 3",
+    "policies: {a: {never: [[word]]}}": "policies.a.never.0: ",
+    "policies: {a: {toxicity_threshold: '0x1'}}": "policies.a.toxicity_threshold: ",
+    "policies: {a: {toxicity_threshold: 1:30}}": "policies.a.toxicity_threshold: ",
+    "policies: {a: {toxicity_threshold: !!bool abc}}": "policies.a.toxicity_threshold: ",
+    "policies: {a: {toxicity_threshold: !!int ''}}": "policies.a.toxicity_threshold: ",
+    "policies: {a: {scorer: mine.py:score}}": "policies.a.scorer: 'mine.py:score': a file may only",
+    "policies: {a: {scorer: 'max:pocket,windows:mine.py:F'}}": "policies.a.scorer: 'mine.py:F'",
+    "policies: {a: {scorer: 'confirm:(a.b:C),pocket'}}": "policies.a.scorer: 'a.b:C': ",
+    "policies: {a: {strategy: mine.py:F}}": "policies.a: 'mine.py:F': a file may only",
+    "policies: {? [a] : {}}": "line 1: expected a name",
+    'policies: {"\\UFFFFFFFF": {}}': "",
     "policies: {a: {threshold: 0.1}}": "policies.a.threshold: unknown",
     "policies: {'a b': {}}": "policies.a b.[key]: ",
     "policies: {}": "policies: ",
@@ -287,7 +306,7 @@ WRONG = {
     "policies: [": "line 1: ",
     "": "expected a mapping with the key `policies`",
     "- a": "expected a mapping with the key `policies`",
-    "policies: !!python/object/apply:os.system [echo]": "line 1: could not determine a constructor",
+    "policies: !!python/object/apply:os.system [echo]": "policies: Input should be",
     "[" * 5000: "nested too deeply",
     "\0": "holds a NUL",
 }
@@ -302,6 +321,37 @@ def test_what_is_no_file_of_policies(content: str, tmp_path: Path) -> None:
     assert any(WRONG[content] in line for line in caught.value.problems), caught.value.problems
     assert all("\n" not in line for line in caught.value.problems)
     assert str(path) in str(caught.value)
+
+
+def test_names_of_yaml_stay_texts(tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    path.write_text(
+        "policies:\n  yes: {never: [1984, 2024-01-01]}\n  no: {toxicity_threshold: 0.3}\n"
+        "  1_0: {preset: ~, refuse_prompt_above: null}\ndefault: [yes, no]"
+    )
+    file = PolicyFile.read(path)
+    assert list(file.policies) == ["yes", "no", "1_0"]
+    assert file.policies["yes"].never == ["1984", "2024-01-01"]
+    assert file.policies["no"].toxicity_threshold == 0.3
+    assert file.policies["1_0"] == Policy()
+    assert file.default == ["yes", "no"]
+
+
+def test_nested_anchors_are_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    lines = ["a0: &a0 [x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]
+    for last in ("? *a19\n: x", "policies: {a: {never: *a19}}"):
+        path.write_text("\n".join([*lines, last]))
+        with pytest.raises(PolicyError) as caught:
+            PolicyFile.read(path)
+        assert len(str(caught.value)) < 2000
+
+
+def test_a_pipe_is_no_policy_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PolicyError, match="not a regular file"):
+        PolicyFile.read(tmp_path / "pipe")
 
 
 def test_every_problem_is_told(tmp_path: Path) -> None:

@@ -173,6 +173,9 @@ def serve(
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
     chosen = chosen_settings(preset, model, overrides or {})
+    early: list[int] = []  # a SIGHUP that arrives during loading is obeyed after it
+    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+        signal.signal(signal.SIGHUP, lambda number, _: early.append(number))
     with (
         _listening(host, port) as listener,
         _logging_as_json(loading={"loading": model, "scorer": scorer, **chosen}),
@@ -188,9 +191,11 @@ def serve(
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         if sys.stderr.isatty():
             ERRORS.print(f"Open {where}/ in a browser. Ctrl-C stops the server.", highlight=False)
-        if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
+        if policies is not None and hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, lambda *_: _reload_soon(made))
         _freeze()
+        if early:
+            _reload_soon(made)
         # The engine's thread waits less for the threads that score and send (5 ms by default).
         sys.setswitchinterval(1e-4)
         with stopping.expected():  # uvicorn raises the signal again after shutdown

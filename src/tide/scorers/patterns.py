@@ -31,7 +31,13 @@ class PatternScorer(ReadingScorer):
                 where = f"{path}: line {number}"
                 try:
                     found[number] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
-                except (regex.error, RecursionError, OverflowError) as error:
+                except (
+                    regex.error,
+                    ValueError,
+                    RecursionError,
+                    OverflowError,
+                    MemoryError,
+                ) as error:
                     raise InputError(f"{where} is not a regular expression: {error}") from None
                 if found[number].search("") is not None:
                     raise InputError(f"{where} matches an empty text, and therefore every text")

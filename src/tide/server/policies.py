@@ -29,7 +29,8 @@ from tide.data.files import as_text, read_small
 from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
-from tide.scorers import load_scorer
+from tide.plugins.specs import Spec, parse, parse_spec
+from tide.scorers import REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
@@ -71,10 +72,18 @@ class Policy(_Part):
         default=None, description="Same as --strategy; `backtrack:lag=0` holds back less text."
     )
     toxicity_threshold: float | None = Field(
-        default=None, gt=0, lt=1, description="Accept a text that scores below this."
+        default=None,
+        gt=0,
+        lt=1,
+        strict=False,
+        description="Accept a text that scores below this.",
     )
     refuse_prompt_above: float | None = Field(
-        default=None, ge=0, le=1, description="Refuse a prompt that itself scores above this."
+        default=None,
+        ge=0,
+        le=1,
+        strict=False,
+        description="Refuse a prompt that itself scores above this.",
     )
     tool_calls: Treatment | None = Field(default=None, description="Same as --tool-calls.")
     reasoning: Treatment | None = Field(default=None, description="Same as --reasoning.")
@@ -134,6 +143,8 @@ class PolicyFile(_Part):
     def read(cls, path: Path) -> PolicyFile:
         """Read a policy file. Raises PolicyError for an invalid file."""
         try:
+            if path.exists() and not path.is_file():  # a pipe would block a reload
+                raise InputError("not a regular file")
             content = _from_yaml(as_text(read_small(path), str(path)))
             if not isinstance(content, dict):
                 raise InputError("expected a mapping with the key `policies`")
@@ -152,30 +163,55 @@ class PolicyError(InputError):
         super().__init__(f"--policies {path}: {'; '.join(found)}")
 
 
+# Plain scalars of YAML that mean "not given".
+_NULL = ("", "~", "null", "Null", "NULL")
+
+
 def _from_yaml(text: str) -> Any:
-    """Parse a YAML file. Raises InputError for invalid YAML and for a repeated key."""
+    """Parse a YAML file of mappings, lists and texts. Raises InputError for other content.
+
+    Every scalar stays a text (`no`, `1984`), which the fields convert. Tags are ignored.
+    """
     yaml = require("yaml", "gateway")
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
+    class Loader(yaml.BaseLoader):  # type: ignore[misc, name-defined]
+        def construct_scalar(self, node: Any) -> Any:
+            value = super().construct_scalar(node)
+            return None if node.style is None and value in _NULL else value
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen: set[str] = set()
+            names: set[str] = set()
             for key, _ in node.value:
-                if (name := str(key.value)) in seen:
-                    message = f"{name!r} is given twice"
-                    raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
-                seen.add(name)
+                problem = ""
+                if not isinstance(key, yaml.ScalarNode):
+                    problem = "expected a name"
+                elif key.value in names:
+                    problem = f"{key.value!r} is given twice"
+                if problem:
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                names.add(key.value)
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader)  # a SafeLoader
+        return yaml.load(text, Loader)  # constructs only dict, list and str
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise InputError(f"{where}{getattr(error, 'problem', None) or first_line(error)}") from None
     except RecursionError:
         raise InputError("nested too deeply") from None
-    except ValueError as error:  # a date that does not exist
+    except (ValueError, OverflowError) as error:  # an escape such as \UFFFFFFFF
         raise InputError(first_line(error)) from None
+
+
+def _check_registered(kind: str, spec: Spec) -> None:
+    """Raise InputError if a spec of a file names code, also within a wrapper."""
+    if ":" in spec.name:
+        raise InputError(
+            f"{spec.name!r}: a file may only have registered names; give it as --{kind}"
+        )
+    for inner in spec.inner:
+        _check_registered(kind, inner)
 
 
 @dataclass(frozen=True)
@@ -192,6 +228,8 @@ class CommandLine:
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """Return a policy's preset and settings. Raises InputError for invalid settings."""
         names = {"strategy", "toxicity_threshold", "refuse_prompt_above", "tool_calls", "reasoning"}
+        if policy.strategy is not None:
+            _check_registered("strategy", Spec(parse_spec(policy.strategy, "strategy")[0]))
         own = policy.model_dump(include=names, exclude_none=True)
         overrides = {**self.overrides, **own}
         preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
@@ -199,6 +237,8 @@ class CommandLine:
 
     def spec(self, policy: Policy) -> Any:
         """Return the scorer of a policy. Raises InputError for an invalid spec."""
+        if policy.scorer is not None:
+            _check_registered("scorer", parse(policy.scorer, "scorer", WRAPPERS, REGISTRY.names()))
         spec = policy.scorer or self.scorer
         return f"strict-language:({spec})" if self.strict_language else spec
 
