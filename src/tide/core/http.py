@@ -84,7 +84,7 @@ class ServerFailed(Exception):
 
 
 class ServerUnreachable(ServerFailed):
-    """No connection to the server could be made, so nothing was sent."""
+    """The server, or the server behind a balancer, could not be reached."""
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,7 @@ STATUSES: dict[str, tuple[int, Any]] = {
     "HTTP 422": (422, {"error": "Input validation error", "error_type": "validation"}),  # TGI's
     "HTTP 451": (451, {"error": {"message": "for legal reasons"}}),
     "HTTP 500": (500, {"error": {"message": "index out of range"}}),
-    "HTTP 502": (502, b"<html>bad gateway</html>"),
-    "HTTP 503": (503, {}),
+    "HTTP 504": (504, b"<html>gateway timeout</html>"),
     "answered as a whole": (200, {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}),
 }
 FAULTS: dict[str, Any] = {

@@ -65,6 +65,8 @@ class TextServer:
 
     def start(self) -> None:
         """Listen, at the same address as before if it was stopped."""
+        if self._http is not None:
+            return
         server = self
 
         class Handler(BaseHTTPRequestHandler):

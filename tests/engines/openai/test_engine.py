@@ -352,6 +352,27 @@ def test_lists_of_models(
     assert {body["model"] for body in server.requests} == {model}
 
 
+@pytest.mark.parametrize(
+    ("path", "models", "completions"),
+    [
+        ("", "/v1/models", "/v1/completions"),
+        ("/v1/", "/v1/models", "/v1/completions"),
+        ("/v1beta/openai/", "/v1beta/openai/models", "/v1beta/openai/completions"),
+    ],
+)
+def test_base_url_with_a_path(path: str, models: str, completions: str, server: TextServer) -> None:
+    paths: list[str] = []
+
+    def answer(path: str, _: Any) -> tuple[int, Any]:
+        paths.append(path)
+        return 404, {}
+
+    server.answer = answer
+    with pytest.raises(EngineError, match="cannot be used: HTTP 404 to /v1/completions"):
+        OpenAIEngine("tiny", base_url=server.url + path)
+    assert paths == [models, completions]
+
+
 def test_unreachable_server_at_start() -> None:
     problem = r"http://127\.0\.0\.1:9: cannot be used: ConnectError"
     with pytest.raises(EngineError, match=problem):

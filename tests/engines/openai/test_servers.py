@@ -220,14 +220,23 @@ def test_requests_wait_for_a_server_that_restarts() -> None:
         timer.join()
 
 
-def test_server_that_is_gone_is_an_error_for_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("problem", ["ConnectError", "HTTP 502", "HTTP 503"])
+def test_server_that_is_gone_is_an_error_for_all_requests(
+    problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_module, "PATIENCE", 0.3)
     with TextServer() as server, OpenAIEngine("tiny", base_url=server.url) as engine:
-        server.stop()
+        if problem == "ConnectError":
+            server.stop()
+        else:  # of a balancer in front of the server
+            server.answer = lambda *_: (int(problem.removeprefix("HTTP ")), b"<html>")
         for _ in range(2):
-            with pytest.raises(EngineError, match=f"^{server.url}: ConnectError"):
+            with pytest.raises(EngineError, match=f"^{server.url}: {problem}"):
                 write(engine, PROMPTS[0])
         assert not engine.available
+        time.sleep(0.2)
+        assert not engine.available
+        server.answer = lambda *_: None
         server.start()
         until = time.monotonic() + 20
         while not engine.available:

@@ -209,7 +209,7 @@ class OpenAIEngine(Engine):
 
     @property
     def available(self) -> bool:
-        """Whether the last connection to the server was made; if not, another one is tried now."""
+        """Whether the last request reached the server; if not, another one is sent now."""
         if not self.closed and not self._upstream.reachable:
             self.portal.start(self._upstream.look)
         return not self.closed and self._upstream.reachable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any, TypeVar
 
 import tenacity
@@ -24,8 +23,10 @@ from tide.core.http import (
 _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
-# Seconds for which connections to a server that cannot be reached are tried.
+# Seconds for which a server that cannot be reached is tried.
 PATIENCE = 5.0
+# Answers of a balancer while no server behind it can be reached.
+_UNREACHABLE = (502, 503)
 _FORBIDDEN = (401, 403)
 # Maximum concurrent requests of a client. The time that httpx needs for a request grows with the
 # client's connections: 0.5 ms with 4 connections, 5 ms with 256.
@@ -37,7 +38,8 @@ class Upstream:
 
     url: its address, with or without `/v1`. timeout: seconds without an answer, or without the next
     event of a stream, after which a request fails. key: sent as a bearer token. patience: seconds
-    for which connections are tried. reachable: whether the last connection was made.
+    for which a server that cannot be reached is tried. reachable: whether the last request reached
+    the server.
     """
 
     def __init__(
@@ -55,13 +57,16 @@ class Upstream:
     ) -> _Parsed:
         """GET, or POST `body`; return the answer of at most `limit` bytes, parsed as `kind`.
 
-        Raises ServerUnreachable if no connection can be made, and ServerFailed for other failures.
+        Raises ServerUnreachable if the server cannot be reached, ServerFailed for other failures.
         """
-        method = "GET" if body is None else "POST"
-        ask = partial(self._client().ask, method, self._address(path), body, limit=limit)
-        reply = await self._connected(ask)
-        _raise_for_status(reply, path)
-        return parsed(reply.body, kind)
+
+        async def ask() -> Reply:
+            method = "GET" if body is None else "POST"
+            reply = await self._client().ask(method, self._address(path), body, limit=limit)
+            _raise_for_status(reply, path)
+            return reply
+
+        return parsed((await self._connected(ask)).body, kind)
 
     async def stream(
         self, path: str, body: Any, *, limit: int = MIB
@@ -70,14 +75,16 @@ class Upstream:
 
         async def begin() -> tuple[AsyncGenerator[Reply | bytes, None], Reply | bytes | None]:
             events = self._client().events(self._address(path), body, limit=limit)
-            return events, await anext(events, None)
+            event = await anext(events, None)
+            if isinstance(event, Reply):
+                await events.aclose()
+                _raise_for_status(event, path)
+                raise ServerFailed("did not stream its answer")
+            return events, event
 
         events, event = await self._connected(begin)
         async with aclosing(events):
-            while event is not None:
-                if isinstance(event, Reply):
-                    _raise_for_status(event, path)
-                    raise ServerFailed("did not stream its answer")
+            while event is not None and not isinstance(event, Reply):
                 if event == b"[DONE]":
                     return
                 yield event
@@ -86,7 +93,8 @@ class Upstream:
     async def look(self) -> None:
         """Find out whether the server can be reached now."""
         try:
-            await self._client().ask("GET", self._address("/v1/models"))
+            reply = await self._client().ask("GET", self._address("/v1/models"))
+            _raise_for_status(reply, "/v1/models")
         except ServerFailed as error:
             self.reachable = not isinstance(error, ServerUnreachable)
         else:
@@ -97,7 +105,7 @@ class Upstream:
             await client.aclose()
 
     async def _connected(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the result of `ask`, which is repeated while no connection can be made.
+        """Return the result of `ask`, which is repeated while the server cannot be reached.
 
         It is also repeated once if a connection broke: the server may have closed an idle one.
         """
@@ -149,4 +157,5 @@ def _raise_for_status(reply: Reply, path: str) -> None:
     what = f"HTTP {status} to {path}"
     if status in _FORBIDDEN:
         what = f"rejects the API key, or requires one (HTTP {status})"
-    raise ServerFailed(what, reply.message(), status=status)
+    kind = ServerUnreachable if status in _UNREACHABLE else ServerFailed
+    raise kind(what, reply.message(), status=status)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from tide.core.http import Client, Rows, ServerFailed
+from tide.core.http import Client, Rows, ServerFailed, api_root
 from tide.scorers.base import TextScore
 from tide.scorers.guards.formats import GuardSettings
 from tide.scorers.guards.verdicts import Place
@@ -70,8 +70,7 @@ class RemoteGuard(SelfHostedScorer):
         self._settings = settings
         self.batch_size = settings.batch if settings.api == "completions" else 1
         super().__init__(f"guard:{settings.model}", settings.url or "", **options)
-        if not self._url.endswith("/v1"):
-            self._url += "/v1"
+        self._url = api_root(self._url)
         own = f",{digest}" if (digest := settings.digest()) else ""
         self.name = f"guard:{settings.model}@{place_of(self._url)}#{kind}{own}"
         self.threshold = settings.threshold
