@@ -32,7 +32,7 @@ def test_it_serves_reads_policies_anew_and_ends_its_requests_when_it_is_told_to(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "settings").write_text(
-        "# of a test\n\nTIDE_SERVE_MAX_NEW_TOKENS = 5\nTIDE_SERVE_SERVED_MODEL_NAME=mine\n"
+        "# of a test\n\nTIDE_SERVE_MAX_NEW_TOKENS = 5\nTIDE_SERVE_SERVED_MODEL_NAME='mine'\n"
     )
     path, log = tmp_path / "tide.yaml", tmp_path / "monitor.jsonl"
     path.write_text("policies: {first: {mode: monitor}}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import logging
 import re
 import socket
@@ -13,6 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -104,6 +107,9 @@ def test_without_a_key_only_loopback_is_listened_at(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TIDE_SERVE_KEYS", f"{KEYS[0]}, {KEYS[1]},")
     assert [key.get_secret_value() for key in read_keys()] == list(KEYS)
     check_exposure("0.0.0.0", [SecretStr("x")])
+    monkeypatch.setenv("TIDE_SERVE_KEYS", f'{KEYS[0]},"{KEYS[1]}"')
+    with pytest.raises(InputError, match="a key begins with a quote"):
+        read_keys()
     monkeypatch.setenv("TIDE_SERVE_KEYS", "a b")
     with pytest.raises(InputError):
         read_keys()
@@ -133,6 +139,54 @@ def test_a_body_is_bounded_as_it_is_received() -> None:
                     sent += connection.send(b"x" * 65_536)
             assert sent < 10**8
         assert server.ask().status_code == 200
+
+
+def test_a_gzipped_body_is_unpacked_within_the_limit() -> None:
+    body = b'{"prompt": "a second one", "seed": 1}'
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    with running(limits=Limits(max_body=2000)) as server:
+
+        def ask(content: bytes, **more: str) -> httpx.Response:
+            sent = headers | {name.replace("_", "-"): value for name, value in more.items()}
+            return server.http.post("/v1/completions", content=content, headers=sent)
+
+        plain = server.ask("a second one", seed=1).json()["choices"]
+        assert ask(gzip.compress(body)).json()["choices"] == plain
+        assert ask(gzip.compress(b"x" * 10**6)).status_code == 413
+        assert ask(body).status_code == 400
+        assert ask(gzip.compress(body)[:-9]).status_code == 400
+        assert ask(body, content_encoding="br").status_code == 415
+        assert ask(body, content_encoding="identity").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/v1/models", "/metrics", "/version"])
+def test_head_is_get_without_the_body(path: str) -> None:
+    with running() as server:
+        answer = server.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"] == server.http.get(path).headers["content-type"]
+        assert server.http.head("/v1/completions").status_code == 405
+        assert server.http.get("/v1/completions").headers["allow"] == "POST"
+        assert server.http.get("/health").json() == {"status": "ok"}  # the connection still works
+
+
+def test_failures_are_logged_as_errors(caplog: pytest.LogCaptureFixture) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("down")
+
+    with caplog.at_level(logging.INFO, "tide.server"), running(scorer=scorer) as server:
+        server.http.get("/health")
+        server.ask()
+        server.ask(stream=True)
+        broken = 'route="/v1/completions",status="503"'
+        wait_until(lambda: server.metric(f"tide_requests_total{{{broken}}}") == 2)
+    lines = [(one.levelname, json.loads(one.message)) for one in caplog.records]
+    levels = {line["route"]: level for level, line in lines if "route" in line}
+    assert levels["/health"] == "INFO"
+    statuses = [
+        (level, line["status"]) for level, line in lines if line.get("route") == "/v1/completions"
+    ]
+    assert statuses == [("ERROR", 503)] * 2
 
 
 def test_a_queue_that_is_full_says_when_to_come_again() -> None:
@@ -267,6 +321,8 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
         assert streamed.text.startswith(": keep-alive\n\n: keep-alive\n\n")
         assert '"code":"deadline"' in streamed.text
         assert streamed.text.endswith("data: [DONE]\n\n")
+        late = 'route="/v1/completions",status="504"'  # not 200, with which it began
+        wait_until(lambda: server.metric(f"tide_requests_total{{{late}}}") == 1)
         whole = server.ask()
         assert whole.status_code == 504
         assert whole.headers["x-should-retry"] == "false"

@@ -49,6 +49,8 @@ def _read_settings(path: Path | None) -> None:
             continue
         if not (equals and name.startswith(f"{PREFIX}_") and name.isidentifier()):
             raise InputError(f"--settings: {path}, line {number}: expected {PREFIX}_NAME=VALUE")
+        if len(value) > 1 and value[0] == value[-1] in ("'", '"'):  # as a shell and systemd do
+            value = value[1:-1]
         os.environ.setdefault(name, value)
     known = {f"{PREFIX}_{name.upper()}" for name in ("keys", *inspect.signature(serve).parameters)}
     for name in sorted(os.environ.keys() - known):

@@ -205,7 +205,9 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return _invalid(error).response(path)
     if isinstance(error, HTTPException):
-        return Refused(error.status_code, error.detail).response(path)
+        response = Refused(error.status_code, error.detail).response(path)
+        response.headers.update(error.headers or {})  # `Allow` of a 405
+        return response
     request.scope[FAILED] = error
     return Refused.of(error).response(path)
 

@@ -11,11 +11,13 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import logging
 import os
 import re
 import secrets
 import time
 import traceback
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
@@ -55,7 +57,12 @@ _PATIENCE = 4
 def read_keys() -> list[SecretStr]:
     """Read the comma-separated keys of TIDE_SERVE_KEYS. Raises InputError for an invalid key."""
     given = os.environ.get(KEYS, "").split(",")
-    return [key for one in given if (key := read_key(KEYS, one)) is not None]
+    for text in given:
+        if len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] in ("'", '"'):
+            raise InputError(
+                f"{KEYS}: a key is in quotes, which would be a part of it; remove them"
+            )
+    return [key for text in given if (key := read_key(KEYS, text)) is not None]
 
 
 def is_loopback(host: str) -> bool:
@@ -87,6 +94,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers, started, status = Headers(scope=scope), time.monotonic(), 0
+        method = scope["method"]
+        if method == "HEAD":  # uvicorn, which keeps its own scope, sends no body
+            scope = {**scope, "method": "GET"}
         asked = headers.get("x-request-id", "")
         number = asked if _NUMBER.fullmatch(asked) else secrets.token_hex(8)
         scope[NUMBER] = number
@@ -105,7 +115,7 @@ class Gate:
         try:
             self._check_key(scope, headers)
             scope["query_string"] = b""  # no route reads it; with a key in it, it would be traced
-            body = await self._read(receive)
+            body = await self._read(receive, headers)
             if body is not None and await self._work(scope, body, receive, sending):
                 ended = "whole"
             if (error := scope.get(FAILED)) is not None:
@@ -116,14 +126,24 @@ class Gate:
                 await Refused.of(error).response(scope["path"])(scope, receive, sending)
         finally:
             self._metrics.in_flight.dec()
-            answer = status if ended != "left" else _LEFT
+            answer = status
+            if ended == "left":
+                answer = _LEFT
+            elif status == 200 and scope.get(FAILED) is not None:  # a stream that broke off
+                answer = Refused.of(scope[FAILED]).status
             route = getattr(scope.get("route"), "path", "other")
             seconds = time.monotonic() - started
             self._metrics.requests.labels(route, answer).inc()
             self._metrics.seconds.labels(route).observe(seconds)
-            asked_for = {"request": number, "method": scope["method"], "route": route}
-            took = {"status": answer, "seconds": round(seconds, 3), "ended": ended}
-            LOG.info(json.dumps(asked_for | took))
+            line = {
+                "request": number,
+                "method": method,
+                "route": route,
+                "status": answer,
+                "seconds": round(seconds, 3),
+                "ended": ended,
+            }
+            LOG.log(logging.ERROR if answer >= 500 else logging.INFO, json.dumps(line))
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in _OPEN:
@@ -152,7 +172,7 @@ class Gate:
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
         (scope[POLICIES],) = found
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
         """Return the body, or None after a disconnect. Raises Refused if it is too long or late."""
         limit, body, size = self._limits.max_body, bytearray(), 0
         more = True
@@ -170,7 +190,7 @@ class Gate:
             raise Refused(408, "the request was not sent in time", again=True)
         if size > limit:
             raise Refused(413, f"the request has more than {limit:,} bytes")
-        return bytes(body)
+        return _unpacked(bytes(body), headers.get("content-encoding", "identity"), limit)
 
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
         """Let the app answer. If the client disconnects first, cancel the work and return False."""
@@ -205,6 +225,24 @@ class Gate:
             return False
         work.result()
         return True
+
+
+def _unpacked(body: bytes, encoding: str, limit: int) -> bytes:
+    """Unpack a gzipped body. Raises Refused for another encoding, and for more than `limit`."""
+    if encoding.strip().lower() == "identity":
+        return body
+    if encoding.strip().lower() != "gzip":
+        raise Refused(415, f"Content-Encoding: {encoding} is not supported; use gzip or none")
+    unpacker = zlib.decompressobj(wbits=31)  # the format of gzip
+    try:
+        content = unpacker.decompress(body, limit + 1)
+    except zlib.error:
+        raise Refused(400, "the body is not in the format gzip") from None
+    if len(content) > limit:
+        raise Refused(413, f"the request unpacks to more than {limit:,} bytes")
+    if not unpacker.eof:
+        raise Refused(400, "the gzipped body is incomplete")
+    return content
 
 
 def digest(key: str) -> bytes:
