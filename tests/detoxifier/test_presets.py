@@ -71,7 +71,6 @@ def test_a_file_is_a_preset(path: Path) -> None:
         (changed(strategy="tide:cosine_threshold=nan"), "strategy tide: cosine_threshold: "),
         (changed(step_relative=float("nan")), "not a preset: settings.step_relative"),
         ({**GOOD, "settings": {f"x{i}": 1 for i in range(65)}}, "not a preset: settings: "),
-        ({**GOOD, "about": {"x": "y" * 70_000}}, "not a preset, because it has more than 64 KiB"),
     ],
 )
 def test_what_is_no_preset(content: Any, message: str, path: Path) -> None:

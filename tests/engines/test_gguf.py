@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tests.llama_cpp.convert import convert
 from tide import pocket
 from tide.core.errors import EngineError, MissingDependencyError
+from tide.core.pretrained import end_ids
 from tide.engines.checkpoint import PACKAGES, Package, source_of
 from tide.engines.local.engine import load_model
 
@@ -85,26 +90,153 @@ def test_it_is_converted_once_and_known_by_its_folder(
     assert source_of(file) != first  # a file that has changed is another model
 
 
+# RoPE scaling as the config of a folder says it, and as llama.cpp's converter writes it.
+_SCALED: dict[str, tuple[dict[str, Any], Callable[[Any], object]]] = {
+    "linear": (
+        {"rope_type": "linear", "factor": 4.0},
+        lambda writer: (
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
+            writer.add_rope_scaling_factor(4.0),
+        ),
+    ),
+    "linear, as in old files": (
+        {"rope_type": "linear", "factor": 4.0},
+        lambda writer: writer.add_rope_scaling_factor(4.0),
+    ),
+    "yarn": (
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 16.0,
+        },
+        lambda writer: (
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+            writer.add_rope_scaling_factor(4.0),
+            writer.add_rope_scaling_orig_ctx_len(64),
+            writer.add_rope_scaling_yarn_beta_fast(16.0),
+            writer.add_rope_scaling_yarn_attn_factor(1.0),
+        ),
+    ),
+    "llama3": (
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        lambda writer: writer.add_tensor("rope_freqs.weight", _llama3_factors()),
+    ),
+}
+
+
+def _llama3_factors() -> NDArray[np.float32]:
+    """The numbers by which Llama 3 divides its frequencies, for the config above."""
+    config = json.loads((pocket.CHAT / "config.json").read_text())
+    width = config["hidden_size"] // config["num_attention_heads"]
+    theta = config["rope_parameters"]["rope_theta"]
+    turns = 64 / (2 * np.pi * theta ** (np.arange(0, width, 2) / width))
+    smooth = np.clip((turns - 1.0) / (4.0 - 1.0), 0.0, 1.0)
+    return (1 / ((1 - smooth) / 8.0 + smooth)).astype(np.float32)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", _SCALED)
+def test_gguf_rope_scaling_is_read(name: str, tmp_path: Path) -> None:
+    scaling, add = _SCALED[name]
+    folder, file = tmp_path / "scaled", tmp_path / "scaled.gguf"
+    shutil.copytree(pocket.CHAT, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] |= scaling
+    (folder / "config.json").write_text(json.dumps(config))
+    convert(pocket.CHAT, file, add=add)
+    logits, expected, unscaled = read(file)[1], read(folder)[1], read(pocket.CHAT)[1]
+    assert torch.allclose(logits, expected, atol=1e-4)
+    assert not torch.allclose(logits, unscaled, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "longrope"),
+        (
+            lambda writer: (
+                writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
+                writer.add_rope_scaling_yarn_log_mul(0.1),
+            ),
+            "yarn, yarn_log_multiplier",
+        ),
+    ],
+)
+def test_gguf_unknown_rope_scaling_is_refused(
+    add: Callable[[Any], object], message: str, tmp_path: Path
+) -> None:
+    convert(pocket.CHAT, file := tmp_path / "small.gguf", add=add)
+    with pytest.raises(EngineError, match=rf"RoPE scaling that is not supported \({message}\)"):
+        source_of(file)
+
+
+def test_gguf_end_of_turn_token_ends_an_answer(tmp_path: Path) -> None:
+    """llama.cpp's converter names the end of a text and the end of a turn apart."""
+    folder = tmp_path / "chat"
+    shutil.copytree(pocket.CHAT, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 0}))
+
+    def add(writer: Any) -> None:
+        writer.add_eot_token_id(2)
+        writer.add_eom_token_id(5)
+
+    convert(folder, file := tmp_path / "chat.gguf", add=add)
+    tokenizer, model = load_model(str(file), CPU)
+    assert end_ids(model, tokenizer) == [0, 2, 5]
+
+
+def test_gguf_split_file_says_how_to_join_it(tmp_path: Path) -> None:
+    def add(writer: Any) -> None:
+        writer.add_uint16("split.no", 0)
+        writer.add_uint16("split.count", 2)
+
+    convert(pocket.CHAT, first := tmp_path / "chat-00001-of-00002.gguf", add=add)
+    (tmp_path / "chat-00002-of-00002.gguf").write_bytes(b"GGUF")
+    for path in (first, tmp_path):
+        with pytest.raises(EngineError, match=r"one of 2 parts .* `llama-gguf-split --merge FIRST"):
+            source_of(path)
+
+
+def test_gguf_conversion_that_was_killed_leaves_nothing(file: Path, cache: Path) -> None:
+    folder = Path(source_of(file))
+    shutil.rmtree(folder)
+    unfinished = Path(f"{folder}.unfinished")
+    unfinished.mkdir()
+    (unfinished / "model.safetensors").write_bytes(b"half")
+    assert source_of(file) == str(folder)
+    assert sorted(cache.iterdir()) == [folder, Path(f"{folder}.lock")]
+
+
 def test_of_two_files_in_a_folder_one_must_be_named(file: Path) -> None:
     (file.parent / "other.gguf").write_bytes(file.read_bytes())
     with pytest.raises(EngineError, match="holds 2 GGUF files; name one of them"):
         source_of(file.parent)
 
 
-def _deep(file: Path) -> None:
-    """Claim that the model has a billion layers."""
-    reader = gguf.GGUFReader(file, "r+")
-    reader.fields["llama.block_count"].parts[-1][0] = 10**9
+def _long_array(file: Path) -> None:
+    """Claim that the list of tokens has 2^31 entries."""
+    content = file.read_bytes()
+    field = b"tokenizer.ggml.tokens"
+    start = content.index(field) + len(field) + 8  # after the types of the field and its entries
+    file.write_bytes(content[:start] + (2**31).to_bytes(8, "little"))
 
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "is not a GGUF file"),
+        (lambda file: file.write_bytes(b"GGML" + file.read_bytes()[4:]), "GGUF magic invalid"),
         (lambda file: file.write_bytes(file.read_bytes()[:-1000]), "cannot be read"),
         (lambda file: file.write_bytes(file.read_bytes()[:100]), "cannot be read"),
-        (lambda file: file.write_bytes(b""), "is not a GGUF file"),
-        (_deep, "at most 1024"),
+        (lambda file: file.write_bytes(b""), "cannot be read"),
+        (_long_array, "is truncated"),
     ],
 )
 def test_a_broken_file_is_one_line_and_leaves_nothing(

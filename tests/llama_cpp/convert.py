@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,13 @@ _ENDS = {
 }  # fmt: skip
 
 
-def convert(folder: Path, out: Path, quantisation: str = "F32") -> None:
-    """Write the GPT-2 or Llama in `folder`; its matrices in a quantisation of gguf's."""
+def convert(
+    folder: Path, out: Path, quantisation: str = "F32", add: Callable[[Any], object] | None = None
+) -> None:
+    """Write the GPT-2 or Llama in `folder`; its matrices in a quantisation of gguf's.
+
+    add: adds further fields and tensors to the writer.
+    """
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
@@ -69,6 +75,8 @@ def convert(folder: Path, out: Path, quantisation: str = "F32") -> None:
         x = np.ascontiguousarray(x)
         kind = gguf.GGMLQuantizationType[quantisation if x.ndim == 2 else "F32"]
         writer.add_tensor(tensor, gguf.quants.quantize(x, kind), raw_dtype=kind)
+    if add is not None:
+        add(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

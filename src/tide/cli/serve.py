@@ -25,7 +25,7 @@ from tide.core.errors import InputError, first_line
 from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.validation import validated
-from tide.data.files import as_text, read_small
+from tide.data.files import as_text, read_whole
 from tide.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _read_settings(path: Path | None) -> None:
     Raises InputError for an invalid line, and for an unknown variable.
     """
     try:
-        lines = [] if path is None else as_text(read_small(path), str(path)).splitlines()
+        lines = [] if path is None else as_text(read_whole(path), str(path)).splitlines()
     except InputError as error:
         raise InputError(f"--settings: {error}") from None
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""Read files with size limits; write files under a lock, and replace them as a whole."""
+"""Read files; write files under a lock, and replace them as a whole."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import codecs
 import gzip
 import os
 import socket
-import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import IO, cast
 
 from tide.core.errors import InputError
-
-# Limits in bytes. The longest lines that TIDE writes are records of a thousand long trials, with a
-# few million bytes. A gzipped file that unpacks to more than its limit is probably an attack.
-_LINE, _WHOLE, _UNPACKED, _SMALL = 1 << 26, 1 << 28, 1 << 32, 1 << 20
 
 
 @contextmanager
@@ -46,23 +40,9 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def numbered(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines of a file, each with its location for messages: "FILE, line 3".
-
-    Raises InputError for a line of more than 64 MiB, or a gzipped file of more than 4 GiB unpacked.
-    """
-    total = 0
-    for number in count(1):
-        line = file.readline(_LINE + 1)
-        if not line:
-            return
-        where, total = f"{path}, line {number}", total + len(line)
-        if len(line) > _LINE:
-            raise InputError(f"{where}: has more than {_LINE >> 20} MiB; shorten the line")
-        if total > _UNPACKED and path.suffix == ".gz":
-            raise InputError(
-                f"{where}: unpacks to more than {_UNPACKED >> 30} GiB; unpack it first"
-            )
-        yield where, line
+    """Yield the lines of a file, each with its location for messages: "FILE, line 3"."""
+    for number, line in enumerate(file, 1):
+        yield f"{path}, line {number}", line
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -73,21 +53,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def read_whole(path: Path) -> bytes:
-    """Read a file of at most 256 MiB, without a byte order mark."""
-    return _read(path, _WHOLE, "use .jsonl for large files")
-
-
-def read_small(path: Path) -> bytes:
-    """Read a file of at most 1 MiB, such as settings, without a byte order mark."""
-    return _read(path, _SMALL, "use a smaller file")
-
-
-def _read(path: Path, most: int, advice: str) -> bytes:
+    """Read a file without a byte order mark. Raises InputError for an unreadable file."""
     with opened(path) as file:
-        content = without_mark(file.read(most + 1))
-    if len(content) > most:
-        raise InputError(f"{path}: has more than {most >> 20} MiB; {advice}")
-    return content
+        return without_mark(file.read())
 
 
 def without_mark(content: bytes) -> bytes:
@@ -131,14 +99,8 @@ def writing(path: Path) -> Iterator[Path]:
             raise InputError(f"{path}: cannot be written; it is a folder or a device, not a file")
         real.parent.mkdir(parents=True, exist_ok=True)
         beside = real.with_name(f"{real.name}.lock")
-        with suppress(FileNotFoundError):
-            found = os.lstat(beside)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
-                raise InputError(
-                    f"{path}: cannot be locked; {beside} is a link or a folder; remove it"
-                )
         # A failure to open reports its cause; FileLock would only report that the lock is held.
-        with open(beside, "a+", encoding="utf-8", errors="replace", opener=no_link) as file:
+        with beside.open("a+", encoding="utf-8", errors="replace") as file:
             file.seek(0)
             holder = file.read(200)
         lock = FileLock(beside, is_singleton=True)
@@ -153,27 +115,14 @@ def writing(path: Path) -> Iterator[Path]:
         if lock.lock_counter == 1:
             me = f"process {os.getpid()} on {socket.gethostname()}"
             # A full disk does not matter here: the holder's name is only for messages.
-            with suppress(OSError), open(beside, "w", encoding="utf-8", opener=no_link) as file:
-                file.write(me)
+            with suppress(OSError):
+                beside.write_text(me, encoding="utf-8")
         yield real
     finally:
         if lock.lock_counter == 1:
             with suppress(OSError):
                 beside.unlink()
         lock.release()
-
-
-def no_link(path: str, flags: int) -> int:
-    """Open an auxiliary file of an output; refuses links."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
-def new_part(real: Path) -> Path:
-    """Create an empty file that will replace `real`."""
-    part = real.with_name(f"{real.name}.part")
-    part.unlink(missing_ok=True)  # left by a killed process, or a planted link
-    part.open("xb").close()
-    return part
 
 
 @contextmanager
@@ -183,9 +132,9 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
     Raises InputError if the file cannot be written.
     """
     with writing(path) as real, reported(path, "written"):
-        unfinished = new_part(real)
+        unfinished = real.with_name(f"{real.name}.part")
         try:
-            with open(unfinished, "wb", opener=no_link) as file:
+            with unfinished.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

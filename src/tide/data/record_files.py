@@ -23,8 +23,6 @@ from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.core.validation import problem
 from tide.data.files import (
-    new_part,
-    no_link,
     numbered,
     replaced,
     reported,
@@ -124,13 +122,14 @@ class RecordFile:
         with ExitStack() as stack:
             self._real = stack.enter_context(writing(path))
             with reported(path, "written"):
-                self._at = self._real if instead is None else new_part(self._real)
+                self._at = self._real
                 if instead is not None:
+                    self._at = self._real.with_name(f"{self._real.name}.part")
+                    self._at.unlink(missing_ok=True)  # left by a killed process
                     stack.callback(self._forget)
                 # Unbuffered, so that after an error nothing more is written.
-                out = open(self._at, "ab", buffering=0, opener=no_link)  # noqa: SIM115
-                self._out = stack.enter_context(out)
-                self._file = stack.enter_context(open(self._at, "rb", opener=no_link))
+                self._out = stack.enter_context(open(self._at, "ab", buffering=0))
+                self._file = stack.enter_context(open(self._at, "rb"))
             self._scan()
             self._closing = stack.pop_all()
 

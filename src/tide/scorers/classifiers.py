@@ -16,7 +16,7 @@ import torch
 
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.optional import require
-from tide.core.pretrained import READ, check_tokenizer, find_device, load_pretrained
+from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
 from tide.scorers.labels import check_exclusive, how_joined, toxic_columns
@@ -174,6 +174,10 @@ def _head_of(config: Any) -> Head:
     return "exclusive"
 
 
+# A chat template (`.jinja`) holds the question of a guard.
+_MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja")
+
+
 def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
     """Return the largest value among each text's windows, shape (count,)."""
     largest = np.zeros(count)
@@ -190,8 +194,7 @@ def revision_of(model: str, config: Any) -> str:
         commit = getattr(config, "_commit_hash", None)
         return f"@{commit[:8]}" if commit else ""
     digest = hashlib.sha256()
-    # READ includes chat templates, which hold a guard's question.
-    for path in sorted(one for one in folder.rglob("*") if one.suffix in READ and one.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES):
         digest.update(path.name.encode())
         with path.open("rb") as file:
             while chunk := file.read(2**20):

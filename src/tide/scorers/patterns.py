@@ -7,7 +7,7 @@ from pathlib import Path
 import regex
 
 from tide.core.errors import InputError, ScorerError
-from tide.data.files import as_text, read_small
+from tide.data.files import as_text, read_whole
 from tide.scorers.disguises import digest_of
 from tide.scorers.language import ReadingScorer
 
@@ -25,7 +25,7 @@ class PatternScorer(ReadingScorer):
     def __init__(self, path: str) -> None:
         found: dict[int, regex.Pattern[str]] = {}
         try:
-            for number, line in enumerate(as_text(read_small(Path(path)), path).splitlines(), 1):
+            for number, line in enumerate(as_text(read_whole(Path(path)), path).splitlines(), 1):
                 if not (pattern := line.strip()) or pattern.startswith("#"):
                     continue
                 where = f"{path}: line {number}"

@@ -25,7 +25,7 @@ from tide.core.optional import require
 from tide.core.sanitize import shown
 from tide.core.settings import Settings, Treatment
 from tide.core.validation import problems
-from tide.data.files import as_text, read_small
+from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
@@ -145,7 +145,7 @@ class PolicyFile(_Part):
         try:
             if path.exists() and not path.is_file():  # a pipe would block a reload
                 raise InputError("not a regular file")
-            content = _from_yaml(as_text(read_small(path), str(path)))
+            content = _from_yaml(as_text(read_whole(path), str(path)))
             if not isinstance(content, dict):
                 raise InputError("expected a mapping with the key `policies`")
             return cls.model_validate(content)

@@ -19,7 +19,7 @@ from tide.baselines.common.artefacts import check_vocabulary, fingerprint, save_
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.pretrained import find_device
 from tide.core.validation import validated
-from tide.data.files import read_small
+from tide.data.files import read_whole
 from tide.data.labelled import LabelledText, Pair, read_entries
 from tide.engines.checkpoint import context_length
 from tide.engines.local.engine import load_model
@@ -311,7 +311,7 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
     Raises InputError unless the call `resumes` and its settings (`note`) are the artefact's.
     """
     try:
-        there = json.loads(read_small(folder / "artefact.json"))
+        there = json.loads(read_whole(folder / "artefact.json"))
         same = {key: there.get(key) for key in note} == note
     except (OSError, ValueError, AttributeError):
         same = False

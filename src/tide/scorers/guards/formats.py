@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from tide.core.errors import InputError, ScorerError
 from tide.core.validation import problem, validated
-from tide.data.files import read_small
+from tide.data.files import read_whole
 from tide.scorers.guards.verdicts import NoVerdict, Place, Verdict, read_verdict
 
 Policy = str | dict[str, str]
@@ -145,7 +145,7 @@ class GuardSettings(BaseModel):
     def load(cls, path: Path, **defaults: Any) -> GuardSettings:
         """Load settings from a file. Raises InputError that names the wrong field."""
         try:
-            values = _OBJECT.validate_json(read_small(path))
+            values = _OBJECT.validate_json(read_whole(path))
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
             raise InputError(f"{path} is not a guard: {problem(error)}") from None

@@ -1,0 +1,140 @@
+"""Convert a GGUF file into a folder that transformers loads.
+
+transformers reads the weights, the tokenizer and most of the config of a file. It leaves out the
+scaling of rotary position embeddings (RoPE) and the tokens that end a turn, which are read here.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tide.core.optional import require
+from tide.core.pretrained import check_weights, quiet_transformers
+
+_LOG = logging.getLogger(__name__)
+_BYTES = 4  # per float32 weight
+# Tokens that end an answer: the end of a text, of a turn, and of a message that calls a tool.
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# The fields of each kind of RoPE scaling, and their names in transformers; None: not needed.
+_SCALINGS: dict[str, dict[str, str | None]] = {
+    "linear": {"factor": "factor", "original_context_length": None, "finetuned": None},
+    "yarn": {
+        "factor": "factor",
+        "original_context_length": "original_max_position_embeddings",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
+        "finetuned": None,
+    },
+}
+
+
+def convert(name: str, file: Path, made: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file into the folder `made`.
+
+    folder: final path of `made`, for the log and the check of disk space.
+    """
+    require("gguf", "gguf")
+    import transformers  # noqa: PLC0415  (slow import)
+
+    reader = _read(file)
+    size = _BYTES * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    free = shutil.disk_usage(folder.parent).free
+    if size > free:
+        raise ValueError(
+            f"needs {size / 1e9:.1f} GB in {folder.parent}, where {free / 1e9:.1f} GB are free"
+        )
+    _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
+    quiet_transformers()
+    source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,  # `check_weights` refuses mismatched weights by name
+        output_loading_info=True,
+        **source,
+    )
+    check_weights(found)
+    _scale_positions(model.config.get_text_config(), reader)
+    ends = [reader.value(f"tokenizer.ggml.{end}") for end in _ENDS]
+    model.generation_config.eos_token_id = [token for token in ends if token is not None] or None
+    # Both attributes say that the weights are quantised, but the loaded weights are float32.
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(made)
+    transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(made)
+
+
+def _read(file: Path) -> Any:
+    """Read the header of a GGUF file. Raises ValueError for a part of a split model."""
+    from gguf import GGUFReader  # noqa: PLC0415  (optional)
+
+    class Reader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            values = super()._get(offset, dtype, count, override_order)
+            if len(values) < count:  # else a wrong length of an array is read for hours
+                raise ValueError("is truncated")
+            return values
+
+        def value(self, name: str) -> Any:
+            """Return the value of a field, or None if there is no such field."""
+            field = self.get_field(name)
+            return None if field is None else field.contents()
+
+    reader = Reader(file)
+    parts = reader.value("split.count") or 1
+    if parts > 1:
+        raise ValueError(
+            f"is one of {parts} parts of a model; join the parts with "
+            "`llama-gguf-split --merge FIRST_PART.gguf MODEL.gguf`"
+        )
+    return reader
+
+
+def _scale_positions(config: Any, reader: Any) -> None:
+    """Put the RoPE scaling of a file into the config of its model.
+
+    Raises ValueError for scaling that is not supported.
+    """
+    rope = getattr(config, "rope_parameters", None)
+    if rope is None:
+        return
+    rope = rope.get("full_attention", rope)  # Gemma 3 scales the positions of these layers only
+    if rope.get("rope_type", "default") != "default":  # transformers has read the scaling
+        return
+    prefix = f"{reader.value('general.architecture')}.rope.scaling."
+    fields = {
+        name.removeprefix(prefix): reader.value(name)
+        for name in reader.fields
+        if name.startswith(prefix)
+    }
+    kind = fields.pop("type", "linear" if "factor" in fields else "none")
+    factors = next((t.data.tolist() for t in reader.tensors if t.name == "rope_freqs.weight"), None)
+    if factors is not None and kind == "none":
+        # Llama 3 divides each frequency by a factor. In transformers, "longrope" takes factors.
+        rope |= {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "original_max_position_embeddings": config.max_position_embeddings,
+            "factor": 1.0,
+            "attention_factor": 1.0,
+        }
+    elif kind != "none":
+        names = _SCALINGS.get(kind, {})
+        unknown = [name for name, value in fields.items() if name not in names and value != 1.0]
+        if not names or unknown or factors is not None:
+            raise ValueError(
+                f"has RoPE scaling that is not supported ({', '.join([kind, *unknown])}); use the "
+                "model's safetensors"
+            )
+        rope["rope_type"] = kind
+        if kind == "yarn":
+            rope["original_max_position_embeddings"] = config.max_position_embeddings
+        for name, known_as in names.items():
+            if known_as is not None and name in fields:
+                rope[known_as] = fields[name]
