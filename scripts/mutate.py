@@ -35,7 +35,7 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 GATES = {
     "src/tide/runtime/answer.py": ["tests/runtime"],
     "src/tide/core/strings.py": ["tests/core/test_strings.py", "tests/server/test_guardrail.py"],
-    "src/tide/engines/openai/server.py": ["tests/engines/openai"],
+    "src/tide/engines/openai/streams.py": ["tests/engines/openai"],
     "src/tide/core/text.py": ["tests/core", "tests/runtime"],
     "src/tide/scorers/scoring.py": ["tests/scorers/test_scoring.py", "tests/runtime"],
     "src/tide/runtime/search.py": ["tests/runtime"],

@@ -80,9 +80,10 @@ class VllmEngine(EmbeddingEngine):
         self.name = str(model)
         options = {name: _parsed(name, value) for name, value in options.items()}
         defaults = options.get("override_generation_config") or {}
-        if found := [name for name in _PENALTIES if name in options or name in defaults]:
-            problem = "crashes vLLM with prompt embeddings (its issue 57719); leave it out"
-            raise InputError(f"{found[0]}: {problem}")
+        for name in _PENALTIES:
+            if name in options or name in defaults:
+                problem = "crashes vLLM with prompt embeddings (its issue 57719); leave it out"
+                raise InputError(f"{name}: {problem}")
         self.max_batch = max_batch or _MAX_BATCH
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vllm reads this at its import
         self._vllm = require("vllm", "vllm")
@@ -140,14 +141,15 @@ class VllmEngine(EmbeddingEngine):
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object
     ) -> list[Likelihood]:
-        async def one(prompt: Sequence[int], completion: Sequence[int]) -> Likelihood:
+        async def likelihood(prompt: Sequence[int], completion: Sequence[int]) -> Likelihood:
             request = Request((*prompt, *completion))
             output = await self._one_token(request, prompt_logprobs=0)
-            places = zip(output.prompt_logprobs[-len(completion) :], completion, strict=True)
-            mean = float(np.mean([place[token].logprob for place, token in places]))
+            rows = output.prompt_logprobs[-len(completion) :]
+            positions = zip(rows, completion, strict=True)
+            mean = float(np.mean([row[token].logprob for row, token in positions]))
             return Likelihood(mean, len(request.prompt))
 
-        return await gather(starmap(one, pairs))
+        return await gather(starmap(likelihood, pairs))
 
     async def _outputs(
         self, request: Request, parameters: dict[str, Any]

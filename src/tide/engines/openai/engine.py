@@ -27,7 +27,8 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai import words as tokens
-from tide.engines.openai.server import Aside, Capabilities, look_at, streamed
+from tide.engines.openai.capabilities import Capabilities, look_at
+from tide.engines.openai.streams import Aside, streamed
 from tide.engines.openai.upstream import PATIENCE, Upstream
 from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
 from tide.plugins.options import checked
@@ -89,7 +90,8 @@ class OpenAIEngine(Engine):
             from tide.engines.checkpoint import source_of  # noqa: PLC0415  (slow import)
 
             with guarded(InputError, f"tokenizer {tokenizer}: cannot be read"):
-                self._named = tokens.ask_tokenizer(str(tokenizer), read(source_of(tokenizer)))
+                read_tokenizer = read(source_of(tokenizer), trust_remote_code=False)
+                self._named = tokens.ask_tokenizer(str(tokenizer), read_tokenizer)
         if not base_url:
             raise InputError("base_url: give the address of a server (--base-url http://HOST:PORT)")
         self._deadline = deadline
@@ -130,7 +132,7 @@ class OpenAIEngine(Engine):
 
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
         with self._calling("texts"):
-            return [[text_of((one,)) for one in row] for row in rows]
+            return [[text_of((token,)) for token in row] for row in rows]
 
     def _begins_many(self, text: str) -> bool:
         return False  # a token is a whole word
@@ -243,7 +245,7 @@ class StreamedAnswer:
 
     def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
         self.words: list[str] = []
-        self.banned = [text_of((one,)) for one in request.banned_token_ids]
+        self.banned = [text_of((token,)) for token in request.banned_token_ids]
         self.reason: FinishReason | None = None
         self._banned_spellings = {same_word(word) for word in self.banned}
         self._request, self._put = request, put
@@ -265,7 +267,7 @@ class StreamedAnswer:
     def body(self, server: Capabilities) -> dict[str, Any]:
         """Return the body of an HTTP request for the rest of the answer."""
         assert isinstance(self._request.prompt, Sequence)
-        first, *rest = (word_of(one) for one in self._request.prompt)
+        first, *rest = (word_of(token) for token in self._request.prompt)
         if not isinstance(first, Chat):
             text = "".join(map(str, (first, *rest, *self.words)))
             return self._sampling(server) | {"prompt": text}

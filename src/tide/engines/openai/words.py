@@ -75,10 +75,10 @@ def word_of(token_id: int) -> str | Chat:
 
 def text_of(token_ids: tuple[int, ...]) -> str:
     """Return the text of word ids. Raises ValueError for an id that stands for a chat."""
-    found = [word_of(one) for one in token_ids]
-    if any(isinstance(word, Chat) for word in found):
+    words = [word_of(token) for token in token_ids]
+    if any(isinstance(word, Chat) for word in words):
         raise ValueError("a token id in a text encodes a chat")
-    return "".join(map(str, found))
+    return "".join(map(str, words))
 
 
 class Words:
@@ -97,15 +97,15 @@ class Words:
             self._last.append(text)
             return []
         rest, end = self._rest + text, 0
-        found: list[str] = []
+        words: list[str] = []
         for word in _WORD.finditer(rest):
-            if len(found) == self._left - 1 or rest[word.end() : word.end() + 2] in _OPEN_ENDS:
+            if len(words) == self._left - 1 or rest[word.end() : word.end() + 2] in _OPEN_ENDS:
                 break
-            found.append(word.group())
+            words.append(word.group())
             end = word.end()
-        self._left -= len(found)
+        self._left -= len(words)
         self._rest = rest[end:]
-        return found
+        return words
 
     def end(self) -> list[str]:
         """End the text."""
@@ -198,9 +198,12 @@ class BannedWords:
             return ()
         if not word.strip().startswith(core) or is_letter(core):
             return ()
-        alike = [await self._read(one) for one in spellings(text)]
-        found = dict.fromkeys((token, *(ids[0] for ids in alike if len(ids) == 1)))
-        return tuple(found)[:MOST_SPELLINGS]
+        tokens = [token]
+        for spelling in spellings(text):
+            ids = await self._read(spelling)
+            if len(ids) == 1 and ids[0] not in tokens:
+                tokens.append(ids[0])
+        return tuple(tokens)[:MOST_SPELLINGS]
 
     async def _read(self, text: str) -> list[int]:
         """Return the tokens of `text` after the anchor; none if the anchor's tokens change."""
@@ -217,7 +220,7 @@ def spellings(word: str) -> list[str]:
     if not core:
         return [word]
     cases = dict.fromkeys((core, core.lower(), core.capitalize(), core.upper()))
-    return [space + one for one in cases for space in (" ", "")]
+    return [space + spelling for spelling in cases for space in (" ", "")]
 
 
 def same_word(word: str) -> str:

@@ -1,9 +1,8 @@
-"""Probe the capabilities of a completions server, and read the streams of its answers.
+"""Reads the streams of a completions server: text, reasoning and tool calls.
 
 The form of answers differs among servers, and every known form is read. Text must be told from
-other things without doubt, or the answer is refused. An answer to a chat may contain text,
-reasoning and tool calls. vLLM, llama.cpp, Ollama and other servers stream the parts of tool calls
-with different indexes and ids.
+other things without doubt, or the answer is refused. vLLM, llama.cpp, Ollama and other servers
+stream the parts of tool calls with different indexes and ids.
 """
 
 from __future__ import annotations
@@ -11,20 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 
 from tide.core.chat import Parts, ToolCall
-from tide.core.http import MIB, Rows, ServerFailed, ServerUnreachable, parsed
-from tide.core.sanitize import logger, shown
+from tide.core.http import MIB, ServerFailed, parsed
+from tide.core.sanitize import shown
 from tide.core.text import Thoughts
-from tide.engines.base import NEVER, FinishReason
+from tide.engines.base import FinishReason
 from tide.engines.openai.upstream import Upstream
-from tide.engines.openai.words import LONGEST_TOKEN, BannedWords, ask_server, same_word, words_of
-
-_log = logger(__name__)
+from tide.engines.openai.words import LONGEST_TOKEN, words_of
 
 _MOST_CALLS = 128
 _Name = Annotated[str, Field(max_length=1000)]
@@ -70,8 +66,8 @@ class Delta(BaseModel):
     @property
     def size(self) -> int:
         """Number of characters of reasoning and tool calls."""
-        functions = [one.function for one in self.tool_calls or ()]
-        calls = sum(len(one.name or "") + len(one.arguments or "") for one in functions)
+        functions = [call.function for call in self.tool_calls or ()]
+        calls = sum(len(part.name or "") + len(part.arguments or "") for part in functions)
         return len(self.thought) + calls
 
 
@@ -97,21 +93,23 @@ class Aside:
                 self._calls.append(new.model_copy(deep=True))
                 continue
             call.id = call.id or new.id
-            own, more = call.function, new.function
-            own.name = own.name or more.name
-            own.arguments = (own.arguments or "") + (more.arguments or "")
+            function, more = call.function, new.function
+            function.name = function.name or more.name
+            function.arguments = (function.arguments or "") + (more.arguments or "")
 
     @property
     def parts(self) -> Parts:
         """The assembled parts. Raises ServerFailed for a tool call without a name."""
         calls = []
-        for one in self._calls:
-            if not one.function.name:
-                raise ServerFailed("called a tool without a name")
-            own = whole_characters(one.function.arguments or "")
-            calls.append(ToolCall(id=one.id or "", name=one.function.name, arguments=own))
         reasoning = whole_characters(self._reasoning) + self.thoughts.said
-        texts = [reasoning, *(text for one in calls for text in (one.name, one.arguments))]
+        texts = [reasoning]
+        for call in self._calls:
+            name = call.function.name
+            if not name:
+                raise ServerFailed("called a tool without a name")
+            arguments = whole_characters(call.function.arguments or "")
+            calls.append(ToolCall(id=call.id or "", name=name, arguments=arguments))
+            texts += [name, arguments]
         tokens = sum(len(words_of(text)) for text in texts)
         return Parts(reasoning=reasoning, tool_calls=tuple(calls), num_tokens=tokens)
 
@@ -121,7 +119,7 @@ class Aside:
         Ollama, and older versions of vLLM and SGLang, leave out the index or send one index for all
         calls. So another id begins another call, and so does a name without an index.
         """
-        alike = [one for one in self._calls if one.index == new.index]
+        alike = [call for call in self._calls if call.index == new.index]
         if not alike:
             return None
         last = alike[-1]
@@ -130,19 +128,6 @@ class Aside:
         if new.index is None and new.function.name and not (new.id and new.id == last.id):
             return None
         return last
-
-
-# Values that turn off a server's default features. `repeat_penalty` is a field of llama.cpp.
-OFF = {
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_tokens": 0,
-    "repeat_penalty": 1.0,
-}
 
 
 class Part(BaseModel):
@@ -320,169 +305,3 @@ def _end_of(reason: str | None, new: Delta, has_tools: bool) -> str | None:
     if reason in _REFUSALS:
         raise ServerFailed(f"ended the text with finish_reason {reason}")
     return reason
-
-
-class Listed(BaseModel):
-    """A list of models. Some servers answer the list itself, and any field may be missing."""
-
-    data: Rows[Any] = Field(max_length=10_000)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _list(cls, answer: Any) -> Any:
-        return {"data": answer} if isinstance(answer, list) else answer
-
-    @property
-    def contexts(self) -> dict[str, int | None]:
-        """The usable models: id -> maximum number of tokens, if the server says it."""
-        contexts: dict[str, int | None] = {}
-        for row in self.data:
-            name = row.get("id") if isinstance(row, dict) else None
-            if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 1000:
-                continue
-            context = row.get("max_model_len")
-            known = type(context) is int and 1 < context <= 10**9
-            contexts[name] = context if known else None
-        return contexts
-
-
-# Chat questions that test whether a server continues an answer.
-_ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
-_PROBES = (
-    "The people of the town were kind, and in the morning",
-    "She opened the window and said that",
-    "The weather today is fine, and I think",
-)
-_PROBED = 16
-# HTTP statuses with which servers refuse unknown fields.
-_UNKNOWN_FIELDS = (400, 413, 422)
-_CONTINUED: tuple[dict[str, Any], ...] = (
-    {"continue_final_message": True, "add_generation_prompt": False},
-    {},
-)
-
-
-@dataclass
-class Capabilities:
-    """The capabilities of a server, found by probing.
-
-    model: name of the model on the server. context: maximum number of tokens, if known. off: fields
-    of every request. continued: fields that make the server continue an assistant message; None if
-    it cannot. banned: finds token ids of banned words; None if `logit_bias` does not work.
-    """
-
-    model: str
-    context: int | None
-    off: dict[str, Any]
-    continued: dict[str, Any] | None = None
-    banned: BannedWords | None = None
-
-
-async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> Capabilities:
-    """Find the capabilities of a server. named: gives token ids in place of the server.
-
-    Raises ServerFailed if the server cannot be used.
-    """
-    model, context = await _find_model(upstream, name)
-    found = Capabilities(model, context, dict(OFF))
-    try:
-        await complete_probe(upstream, found)
-    except ServerFailed as error:
-        if error.status not in _UNKNOWN_FIELDS:
-            raise
-        found.off = {}  # the server takes only OpenAI's fields
-    found.banned = await _find_banned(upstream, found, named)
-    found.continued = await _find_continued(upstream, found)
-    return found
-
-
-async def complete_probe(upstream: Upstream, found: Capabilities) -> None:
-    """Raise ServerFailed if a server does not complete a harmless text."""
-    await _complete(upstream, found, {"prompt": _PROBES[0]})
-
-
-async def _find_model(upstream: Upstream, name: str) -> tuple[str, int | None]:
-    """Return the name and the context of the model. Without a usable list, `name` is the model."""
-    try:
-        contexts = (await upstream.request("/v1/models", Listed)).contexts
-    except ServerUnreachable:
-        raise
-    except ServerFailed:
-        contexts = {}
-    if not contexts:
-        return name, None
-    for model in (name, f"{name}:latest"):  # Ollama's name for a model without a tag
-        if model in contexts:
-            return model, contexts[model]
-    if len(contexts) > 1:
-        some = ", ".join(list(contexts)[:5])
-        raise ServerFailed(f"has no model {name!r}; set --model to one of: {some}")
-    ((model, context),) = contexts.items()
-    return model, context
-
-
-async def _find_banned(
-    upstream: Upstream, found: Capabilities, named: BannedWords | None
-) -> BannedWords | None:
-    """Return the source of token ids, if a bias on a word's ids makes the server avoid the word."""
-    banned = named or await ask_server(upstream, found.model)
-    for prompt in _PROBES:
-        written = await _complete(upstream, found, {"prompt": prompt})
-        if written.lstrip().startswith(prompt):
-            raise ServerFailed("repeats the prompt before its completion (echo)")
-        first = next((word for word in words_of(written) if word.strip()), None)
-        if first is not None:
-            break
-    if banned is None or first is None:
-        return None
-    bias = {str(token): NEVER for token in await banned.ids([first])}
-    try:
-        more = {"prompt": prompt, "logit_bias": bias}
-        other = words_of(await _complete(upstream, found, more))
-    except ServerFailed as error:
-        if error.status not in _UNKNOWN_FIELDS:
-            raise
-        other = [first]
-    if bias and same_word(first) != same_word((other or [""])[0]):
-        return banned
-    _log.warning("%s: logit_bias with ids of %s does not work", upstream.url, banned.name)
-    return None
-
-
-async def _find_continued(upstream: Upstream, found: Capabilities) -> dict[str, Any] | None:
-    """Return the fields with which a server continues an assistant message; None if it cannot.
-
-    The server is sent the first half of an earlier answer, and must write the second half.
-    """
-    for asked in _ASKED:
-        messages = [{"role": "user", "content": asked}]
-        body = {"messages": messages, "max_tokens": _PROBED}
-        try:
-            whole = words_of(await _complete(upstream, found, body))
-        except ServerFailed:
-            return None  # the server takes no chats
-        half = len(whole) // 2
-        begun, rest = "".join(whole[:half]), "".join(whole[half:])
-        # In repetitive text a continuation cannot be told from a repetition.
-        if half < 2 or "".join(whole).startswith(rest[:8]) or not rest.strip():
-            continue
-        half_answer = {"role": "assistant", "content": begun}
-        for more in _CONTINUED:
-            own = body | {"messages": [*messages, half_answer], **more}
-            try:
-                other = await _complete(upstream, found, own)
-            except ServerFailed:
-                continue
-            if other and (other.startswith(rest) or rest.startswith(other)):
-                return dict(more)
-    return None
-
-
-async def _complete(upstream: Upstream, found: Capabilities, more: dict[str, Any]) -> str:
-    """Return a server's greedy answer to a probe."""
-    body = {"model": found.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
-    text = ""
-    async with aclosing(streamed(upstream, found.off | body | more)) as parts:
-        async for piece, _ in parts:
-            text += piece
-    return text

@@ -1,0 +1,195 @@
+"""Finds out by probes what a completions server can do."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from tide.core.http import Rows, ServerFailed, ServerUnreachable
+from tide.core.sanitize import logger
+from tide.engines.base import NEVER
+from tide.engines.openai.streams import streamed
+from tide.engines.openai.upstream import Upstream
+from tide.engines.openai.words import BannedWords, ask_server, same_word, words_of
+
+_log = logger(__name__)
+
+# Values that turn off a server's default features. `repeat_penalty` is a field of llama.cpp.
+OFF = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_tokens": 0,
+    "repeat_penalty": 1.0,
+}
+
+
+class Listed(BaseModel):
+    """A list of models. Some servers answer the list itself, and any field may be missing."""
+
+    data: Rows[Any] = Field(max_length=10_000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list(cls, answer: Any) -> Any:
+        return {"data": answer} if isinstance(answer, list) else answer
+
+    @property
+    def contexts(self) -> dict[str, int | None]:
+        """The usable models: id -> maximum number of tokens, if the server says it."""
+        contexts: dict[str, int | None] = {}
+        for row in self.data:
+            name = row.get("id") if isinstance(row, dict) else None
+            if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 1000:
+                continue
+            context = row.get("max_model_len")
+            known = type(context) is int and 1 < context <= 10**9
+            contexts[name] = context if known else None
+        return contexts
+
+
+# Chat questions that test whether a server continues an answer.
+_ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
+_PROBES = (
+    "The people of the town were kind, and in the morning",
+    "She opened the window and said that",
+    "The weather today is fine, and I think",
+)
+_PROBED = 16
+# HTTP statuses with which servers refuse unknown fields.
+_UNKNOWN_FIELDS = (400, 413, 422)
+_CONTINUED: tuple[dict[str, Any], ...] = (
+    {"continue_final_message": True, "add_generation_prompt": False},
+    {},
+)
+
+
+@dataclass
+class Capabilities:
+    """The capabilities of a server, found by probing.
+
+    model: name of the model on the server. context: maximum number of tokens, if known. off: fields
+    of every request. continued: fields that make the server continue an assistant message; None if
+    it cannot. banned: finds token ids of banned words; None if `logit_bias` does not work.
+    """
+
+    model: str
+    context: int | None
+    off: dict[str, Any]
+    continued: dict[str, Any] | None = None
+    banned: BannedWords | None = None
+
+
+async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> Capabilities:
+    """Find the capabilities of a server. named: gives token ids in place of the server.
+
+    Raises ServerFailed if the server cannot be used.
+    """
+    model, context = await _find_model(upstream, name)
+    server = Capabilities(model, context, dict(OFF))
+    try:
+        await _complete(upstream, server, {"prompt": _PROBES[0]})
+    except ServerFailed as error:
+        if error.status not in _UNKNOWN_FIELDS:
+            raise
+        server.off = {}  # the server takes only OpenAI's fields
+    server.banned = await _find_banned(upstream, server, named)
+    server.continued = await _find_continued(upstream, server)
+    return server
+
+
+async def _find_model(upstream: Upstream, name: str) -> tuple[str, int | None]:
+    """Return the name and the context of the model. Without a usable list, `name` is the model."""
+    try:
+        contexts = (await upstream.request("/v1/models", Listed)).contexts
+    except ServerUnreachable:
+        raise
+    except ServerFailed:
+        contexts = {}
+    if not contexts:
+        return name, None
+    for model in (name, f"{name}:latest"):  # Ollama's name for a model without a tag
+        if model in contexts:
+            return model, contexts[model]
+    if len(contexts) > 1:
+        some = ", ".join(list(contexts)[:5])
+        raise ServerFailed(f"has no model {name!r}; set --model to one of", some)
+    ((model, context),) = contexts.items()
+    return model, context
+
+
+async def _find_banned(
+    upstream: Upstream, server: Capabilities, named: BannedWords | None
+) -> BannedWords | None:
+    """Return the source of token ids, if a bias on a word's ids makes the server avoid the word."""
+    banned = named or await ask_server(upstream, server.model)
+    for prompt in _PROBES:
+        written = await _complete(upstream, server, {"prompt": prompt})
+        if written.lstrip().startswith(prompt):
+            raise ServerFailed("repeats the prompt before its completion (echo)")
+        first = next((word for word in words_of(written) if word.strip()), None)
+        if first is not None:
+            break
+    if banned is None or first is None:
+        return None
+    bias = {str(token): NEVER for token in await banned.ids([first])}
+    try:
+        more = {"prompt": prompt, "logit_bias": bias}
+        other = words_of(await _complete(upstream, server, more))
+    except ServerFailed as error:
+        if error.status not in _UNKNOWN_FIELDS:
+            raise
+        other = [first]
+    if bias and same_word(first) != same_word((other or [""])[0]):
+        return banned
+    _log.warning("%s: logit_bias with ids of %s does not work", upstream.url, banned.name)
+    return None
+
+
+async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str, Any] | None:
+    """Return the fields with which a server continues an assistant message; None if it cannot.
+
+    The server is sent the first half of an earlier answer, and must write the second half.
+    """
+    for asked in _ASKED:
+        messages = [{"role": "user", "content": asked}]
+        body = {"messages": messages, "max_tokens": _PROBED}
+        try:
+            whole = words_of(await _complete(upstream, server, body))
+        except ServerUnreachable:
+            raise
+        except ServerFailed:
+            return None  # the server takes no chats
+        half = len(whole) // 2
+        begun, rest = "".join(whole[:half]), "".join(whole[half:])
+        # In repetitive text a continuation cannot be told from a repetition.
+        if half < 2 or "".join(whole).startswith(rest[:8]) or not rest.strip():
+            continue
+        half_answer = {"role": "assistant", "content": begun}
+        for more in _CONTINUED:
+            continuing = body | {"messages": [*messages, half_answer], **more}
+            try:
+                other = await _complete(upstream, server, continuing)
+            except ServerUnreachable:
+                raise
+            except ServerFailed:
+                continue
+            if other and (other.startswith(rest) or rest.startswith(other)):
+                return dict(more)
+    return None
+
+
+async def _complete(upstream: Upstream, server: Capabilities, more: dict[str, Any]) -> str:
+    """Return a server's greedy answer to a probe."""
+    body = {"model": server.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
+    text = ""
+    async with aclosing(streamed(upstream, server.off | body | more)) as parts:
+        async for piece, _ in parts:
+            text += piece
+    return text
