@@ -104,7 +104,7 @@ def test_the_same_greedy_texts(both: Both, prompts: list[str]) -> None:
 
 def test_held_words_are_the_same_tokens(both: Both, prompts: list[str]) -> None:
     engine, local, _ = both
-    (server,) = engine._found.values()
+    server = engine._server
     assert server.banned is not None
     held: list[str] = []
     for number in range(3):
