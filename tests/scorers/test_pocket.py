@@ -15,7 +15,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.metrics import roc_auc_score
 
 from models import train_pocket_scorer
-from tide.scorers.pocket import _WORD, Features, PocketScorer, calibrated, normalize
+from tide.scorers.pocket import Features, PocketScorer, calibrated, normalize, words_of
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 FRIENDLY = "Thank you so much for your help, I hope you have a lovely day with your family."
@@ -44,7 +44,7 @@ def vectorizer(features: Features) -> HashingVectorizer:
     """scikit-learn's vectorizer of these features: rows of 0 and 1, scaled to length 1."""
 
     def ngrams(text: str) -> list[str]:
-        words = _WORD.findall(normalize(text))
+        words = words_of(text)
         found = [f"word {word}" for word in words]
         for n in range(features.char_min, features.char_max + 1):
             found += [f"<{w}>"[i : i + n] for w in words for i in range(len(w) + 3 - n)]
@@ -136,6 +136,26 @@ def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:
 )
 def test_normalise(text: str, normal: str) -> None:
     assert normalize(text) == normal
+
+
+@pytest.mark.parametrize(
+    "name", ["Scunthorpe", "Dickens", "Cockburn", "Uranus", "Fukushima", "Hitchcock", "Nigel"]
+)
+def test_names_that_hold_an_offensive_word_score_as_other_names(
+    name: str, scorer: PocketScorer
+) -> None:
+    for frame in ("He lives in {}.", "{} is nice.", "I saw {}'s house yesterday.", "THE {}S"):
+        assert scorer.score([frame.format(name)])[0] < 0.1
+    assert scorer.score([f"In {name}"]) == scorer.score(["In Smith"])
+    assert scorer.score([f"{name} is a stupid idiot"])[0] >= 0.5
+
+
+@pytest.mark.parametrize("number", ["45", "455", "45s", "1,455", "4551"])
+def test_numbers_score_as_other_numbers(number: str, scorer: PocketScorer) -> None:
+    other = number.translate(str.maketrans("45", "78"))
+    for frame in ("{} is here", "Take bus {} to the station.", "It lasted {} seconds."):
+        scores = scorer.score([frame.format(number), frame.format(other)])
+        assert scores[0] == scores[1] < 0.1
 
 
 def test_a_calibration_keeps_the_order_and_the_distances_beyond_its_knots() -> None:

@@ -16,6 +16,8 @@ CHAT = _HERE / "chat"
 SCORER = _HERE / "scorer.safetensors"
 SENTENCE = _HERE / "sentence.safetensors"
 PROFANITIES = _HERE / "profanities.safetensors"
+# Names and words that hold an offensive word by chance, and that `pocket` scored 0.08 or more.
+BY_CHANCE = _HERE / "by_chance.txt"
 
 # Names of the bundled models, accepted wherever a model is named.
 FOLDERS = {"pocket": MODEL, "pocket-reference": REFERENCE, "pocket-chat": CHAT}

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import unicodedata
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,7 +24,7 @@ from safetensors import safe_open
 
 from tide.core.errors import ScorerError, guarded
 from tide.core.validation import problem
-from tide.pocket import SCORER
+from tide.pocket import BY_CHANCE, SCORER
 from tide.scorers.base import Floats
 from tide.scorers.language import ReadingScorer
 
@@ -43,8 +43,11 @@ _SIGNS = "013457@$!"
 _LOOK_ALIKES = str.maketrans(_SIGNS, "oieastasi")
 _MIXED = re.compile(r"(?<![a-z0-9@$!])[a-z]*[013457@$!][a-z0-9@$!]*")
 _NUMBER = re.compile(r"[\d$@!]+(?:st|nd|rd|th|s|k|m|d|x|am|pm)?")
+# Read instead of numbers, and of words that hold an offensive one by chance (`BY_CHANCE`).
+_ANY_NUMBER, _ANY_NAME = "100", "smith"
 _PROBE = (
-    "It's a c4f\u00e9 n.o.w 3pm! see https://example.org, @you & me: soooo go*d!!! \u4f60\u597d"
+    "It's a c4f\u00e9 n.o.w 3pm! see https://example.org, @you & me: soooo go*d!!! \u4f60\u597d "
+    "455 in Scunthorpe's cockpits"
 )
 
 
@@ -71,6 +74,29 @@ def _read_look_alikes(match: re.Match[str]) -> str:
     if word.isalpha() or _NUMBER.fullmatch(word):
         return match[0]
     return word.translate(_LOOK_ALIKES) + match[0][len(word) :]
+
+
+def words_of(text: str) -> list[str]:
+    """Split a text into normalized words.
+
+    The character n-grams of 455, Scunthorpe and cockpit are those of disguised insults. So all
+    numbers are read as one number, and the words of `BY_CHANCE` as one name.
+    """
+    return [_read_neutrally(word) for word in _WORD.findall(normalize(text))]
+
+
+@lru_cache(maxsize=2**14)
+def _read_neutrally(word: str) -> str:
+    if word[0].isdigit() and _NUMBER.fullmatch(word):
+        return _ANY_NUMBER
+    stem = word.removesuffix("'s")
+    return _ANY_NAME if {stem, stem.removesuffix("s")} & _by_chance() else word
+
+
+@cache
+def _by_chance() -> frozenset[str]:
+    with guarded(ScorerError, f"pocket scorer: cannot use {BY_CHANCE}"):
+        return frozenset(BY_CHANCE.read_text("ascii").split())
 
 
 class Description(BaseModel):
@@ -119,7 +145,7 @@ class Features(Description):
     entry = "pocket_scorer"
 
     # Raise the number when code changes the score of a text.
-    format: Literal["tide-pocket-scorer-3"] = "tide-pocket-scorer-3"
+    format: Literal["tide-pocket-scorer-4"] = "tide-pocket-scorer-4"
     n_features: int = Field(default=2**20, ge=1, lt=2**31)
     char_min: int = Field(default=3, ge=1)
     char_max: int = Field(default=5, ge=1)
@@ -140,7 +166,7 @@ class Features(Description):
         The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even
         for one word; here the columns of frequent words are cached.
         """
-        words, count = _WORD.findall(normalize(text)), self.n_features
+        words, count = words_of(text), self.n_features
         runs = [
             _column(" ".join(run), count)
             for n in range(2, self.word_max + 1)
@@ -220,7 +246,8 @@ class PocketScorer(ReadingScorer):
             if not (np.diff(self._knots) > 0).all() or not self._knots.size:
                 raise ValueError("holds a calibration that does not rise")
         self._bias = float(bias[0])
-        self.name = f"pocket@{revision}"
+        words = " ".join(sorted(_by_chance()))
+        self.name = f"pocket@{_digest(f'{revision} {words}'.encode())}"
 
     def _read(self, texts: list[str]) -> Floats:
         return sigmoid(calibrated(np.array([self._logit(text) for text in texts]), self._knots))
