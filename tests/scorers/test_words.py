@@ -13,6 +13,10 @@ from tide.scorers import load_scorer
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 
+MOSCOW = "\u041c\u043e\u0441\u043a\u0432\u0430"
+GREECE = "\u0395\u03bb\u03bb\u03ac\u03b4\u03b1"
+THAI = "\u0e04\u0e39\u0e48\u0e41\u0e02\u0e48\u0e07"
+
 
 def test_words_of_a_file_are_whole_in_every_script(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
@@ -102,3 +106,65 @@ def test_forbidden_words_change_the_threshold_of_no_scorer() -> None:
         threshold = 0.8
 
     assert MaxScorer([Strict(), NeverScorer(["Acme"])]).threshold == 0.8
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        # Chinese, Japanese and Thai beside digits and Latin letters
+        ("\u7ade\u54c1\u516c\u53f8", "\u7ade\u54c1\u516c\u53f82024\u5e74"),
+        ("\u7ade\u54c1\u516c\u53f8", "\u8bf7\u770b\u7ade\u54c1\u516c\u53f8Pro"),
+        ("\u7ade\u54c1\u516c\u53f8", "iPhone\u7ade\u54c1\u516c\u53f8"),
+        ("\u7ade\u54c1\u516c\u53f8", "\u7b2c3\u7ade\u54c1\u516c\u53f8_"),
+        ("\u7af6\u5408\u793e", "\u65b0\u3057\u3044X\u7af6\u5408\u793e2024\u30e2\u30c7\u30eb"),
+        (THAI, f"{THAI}2\u0e04\u0e19"),
+        # Korean with particles, digits and Latin letters
+        ("\uc0bc\uc131\uc804\uc790", "\uc0bc\uc131\uc804\uc790\ub294 \ud070 \ud68c\uc0ac\ub2e4"),
+        ("\uc0bc\uc131\uc804\uc790", "\uc0bc\uc131\uc804\uc790\uc758 \uc8fc\uac00"),
+        ("\uc0bc\uc131\uc804\uc790", "\uc0bc\uc131\uc804\uc790\uc5d0\uc11c\ub3c4 2024"),
+        ("\uc0bc\uc131\uc804\uc790", "A\uc0bc\uc131\uc804\uc7902024"),
+        ("Acme", "Acme\ub294 \ud070 \ud68c\uc0ac\ub2e4"),
+        # phrases with hyphens and markup between the words
+        ("globex corp", "the Globex-Corp is"),
+        ("globex corp", "the **Globex** Corp"),
+        ("globex corp", "the \u201cGlobex\u201d\u2013_Corp_"),
+        ("globex-corp", "the Globex Corp"),
+        # capitals that look Latin, in English text
+        (MOSCOW, "I live in \u041c\u041e\u0421\u041a\u0412\u0410 now."),
+        (GREECE, "We love \u0395\u039b\u039b\u0391\u0394\u0391 so much"),
+        ("stra\u00dfe", "the STRASSE is"),
+        ("Acme", "by \u1d00\u1d04\u1d0d\u1d07 today"),
+    ],
+)  # fmt: skip
+def test_listed_words_are_found_in_every_script(word: str, text: str, tmp_path: Path) -> None:
+    assert NeverScorer([word]).score([text]).tolist() == [1.0]
+    path = tmp_path / "words.txt"
+    path.write_text(word, encoding="utf-8")
+    assert load_scorer(f"lexicon:{path}").score([text]).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        (MOSCOW, f"I live in {' '.join(MOSCOW)} now"),
+        (GREECE, f"We love {' '.join(GREECE)} so much"),
+        ("stra\u00dfe", "the S t r a \u00df e is"),
+        ("C++", "He likes C + + a lot"),
+        ("C++", "use a C ++ compiler"),
+    ],
+)  # fmt: skip
+def test_forbidden_words_are_found_with_spaced_letters_and_signs(word: str, text: str) -> None:
+    assert NeverScorer([word]).score([text]).tolist() == [1.0]
+
+
+def test_other_words_with_a_listed_beginning_are_not_found() -> None:
+    never = NeverScorer(["\uc0bc\uc131", "Acme", "globex corp", "C++"])
+    texts = ["\uc0bc\uc131\ub3d9\uc5d0", "Acme2", "globex, corp", "C users like c + d"]
+    assert never.score(texts).tolist() == [0.0] * 4
+
+
+def test_a_pattern_reads_letters_that_look_latin_in_their_own_script(tmp_path: Path) -> None:
+    path = tmp_path / "forms.txt"
+    path.write_text("\u043c\u043e\u0441\u043a\u0432\u0430", encoding="utf-8")
+    scorer = load_scorer(f"regex:{path}")
+    assert scorer.score(["I live in \u041c\u041e\u0421\u041a\u0412\u0410 now."]).tolist() == [1.0]

@@ -13,12 +13,12 @@ import html
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import regex
 
 # Part of the names of scorers without another revision. Raise it when the readings change.
-REVISION = "r2"
+REVISION = "r3"
 
 _PASSES = 8  # maximum number of passes over a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
@@ -38,13 +38,24 @@ _APART = re.compile(
 # Marks are dropped after 30, because NFC takes time quadratic in the length of a run of marks.
 _PILED = regex.compile(r"(\p{M}{30})\p{M}+")
 _ZEROS = re.compile(r"(&#)0+(?=\d)|(&#x)0+(?=[0-9a-f])", re.IGNORECASE)  # leading zeros
-_NEGATIVE = re.compile(r"NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER ([A-Z])")
+# Letters that Unicode does not decompose: negative ones, and small capitals.
+_SHAPED = re.compile(
+    r"(?:NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL) ([A-Z])"
+)
 
 
-def readings(text: str) -> tuple[str, ...]:
+def readings_in_all_scripts(text: str) -> tuple[str, ...]:
+    """Return the readings of `text` with and without the replacement of look-alikes.
+
+    A listed Russian or Greek word in capitals may consist of letters that look Latin.
+    """
+    return tuple(dict.fromkeys([*readings(text), *readings(text, look_alikes=False)]))
+
+
+def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
     """Return the readings of `text`, one to four; the text as displayed comes first.
 
-    The reading of ordinary text is the text itself.
+    The reading of ordinary text is the text itself. look_alikes: replace letters that look Latin.
     """
     if _ORDINARY.fullmatch(text):
         return (text,)
@@ -54,7 +65,8 @@ def readings(text: str) -> tuple[str, ...]:
         found.insert(0, _reversed(_erased(text)))
     if _APART.search(text):
         found += [_APART.sub(" ", one) for one in found]
-    return tuple(dict.fromkeys(_until_stable(_read, one) for one in found))
+    read = partial(_read, look_alikes=look_alikes)
+    return tuple(dict.fromkeys(_until_stable(read, one) for one in found))
 
 
 def digest_of(listed: Iterable[str]) -> str:
@@ -108,16 +120,16 @@ def _reversed(text: str) -> str:
     return "".join([*shown, *reversed(inside)])
 
 
-def _read(text: str) -> str:
+def _read(text: str, look_alikes: bool) -> str:
     text = "".join(map(_plain, unicodedata.normalize("NFC", _PILED.sub(r"\1", _decoded(text)))))
-    if not text.isascii():
+    if look_alikes and not text.isascii():
         text = _latin(text)
     return _without_marks(text)
 
 
 @lru_cache(maxsize=2**12)
 def _plain(c: str) -> str:
-    """Return "" for an invisible character, and the plain letter for a circled letter."""
+    """Return "" for an invisible character, and the plain letter for a circled or small one."""
     if c.isascii():
         return c if c.isprintable() or c in "\t\n\r" else ("" if c in "\b\x7f\x00" else " ")
     category = unicodedata.category(c)
@@ -128,8 +140,8 @@ def _plain(c: str) -> str:
     plain = unicodedata.normalize("NFKC", c)
     if plain.isascii() and plain.isalpha() and c not in "\u00aa\u00ba":
         return plain
-    negative = _NEGATIVE.fullmatch(unicodedata.name(c, ""))
-    return negative[1] if negative else c
+    shaped = _SHAPED.fullmatch(unicodedata.name(c, ""))
+    return shaped[1] if shaped else c
 
 
 def _without_marks(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -114,6 +114,7 @@ class ReadingScorer(PlainScorer, ABC):
     pace = "word"
     languages: tuple[str, ...] | None = None
     name: str
+    _readings: Callable[[str], tuple[str, ...]] = staticmethod(readings)
 
     @abstractmethod
     def _read(self, texts: list[str]) -> Sequence[float] | Floats:
@@ -124,7 +125,7 @@ class ReadingScorer(PlainScorer, ABC):
             return np.zeros(0)
         if self.languages == ("en",):
             warn_of_other_languages(self.name.partition("@")[0], texts)
-        found = [readings(text) for text in texts]
+        found = [self._readings(text) for text in texts]
         values = self._read([reading for some in found for reading in some])
         starts = np.cumsum([0, *map(len, found[:-1])])
         return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)

@@ -8,7 +8,7 @@ import regex
 
 from tide.core.errors import InputError, ScorerError
 from tide.data.files import as_text, read_whole
-from tide.scorers.disguises import digest_of
+from tide.scorers.disguises import digest_of, readings_in_all_scripts
 from tide.scorers.language import ReadingScorer
 
 _SECONDS = 2.0  # maximum time for one pattern on one text
@@ -21,6 +21,8 @@ class PatternScorer(ReadingScorer):
     A pattern that takes more than two seconds for a text is an error. Raises InputError for a file
     without patterns or with an invalid pattern.
     """
+
+    _readings = staticmethod(readings_in_all_scripts)
 
     def __init__(self, path: str) -> None:
         found: dict[int, regex.Pattern[str]] = {}

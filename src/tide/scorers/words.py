@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -30,7 +31,7 @@ from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.pocket import PROFANITIES
 from tide.scorers.base import Floats
-from tide.scorers.disguises import REVISION, digest_of, readings
+from tide.scorers.disguises import REVISION, digest_of, readings_in_all_scripts
 from tide.scorers.language import ReadingScorer
 from tide.scorers.pocket import normalize
 
@@ -50,13 +51,14 @@ class ProfanityCheckScorer(ReadingScorer):
 
 
 class LexiconScorer(ReadingScorer):
-    """Whether a text holds a listed word as a whole word, in any case.
+    """Whether a text holds a listed word or phrase as a whole, in any case.
 
     path: a UTF-8 file, one word or phrase a line; by default the English list of better-profanity.
     Raises InputError for a file that cannot be read or holds no words.
     """
 
     quick = True
+    _readings = staticmethod(readings_in_all_scripts)
 
     def __init__(self, path: str = "") -> None:
         try:
@@ -68,7 +70,8 @@ class LexiconScorer(ReadingScorer):
         except InputError as error:
             raise InputError(f"scorer lexicon: {error}") from None
         lines = [line.strip() for line in listed.splitlines()]
-        words = sorted({word.casefold() for line in lines if line for word in readings(line)})
+        read = {reading for line in lines for reading in readings_in_all_scripts(line)}
+        words = sorted({spelling for reading in read for spelling in _spellings(reading)} - {""})
         if not words:
             raise InputError(f"scorer lexicon: {path}: holds no words")
         self.name = f"lexicon@{digest_of(words)}"
@@ -76,37 +79,80 @@ class LexiconScorer(ReadingScorer):
         self._listed = _whole_words(words, "")
 
     def _read(self, texts: list[str]) -> list[float]:
-        return [float(bool(self._listed.search(text.casefold()))) for text in texts]
+        return [float(any(map(self._listed.search, _spellings(text)))) for text in texts]
+
+
+# Korean particles, which are written onto a name.
+_PARTICLES = "|".join((
+    "\uc740", "\ub294", "\uc774", "\uac00", "\uc744", "\ub97c", "\uc758", "\uc5d0",
+    "\uc5d0\uc11c", "\uc5d0\uac8c", "\uaed8", "\ud55c\ud14c", "\uc640", "\uacfc",
+    "\uc774?\ub791", "\ub3c4", "\ub9cc", "\uc73c?\ub85c", "\uae4c\uc9c0", "\ubd80\ud130",
+    "\ub9c8\uc800", "\uc870\ucc28", "\ucc98\ub7fc", "\ubcf4\ub2e4", "\uc774?\ub77c\uace0",
+    "\uc774?\ub098", "\uc774\ub2e4", "\uc785\ub2c8\ub2e4", "\uc600\ub2e4", "\uc774\uc5c8\ub2e4",
+    "\uc57c", "\uc544",
+))  # fmt: skip
 
 
 def _whole_words(words: Iterable[str], allowed: str) -> regex.Pattern[str]:
-    """Match whole words: no letter, digit or _ touches them, but `allowed` or unspaced ones may."""
+    """Match whole words: no letter, digit or _ touches them.
+
+    These may touch a word: `allowed`, characters of scripts without spaces, any letter if the word
+    is of such a script there, letters of other scripts if it is Korean, and Korean particles.
+    """
     letter = rf"[\w--[{allowed}{UNSPACED}]]"
+    korean = r"\p{Hangul}"
+    begins = rf"(?<!{letter})|(?=[{UNSPACED}])|(?<!{korean})(?={korean})|(?<={korean})(?!{korean})"
+    ends = rf"(?!{letter})|(?<=[{UNSPACED}])|(?<!{korean})(?={korean})|(?<={korean})(?!{korean})"
+    particles = rf"(?:{_PARTICLES}){{1,3}}(?!{korean})"
     return regex.compile(
-        rf"(?V1)(?<!{letter})\L<words>(?!{letter})", words=words, cache_pattern=False
+        rf"(?V1)(?:{begins})\L<words>(?:{ends}|{particles})", words=words, cache_pattern=False
     )
+
+
+# Spaces, hyphens, quotation marks and markup between the words of a phrase.
+_MARKUP = regex.compile(r"[\s\-\u2010-\u2015*_`~\"'\u2018\u2019\u201c\u201d]+")
+
+
+_GREEK_ACCENTS = regex.compile(r"(?<=\p{Greek})\p{Mn}+")
+
+
+def _spellings(text: str) -> set[str]:
+    """Return a text in lower case with single spaces, and the same without markup.
+
+    Greek accents are dropped, because capitals have none.
+    """
+    text = text.casefold()
+    if not text.isascii():
+        apart = unicodedata.normalize("NFD", text)
+        text = unicodedata.normalize("NFC", _GREEK_ACCENTS.sub("", apart))
+    return {" ".join(text.split()), _MARKUP.sub(" ", text).strip()}
 
 
 _APART = regex.compile(r"(?V1)(?<![\w--_])[\w--_](?:[\W_]{1,3}[\w--_](?![\w--_]))+")
 _BETWEEN = regex.compile(r"[\W_]+")
+_SIGNS = regex.compile(r"(?V1)(?=.*\w).*[^\w\s]")  # matches words such as "c++"
 
 
 class NeverScorer(ReadingScorer):
     """Whether a text holds one of `words` (or phrases) as a whole, in any case.
 
-    It searches each reading of the text (`tide.scorers.disguises`), with any space between the
-    words of a phrase. Unlike `lexicon`, it also searches each reading after the normalization of
-    `pocket` (digits become letters), and after joining spaced letters.
+    It searches each reading of the text (`tide.scorers.disguises`), with any space or markup
+    between the words of a phrase. Unlike `lexicon`, it also searches each reading after the
+    normalization of `pocket` (digits become letters), and after joining spaced letters and signs.
     """
 
     quick = True
     threshold = 1.0  # scores are 0 or 1; with 1.0, `max` uses the other scorer's threshold
+    _readings = staticmethod(readings_in_all_scripts)
 
     def __init__(self, words: Iterable[str]) -> None:
-        read = {reading for word in words for reading in readings(word)}
-        listed = sorted({spelling for one in read for spelling in _spellings(one)} - {""})
+        read = {reading for word in words for reading in readings_in_all_scripts(word)}
+        spellings = {spelling for reading in read for spelling in _all_spellings(reading)}
+        listed = sorted(spellings - {""})
         self.name = f"never@{digest_of(listed)}"
-        self._whole = _whole_words(listed, "_")  # "_" marks emphasis in Markdown
+        self._patterns = [_whole_words(listed, "_")]  # "_" marks emphasis in Markdown
+        if signs := [word for word in listed if _SIGNS.match(word)]:
+            self._patterns.append(_spaced_signs(signs))
         joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
         # Without words, the pattern would match every text.
         self._joined = (
@@ -117,16 +163,23 @@ class NeverScorer(ReadingScorer):
         return [float(self._holds(text)) for text in texts]
 
     def _holds(self, text: str) -> bool:
-        if any(map(self._whole.search, _spellings(text))):
+        spellings = _all_spellings(text)
+        if any(pattern.search(one) for pattern in self._patterns for one in spellings):
             return True
         if self._joined is None:
             return False
-        apart = (_BETWEEN.sub("", one[0]) for one in _APART.finditer(text.casefold()))
+        apart = (_BETWEEN.sub("", match[0]).casefold() for match in _APART.finditer(text))
         return any(map(self._joined.search, apart))
 
 
-def _spellings(text: str) -> set[str]:
-    return {" ".join(spelling.split()) for spelling in (text.casefold(), normalize(text))}
+def _all_spellings(text: str) -> set[str]:
+    return _spellings(text) | {" ".join(normalize(text).split())}
+
+
+def _spaced_signs(words: Iterable[str]) -> regex.Pattern[str]:
+    """Match whole words with spaces between any of their characters, such as "c + +"."""
+    spaced = (r"\s{0,3}".join(map(regex.escape, word.replace(" ", ""))) for word in words)
+    return regex.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", cache_pattern=False)
 
 
 LISTED = "listed"  # the tensor with the hashes
