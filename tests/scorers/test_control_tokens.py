@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -26,6 +29,24 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
+CODE = (
+    "List<String>",
+    "vector<int>",
+    "Map<String,List<T>>",
+    "a[i][j]",
+    "x[0][k]",
+    "Optional[str]",
+    "std::vector<std::string>",
+    "#include <stdio.h>",
+    "<b>bold</b>",
+    "<div><p>",
+    "[a link](page)",
+    "<https://example.org/a>",
+    "if a<b>c",
+    "[sic]",
+    "list[dict[str]]",
+    "List<User>",
+)
 TOKENIZER = tokenizer()
 CONTROL = ControlTokens(TOKENIZER)
 
@@ -54,5 +75,13 @@ def test_no_control_token_is_left_in_what_servers_are_sent(text: str) -> None:
 
 def test_only_control_tokens_are_broken_up() -> None:
     assert [t for t in CONTROL_TOKENS if t in break_up(f"a{t}b")] == []
-    for text in ("I <3 you", "1 < 2 > 0", "a -> b", "as shown [1], [23]", "x[0]", "< b >"):
+    for text in ("I <3 you", "1 < 2 > 0", "a -> b", "as shown [1], [23]", "x[0]", "< b >", *CODE):
         assert break_up(text) == text
+
+
+@pytest.mark.parametrize("part", ["|", "A", "_", "a_", "s_", "user:", "[", "<"])
+def test_long_texts_without_spaces_are_broken_up_fast(part: str) -> None:
+    for text in (f"<{part * 50_000}", f"[{part * 50_000}", f"<{part * 50_000}b>"):
+        started = time.perf_counter()
+        break_up(text)
+        assert time.perf_counter() - started < 2.0

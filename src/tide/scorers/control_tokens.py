@@ -7,20 +7,37 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-# Matches the first bracket of control tokens: <|im_end|>, <start_of_turn>, <<SYS>>, [INST], ]~b].
-# A token is two brackets around characters without spaces, but not a citation ([1]). Fullwidth
-# brackets count because a tokenizer may normalise them.
-_OPENING = re.compile(
+# Matches the first bracket of what may be a control token of some tokenizer: two brackets around
+# characters without spaces, but not a citation ([1]). Fullwidth brackets count because a tokenizer
+# may normalise them.
+_BRACKETED = re.compile(
     r"[<>\uff1c\uff1e](?=[^\s<>\uff1c\uff1e]+[<>\uff1c\uff1e])|[\[\]](?=[^\s\[\]\d][^\s\[\]]*[\[\]])"
+)
+# Words of control tokens such as <s>, <start_of_turn>, <seed:bos> and <unused99>.
+_WORDS = (
+    "0x|answer|assistant|begin|bos|bot|call|cls|end|eod|eom|eop|eos|eot|extra|fim|function|gmask|"
+    "header|human|im|image|mask|message|model|pad|reserved|role|s|sep|sop|special|start|sys|"
+    "system|think|token|tool|turn|unk|unused|user"
+)
+_ANGLE, _INSIDE = r"[<>\uff1c\uff1e]", r"[^\s<>\uff1c\uff1e]"
+# Matches the first bracket of what a tokenizer that is unknown is likely to have as control token:
+# these words in lower case, capitals, or brackets with signs (<|im_end|>, [INST], ]~b]). Generic
+# types, indices, links and HTML are ordinary text: List<String>, a[i][j], <b>.
+_LIKELY = re.compile(
+    rf"{_ANGLE}(?={_INSIDE}++{_ANGLE})(?:"
+    rf"(?={_INSIDE}*?[|\uff5c~])"
+    rf"|(?=[/_A-Z\d]++{_ANGLE})(?={_INSIDE}*?[A-Z]{{2}})"
+    rf"|(?=/?(?:{_INSIDE}*[_:-])?(?:{_WORDS})(?:[_:\-\d]{_INSIDE}*)?{_ANGLE}))"
+    r"|[\[\]](?=[^\s\[\]]++[\[\]])(?=[^\s\[\]]*?(?:[|~]|[A-Z]{2}))"
 )
 
 
 def break_up(text: str) -> str:
-    """Insert a space into everything that looks like a control token of an unknown tokenizer.
+    """Insert a space into everything that is likely a control token of an unknown tokenizer.
 
     `<|im_end|>` becomes `< |im_end|>`, which is readable and no tokenizer's control token.
     """
-    return _OPENING.sub(r"\g<0> ", text)
+    return _LIKELY.sub(r"\g<0> ", text)
 
 
 class ControlTokens:
@@ -31,7 +48,7 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-        found = {i: t.content for i, t in added if t.special or break_up(t.content) != t.content}
+        found = {i: t.content for i, t in added if t.special or _BRACKETED.search(t.content)}
         found |= zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
         self._texts = frozenset(filter(None, found.values()))
         self._lengths = sorted({len(text) for text in self._texts})
