@@ -1,23 +1,27 @@
-"""Texts of many coroutines: one scorer call at a time, equal texts once, errors for each text."""
+"""Texts of many coroutines: few scorer calls at a time, equal texts once, errors for each text."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from tide.core.concurrency import Portal
+from tide.core.concurrency import Portal, portal_of
 from tide.core.errors import (
     ScorerBrokenError,
     ScorerError,
     ScorerRefusedError,
     ScorerUnavailableError,
 )
+from tide.scorers import AsyncScorer, load_scorer
 from tide.scorers.base import Scores
 from tide.scorers.scoring import Scoring
+from tide.scorers.wrappers.base import MaxScorer
+from tide.scorers.wrappers.cache import CachedScorer
 
 _T = TypeVar("_T")
 
@@ -251,6 +255,61 @@ ERRORS: list[BaseException] = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+class Waits(AsyncScorer):
+    """Waits for `go` while it scores the text "slow"; `most` is the most calls at once."""
+
+    name, threshold = "waits@1", 0.5
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.running = self.most = 0
+
+    async def score(self, texts: Sequence[str]) -> Any:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await (self.go.wait() if "slow" in texts else asyncio.sleep(0.01))
+        self.running -= 1
+        return [len(text) / 100 for text in texts]
+
+
+@pytest.mark.parametrize("spec", ["alone", "max", "cache"])
+def test_a_slow_text_of_an_asynchronous_scorer_delays_no_other(
+    portal: Portal, spec: str, tmp_path: Path
+) -> None:
+    waits = Waits()
+    scorers: dict[str, Any] = {
+        "alone": lambda: waits,
+        "max": lambda: MaxScorer([load_scorer("pocket"), waits]),  # type: ignore[list-item]
+        "cache": lambda: CachedScorer(waits, tmp_path / "scores.sqlite3"),  # type: ignore[arg-type]
+    }
+
+    async def work(scoring: Scoring) -> None:
+        slow = scoring.send(["slow"], "zero")
+        await asyncio.sleep(0.05)
+        for number in range(20):  # with the slow text waiting
+            await asyncio.wait_for(scoring.send([f"text {number}"], "zero"), 10)
+        assert not slow.done()
+        portal_of(waits)._soon(waits.go.set)
+        await asyncio.wait_for(slow, 10)
+
+    run(portal, scorers[spec](), work)
+
+
+def test_at_most_eight_calls_of_an_asynchronous_scorer_run_at_once(portal: Portal) -> None:
+    waits = Waits()
+
+    async def work(scoring: Scoring) -> None:
+        asked = []
+        for number in range(20):
+            asked.append(scoring.send([f"text {number}", "slow"], "zero"))
+            await asyncio.sleep(0.01)
+        portal_of(waits)._soon(waits.go.set)
+        await asyncio.wait_for(asyncio.gather(*asked), 10)
+        assert waits.most == 8
+
+    run(portal, waits, work)
+
+
 def test_a_text_that_the_scorer_cannot_take_fails_alone(
     portal: Portal, error: BaseException
 ) -> None:
@@ -285,7 +344,7 @@ def test_closing_lets_the_thread_end_and_does_not_wait_for_a_call_that_hangs(
     async def work(scoring: Scoring) -> tuple[asyncio.Future[Scores], Any]:
         sent = scoring.send(["aaaa"], "zero")
         await reached(scorer)
-        return sent, scoring._thread
+        return sent, scoring._threads[0]
 
     sent, thread = run(portal, scorer, work)
     assert not sent.done()

@@ -57,6 +57,8 @@ class Scorer(Protocol):
         quick: Whether `score` takes less than a tenth of a millisecond for a short text and may run
             in several threads at once. It then runs between two tokens, in the thread of the model.
             Optional; False by default, and always for an asynchronous scorer.
+        concurrent: Whether `score` may run in several threads at once, so that a slow text delays
+            no other. Optional; False by default, and always True for a quick or asynchronous one.
     """
 
     name: str
@@ -74,7 +76,8 @@ class AsyncScorer(Protocol):
     """A `Scorer` with an asynchronous `score`, for example one that queries a service.
 
     All calls of `score` run in one event loop, in a thread of this scorer, so that the scorer can
-    keep one client open. A call is cancelled when its deadline passes or no caller waits for it.
+    keep one client open; up to eight calls run side by side. A call is cancelled when its deadline
+    passes or no caller waits for it.
     """
 
     name: str
@@ -115,6 +118,14 @@ def is_quick(scorer: Scorer) -> bool:
     """Return whether the scorer may run between two tokens (see `Scorer`)."""
     quick = getattr(scorer, "quick", False) is True
     return quick and not inspect.iscoroutinefunction(scorer.score)
+
+
+def is_concurrent(scorer: Scorer) -> bool:
+    """Return whether several calls of the scorer may run at once (see `Scorer`)."""
+    methods = (scorer.score, getattr(scorer, "score_attributes", None))
+    if any(map(inspect.iscoroutinefunction, methods)) or is_quick(scorer):
+        return True
+    return getattr(scorer, "concurrent", False) is True
 
 
 def slowest_pace(scorers: Sequence[Scorer]) -> str:
@@ -190,8 +201,9 @@ class AttributedScorer(PlainScorer, ABC):
 class CallableScorer(PlainScorer):
     """A scorer made from a function that maps a list of texts to a list of scores.
 
-    The function may be an `async def`, and may have the attributes `pace` and `quick` (see
-    `Scorer`). name: by default `callable:` and the function's name; a digest of the code follows.
+    The function may be an `async def`, and may have the attributes `pace`, `quick` and `concurrent`
+    (see `Scorer`). name: by default `callable:` and the function's name; a digest of the code
+    follows.
     """
 
     # Shown in errors: a common mistake is a function that takes one text.
@@ -204,6 +216,7 @@ class CallableScorer(PlainScorer):
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
         waits = inspect.iscoroutinefunction(function)
         self.quick = not waits and getattr(function, "quick", False)
+        self.concurrent = waits or getattr(function, "concurrent", False)
         self._function = function
 
     def score(self, texts: Sequence[str]) -> Any:

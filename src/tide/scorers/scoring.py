@@ -1,6 +1,7 @@
-"""Batches the texts of many coroutines into one scorer call at a time.
+"""Batches the texts of many coroutines into few scorer calls.
 
-A quick scorer is called in the coroutines' event loop, and any other scorer in a thread.
+A quick scorer is called in the coroutines' event loop, a scorer whose calls may run side by side in
+up to eight threads, and any other scorer in one thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tide.scorers.base import (
     Scorer,
     Scores,
     TextPolicy,
+    is_concurrent,
     is_quick,
     pace_of,
     score_groups,
@@ -39,6 +41,7 @@ class _Request:
 
 # A quick scorer scores a request in the event loop if its texts have at most this many characters.
 _SHORT = 2_000
+_MOST_CALLS = 8  # at once, of a concurrent scorer
 
 _Found = list[tuple[_Request, Scores | TideError]]
 
@@ -46,8 +49,9 @@ _Found = list[tuple[_Request, Scores | TideError]]
 class Scoring:
     """Sends texts to `scorer`. Call its methods from a single event loop.
 
-    Texts that arrive during one call of the thread are sent in the next call. Equal texts are sent
-    once, cancelled texts are not sent, and a text that the scorer rejects fails only its request.
+    Texts that arrive while all threads are busy are sent together in the next call. Equal texts of
+    a call are sent once, cancelled texts are not sent, and a text that the scorer rejects fails
+    only its request.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -55,10 +59,11 @@ class Scoring:
         # Whether the scorer itself (False) and its screen (True) are quick.
         self._are_quick = [is_quick(_used(scorer, screened=one)) for one in (False, True)]
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end
-        self._slow: list[_Request] = []  # wait for the thread
-        self._busy = False
+        self._slow: list[_Request] = []  # wait for a thread
+        self._most_calls = _MOST_CALLS if is_concurrent(scorer) else 1
+        self._running = 0  # calls
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     @property
@@ -92,7 +97,7 @@ class Scoring:
         return future
 
     def close(self) -> None:
-        """End the thread after its current call, if any."""
+        """End the threads after their current calls, if any."""
         self._calls.put(None)
 
     def _score_now(self) -> None:
@@ -101,11 +106,12 @@ class Scoring:
         _answer(_score(sent, self._scorer))
 
     def _call(self) -> None:
-        """Let the thread score the other texts, if it is idle."""
+        """Let a thread score the other texts, if one is idle."""
         self._slow = [one for one in self._slow if not one.future.done()]
-        if self._busy or not self._slow:
+        if self._running == self._most_calls or not self._slow:
             return
-        sent, self._slow, self._busy = self._slow, [], True
+        sent, self._slow = self._slow, []
+        self._running += 1
         loop, scorer, abort = asyncio.get_running_loop(), self._scorer, Future[None]()
 
         def call() -> None:
@@ -122,16 +128,17 @@ class Scoring:
         for one in sent:
             one.future.add_done_callback(abort_if_all_done)
 
-        if self._thread is None:
+        if len(self._threads) < self._running:
             # A daemon thread, so that a scorer that hangs does not keep the program running.
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_serve, args=(self._calls,), name="tide scorer", daemon=True
             )
-            self._thread.start()
+            self._threads.append(thread)
+            thread.start()
         self._calls.put(call)
 
     def _deliver(self, found: _Found) -> None:
-        self._busy = False
+        self._running -= 1
         _answer(found)
         self._call()
 
@@ -150,6 +157,7 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
         del call  # `call` refers to the Scoring, whose deletion ends this thread
+    calls.put(None)  # ends the next thread
 
 
 def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:

@@ -88,8 +88,8 @@ def without_waiting(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
         now += seconds
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    place = service.url.removeprefix("http://")
-    monkeypatch.setitem(remote._PACES, place, Pace(1.0, service.clock))
+    monkeypatch.setattr(remote, "_PACES", {})
+    monkeypatch.setattr(remote, "Pace", lambda rate: Pace(rate, service.clock))
 
 
 @contextmanager

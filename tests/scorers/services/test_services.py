@@ -340,6 +340,16 @@ def test_moderation_s_categories_and_batches() -> None:
             OpenAIModerationScorer("m#rudeness", url=service.url, **QUICK).score(["a text"])
 
 
+def test_each_scorer_of_a_service_keeps_its_own_rate() -> None:
+    with running(Moderation) as service:
+        fast, slow, again = (
+            OpenAIModerationScorer(url=service.url, **{**QUICK, "queries_per_second": rate})
+            for rate in (50.0, 1.0, 50.0)
+        )
+        assert (fast._pace.per_second, slow._pace.per_second) == (50.0, 1.0)
+        assert again._pace is fast._pace  # equal rates share the service's quota
+
+
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(VllmPooling) as service:
         monkeypatch.setenv("VLLM_API_KEY", KEY)

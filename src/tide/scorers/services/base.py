@@ -55,8 +55,9 @@ class Pace:
 _LONGEST_PAUSE = 120.0
 _MOST_AT_ONCE = 100  # requests, by default
 _MOST_KEPT = 10_000  # scores kept after a call that failed
-# One pace for each service in this process, because all scorers of a service share a quota.
-_PACES: dict[str, Pace] = {}
+# One pace for each rate of a service in this process, because all scorers of a service share a
+# quota, unless they are given rates of their own.
+_PACES: dict[tuple[str, float], Pace] = {}
 
 # Error codes that mean that the service would refuse any text.
 _FINAL = {"API_KEY_INVALID", "insufficient_quota"}
@@ -87,6 +88,7 @@ class RemoteScorer(AttributedScorer):
     """
 
     pace = "sentence"
+    concurrent = True
     batch_size = 1
     rate_variable = ""
     usual_rate = 1.0
@@ -111,8 +113,7 @@ class RemoteScorer(AttributedScorer):
         self._url = url
         self._timeout = timeout
         rate = self._rate() if queries_per_second is None else queries_per_second
-        self._pace = _PACES.setdefault(place_of(url), Pace(rate))
-        self._pace.per_second = rate
+        self._pace = _PACES.setdefault((place_of(url), rate), Pace(rate))
         at_once = concurrency or math.ceil(min(rate, _MOST_AT_ONCE))
         self._gate = asyncio.Semaphore(at_once)
         self._attempts = attempts

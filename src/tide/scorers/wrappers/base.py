@@ -25,6 +25,7 @@ from tide.scorers.base import (
     Scorer,
     ask_attributes,
     attributes_of,
+    is_concurrent,
     is_quick,
     pace_of,
     score_texts,
@@ -50,6 +51,7 @@ class ScorerWrapper(AttributedScorer):
         self.threshold = self._scorer.threshold
         self.pace = slowest_pace(scorers)
         self.quick = all(map(is_quick, scorers))
+        self.concurrent = all(map(is_concurrent, scorers))
         self.attributes = tuple(dict.fromkeys(n for one in scorers for n in attributes_of(one)))
         known = [set(found) for one in scorers if (found := languages_of(one)) is not None]
         self.languages = tuple(sorted(set.intersection(*known))) if known else None
