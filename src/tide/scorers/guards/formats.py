@@ -142,10 +142,20 @@ class GuardSettings(BaseModel):
         return self
 
     @classmethod
-    def load(cls, path: Path, **defaults: Any) -> GuardSettings:
-        """Load settings from a file. Raises InputError that names the wrong field."""
+    def load(
+        cls, path: Path, refused: frozenset[str] = frozenset(), **defaults: Any
+    ) -> GuardSettings:
+        """Load settings from a file. Raises InputError that names the wrong field.
+
+        refused: fields that this file may not set.
+        """
         try:
             values = _OBJECT.validate_json(read_whole(path))
+            if wrong := sorted(refused & values.keys()):
+                raise InputError(
+                    f"{path}: {wrong[0]}: a model's folder may not set this; give it in a file of "
+                    "your own (guard:FILE.json)"
+                )
             return cls.model_validate({**defaults, **values})
         except ValidationError as error:
             raise InputError(f"{path} is not a guard: {problem(error)}") from None
@@ -223,8 +233,10 @@ def known(model: str) -> str:
     return next((form for part, form in _KNOWN.items() if part in name), "")
 
 
-# File in a model's folder with its GuardSettings.
+# File in a model's folder with its GuardSettings. Whoever made the folder decides neither where
+# texts and keys are sent nor what runs.
 _FILE = "guard.json"
+_NOT_OF_FOLDERS = frozenset(("model", "url", "api", "engine", "engine_options"))
 
 
 def read(spec: str) -> GuardSettings:
@@ -245,5 +257,5 @@ def read(spec: str) -> GuardSettings:
     if at:
         given["url"] = f"http{rest}"
     if not at and (file := Path(model) / _FILE).is_file():
-        return GuardSettings.load(file, **given)
+        return GuardSettings.load(file, _NOT_OF_FOLDERS, **given)
     return validated(GuardSettings, given, "scorer guard: ")
