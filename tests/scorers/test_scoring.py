@@ -254,7 +254,6 @@ ERRORS: list[BaseException] = [
 ]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 class Waits(AsyncScorer):
     """Waits for `go` while it scores the text "slow"; `most` is the most calls at once."""
 
@@ -310,6 +309,7 @@ def test_at_most_eight_calls_of_an_asynchronous_scorer_run_at_once(portal: Porta
     run(portal, waits, work)
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_a_text_that_the_scorer_cannot_take_fails_alone(
     portal: Portal, error: BaseException
 ) -> None:
