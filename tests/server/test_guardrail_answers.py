@@ -15,6 +15,7 @@ from tests.server.running import Running, running
 from tests.server.test_drafts import Rude
 from tests.server.test_policies import digest_of, written
 from tide.core.errors import ScorerUnavailableError
+from tide.server.limits import Limits
 
 PATH = "/beta/litellm_basic_guardrail_api"
 CLEAN, FAILING = "The weather is fine.", "You are an idiot. Bring 2 coats."
@@ -41,6 +42,26 @@ def test_guardrail_blocks_and_logs_without_text(caplog: pytest.LogCaptureFixture
     assert line["guardrail"]["outcome"] == "blocked"
     assert line["guardrail"]["score"] == 1.0
     assert "idiot" not in caplog.text
+
+
+def test_guardrail_judges_more_texts_than_one_scoring_request_may_have() -> None:
+    arguments = {f"argument {n}": {"type": f"kind {n}"} for n in range(300)}
+    for last, expected in (("fine", "NONE"), ("idiot", "BLOCKED")):
+        function = {"name": "ask", "parameters": {"properties": arguments, "last": last}}
+        with running(scorer=Rude(), limits=Limits(max_texts=50)) as server:
+            assert action(server, CLEAN, tools=[{"function": function}]) == expected
+            assert server.scorer.asked > 10
+
+
+def test_guardrail_and_moderation_judge_by_the_threshold_of_the_policy() -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        return [0.3] * len(texts)
+
+    for threshold, flagged in ((0.2, True), (0.4, False)):
+        with running(scorer=scorer, toxicity_threshold=threshold) as server:
+            assert action(server, CLEAN) == ("BLOCKED" if flagged else "NONE")
+            answer = server.http.post("/v1/moderations", json={"input": CLEAN}).json()
+            assert answer["results"][0]["flagged"] is flagged
 
 
 def test_guardrail_is_503_while_the_scorer_fails() -> None:

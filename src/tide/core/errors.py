@@ -23,6 +23,16 @@ class TideError(Exception):
 class InputError(TideError, ValueError):
     """A prompt, file, name or setting cannot be used; nothing was run with it."""
 
+    @property
+    def field(self) -> str | None:
+        """The setting that the text begins with, as in `temperature: must be at least 0`."""
+        name, colon, _ = str(self).partition(":")
+        return name if colon and name.partition(".")[0].isidentifier() else None
+
+
+class ContextLengthError(InputError):
+    """A prompt does not fit into the model's context."""
+
 
 class EnvironmentVariableError(InputError):
     """An environment variable that a service needs is missing or invalid."""

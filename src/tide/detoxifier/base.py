@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync as in_thread
 
 from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import gather
-from tide.core.errors import EngineError, InputError, PromptRefusedError
+from tide.core.errors import ContextLengthError, EngineError, InputError, PromptRefusedError
 from tide.core.results import Result, format_score
 from tide.core.settings import Overrides, Settings
 from tide.core.strings import Unread
@@ -213,7 +213,7 @@ class DetoxifierBase:
         limit, chat = self.engine.context_length, prompt if isinstance(prompt, Chat) else None
         # Without this check, rendering many messages would take long.
         if chat is not None and limit is not None and len(chat.messages) > limit:
-            raise InputError(
+            raise ContextLengthError(
                 f"{len(chat.messages)} messages do not fit into the model's context of "
                 f"{limit} tokens"
             )
@@ -232,7 +232,7 @@ class DetoxifierBase:
         """Tokenise a prompt. Raises InputError for a prompt that cannot be completed."""
         limit = self.engine.context_length
         if limit is not None and len(text) > _CHARACTERS * limit:
-            raise InputError(
+            raise ContextLengthError(
                 f"{len(text)} characters do not fit into the model's context of {limit} tokens"
             )
         if len(text) > _LONG:
@@ -297,7 +297,7 @@ def check_length(text: str, tokens: int, settings: Settings, limit: int | None) 
     if tokens == 0:
         raise InputError("the prompt is empty; the tokenizer gives no tokens for it")
     if limit is not None and tokens + new > limit:
-        raise InputError(
+        raise ContextLengthError(
             f"{tokens} tokens + {new} new tokens exceed the model's context of {limit}; "
             "shorten the prompt or lower max_new_tokens"
         )

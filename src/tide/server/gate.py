@@ -58,10 +58,8 @@ def read_keys() -> list[SecretStr]:
     """Read the comma-separated keys of TIDE_SERVE_KEYS. Raises InputError for an invalid key."""
     given = os.environ.get(KEYS, "").split(",")
     for text in given:
-        if len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] in ("'", '"'):
-            raise InputError(
-                f"{KEYS}: a key is in quotes, which would be a part of it; remove them"
-            )
+        if text.strip()[:1] in ("'", '"'):
+            raise InputError(f"{KEYS}: a key begins with a quote; write keys without quotes")
     return [key for text in given if (key := read_key(KEYS, text)) is not None]
 
 

@@ -110,9 +110,11 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
         texts = request.said()
     except Unread as error:
         return _Verdict("blocked", _blocked(shown(str(error))))
-    scores = await policy.scoring.score(texts)
-    worst = max(scores.values.tolist(), default=0.0)
-    if worst < policy.detox.scorer.threshold:
+    worst, at_once = 0.0, policy.scoring.limits.max_texts
+    for start in range(0, len(texts), at_once):  # tools alone may hold hundreds of texts
+        scores = await policy.scoring.score(texts[start : start + at_once])
+        worst = max(worst, float(scores.values.max()))
+    if policy.detox.settings.passes(worst):
         return _Verdict("passed", {"action": "NONE"}, worst)
     return _Verdict("blocked", _blocked(f"toxicity {format_score(worst, False)}"), worst)
 

@@ -434,7 +434,9 @@ class Policies:
                     continue
                 scorer = plan.scorer
                 detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
-                made[name] = ServedPolicy(plan, detox, ScoringApi(scorer, self.limits))
+                threshold = plan.settings.toxicity_threshold
+                scoring = ScoringApi(scorer, threshold, self.limits)
+                made[name] = ServedPolicy(plan, detox, scoring)
         self._raise(found)
         default = tuple(made[name] for name in file.default or list(made)[:1])
         own = {

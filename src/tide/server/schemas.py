@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse
 from tide.core.chat import Chat, Parts, Text
 from tide.core.errors import (
     CompletionError,
+    ContextLengthError,
     DeadlineError,
     EngineError,
     InputError,
@@ -90,15 +91,14 @@ class Refused(Exception):
         if isinstance(error, Refused):
             return error
         if isinstance(error, InputError):
-            message = str(error).replace("max_new_tokens", tokens_name)
-            message = message.replace("min_new_tokens", "min_tokens")
-            name = message.partition(":")[0]
-            return cls(
-                400,
-                message,
-                param=name if name.partition(".")[0].isidentifier() else None,
-                code="context_length_exceeded" if "model's context of" in message else None,
-            )
+            message, field = str(error), error.field
+            names = {"max_new_tokens": tokens_name, "min_new_tokens": "min_tokens"}
+            for ours, theirs in names.items():
+                message = message.replace(ours, theirs)
+                field = theirs if field == ours else field
+            too_long = isinstance(error, ContextLengthError)
+            code = "context_length_exceeded" if too_long else None
+            return cls(400, message, param=field, code=code)
         if isinstance(error, PromptRefusedError):
             return cls(400, "the prompt is refused: a scorer finds it toxic", code="content_filter")
         for kind, (status, code, message, again) in _FAILURES.items():

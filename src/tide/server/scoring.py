@@ -121,10 +121,10 @@ def discovery(url: str) -> dict[str, Any]:
 
 
 class ScoringApi:
-    """Scores texts for many clients at once."""
+    """Scores texts for many clients at once. threshold: a text that reaches it is flagged."""
 
-    def __init__(self, scorer: Scorer, limits: Limits) -> None:
-        self._scorer, self.limits = scorer, limits
+    def __init__(self, scorer: Scorer, threshold: float, limits: Limits) -> None:
+        self._scorer, self._threshold, self.limits = scorer, threshold, limits
         # The scorer's attributes by Perspective's names, except TOXICITY, which is the main score.
         self._names = {
             perspective_name(own): own
@@ -203,7 +203,7 @@ class ScoringApi:
                     "category_applied_input_types": {_CATEGORY: ["text"], "toxicity": ["text"]},
                 }
                 for score in scores
-                for toxic in [score >= self._scorer.threshold]
+                for toxic in [score >= self._threshold]
             ],
         }
 
