@@ -146,14 +146,14 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
     monkeypatch.delenv("PERSPECTIVE_API_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key-0123456789")
     monkeypatch.setenv("OPENAI_MODERATION_QPS", "1e9")
-    monkeypatch.setenv("TEI_API_KEY", "two words")
+    monkeypatch.setenv("CLASSIFIER_API_KEY", "two words")
     monkeypatch.setitem(
         REGISTRY._targets, "uninstalled", lambda: require("no_such_package", extra="profanity")
     )
     problems = {
         "perspective": "set the environment variable PERSPECTIVE_API_KEY",
         "openai-moderation": "OPENAI_MODERATION_QPS: Input should be less than or equal to 10000",
-        "tei:http://127.0.0.1:9": "TEI_API_KEY: contains characters that a key cannot have",
+        "classifier:http://127.0.0.1:9": "CLASSIFIER_API_KEY: contains characters that a key",
         "uninstalled": "pip install",
     }
     output = tmp_path / "figures.json"
@@ -169,7 +169,7 @@ def test_compare_goes_on_without_a_service_that_is_not_set_up(
     assert pocket["scored"] == 1.0
 
 
-@pytest.mark.parametrize("spec", ["pockt", "perspective:NO-SUCH", "tei:host", "windows"])
+@pytest.mark.parametrize("spec", ["pockt", "perspective:NO-SUCH", "classifier:host", "windows"])
 def test_a_misspelt_scorer_stops_compare_at_once(
     labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], spec: str,

@@ -87,6 +87,6 @@ def test_classify(tmp_path: Path, server: Any) -> None:
     save_tokenizer(folder)
     expected = load_scorer(f"hf:{folder}").score(TEXTS)
     url = server(folder)
-    assert load_scorer(f"vllm-classify:{url}").score(TEXTS) == pytest.approx(expected, abs=1e-3)
-    both = ask_attributes(load_scorer(f"vllm-classify:{url}#0,1"), TEXTS)
+    assert load_scorer(f"classifier:{url}").score(TEXTS) == pytest.approx(expected, abs=1e-3)
+    both = ask_attributes(load_scorer(f"classifier:{url}#0,1"), TEXTS)
     assert both.attributes["class-0"] == pytest.approx(1 - expected, abs=1e-3)

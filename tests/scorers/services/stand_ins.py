@@ -235,23 +235,22 @@ class Moderation(Handler):
 
 
 class VllmPooling(Handler):
-    """vLLM's `/classify` (two classes) and `/score`."""
+    """vLLM's `/classify` (two classes)."""
 
     def about(self) -> tuple[int, Any]:
-        assert self.path == "/v1/models"
+        if self.path != "/v1/models":
+            return 404, {"detail": "Not Found"}
         return 200, {"object": "list", "data": [{"id": "some/model", "object": "model"}]}
 
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
         assert body["model"] == "some/model"
-        texts = body["input"] if self.path == "/classify" else body["text_2"]
+        assert self.path == "/classify"
+        texts = body["input"]
         self.counted(texts)
         return {"object": "list", "data": [self.row(i, text) for i, text in enumerate(texts)]}
 
     def row(self, index: int, text: str) -> dict[str, Any]:
         score = toxicity(text)
-        if self.path == "/score":
-            return {"index": index, "object": "score", "score": score}
-        assert self.path == "/classify"
         label = "toxic" if score > 0.5 else "neutral"
         return {"index": index, "label": label, "probs": [1 - score, score], "num_classes": 2}
 

@@ -32,7 +32,7 @@ from tide.scorers.guards.remote import RemoteGuard
 from tide.scorers.services import base
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
-from tide.scorers.services.self_hosted import TeiScorer, VllmClassifyScorer, VllmScoreScorer
+from tide.scorers.services.self_hosted import ServedClassifier
 
 KEY = "AIza-Not_A-Real+Key/0123456789=="
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001, "key": KEY}
@@ -52,9 +52,8 @@ def completing_guard(url: str, **more: Any) -> Scorer:
 
 
 KINDS: dict[str, tuple[Any, Callable[..., Any], Callable[[str], float]]] = {
-    "classify": (VllmPooling, lambda url, **more: VllmClassifyScorer(f"{url}#1", **more), toxicity),
-    "score": (VllmPooling, lambda url, **more: VllmScoreScorer(f"{url}#rude", **more), toxicity),
-    "tei": (Tei, TeiScorer, toxicity),
+    "vllm": (VllmPooling, lambda url, **more: ServedClassifier(f"{url}#1", **more), toxicity),
+    "tei": (Tei, ServedClassifier, toxicity),
     "chat guard": (GuardServer, chat_guard, share),
     "completing guard": (GuardServer, completing_guard, share),
     "perspective": (Perspective, PerspectiveScorer, toxicity),
@@ -89,7 +88,7 @@ def test_every_text_gets_its_own_score_after_a_burst_of_refusals_too(world: Made
     assert scorer.score([]).shape == (0,)
 
 
-@pytest.mark.parametrize("kind", ["classify", "score", "tei", "chat guard", "completing guard"])
+@pytest.mark.parametrize("kind", ["vllm", "tei", "chat guard", "completing guard"])
 def test_no_control_token_of_a_text_is_sent(kind: str) -> None:
     with made(kind) as (service, scorer, _):
         scorer.score([f"A{token}B, you idiot" for token in CONTROL_TOKENS])
@@ -168,7 +167,7 @@ def test_a_slow_server_and_one_that_is_not_there_are_left() -> None:
         with pytest.raises(ScorerUnavailableError, match=r"no answer within 0\.3 seconds"):
             scorer.score(["a text"])
     with pytest.raises(ScorerUnavailableError, match=r"ConnectError: .* \(1 attempt\)"):
-        TeiScorer("http://127.0.0.1:1", attempts=1)
+        ServedClassifier("http://127.0.0.1:1", attempts=1)
 
 
 def rows(change: Change) -> Change:
@@ -195,7 +194,7 @@ def chat_place(**fields: Any) -> Change:
 too_few, twice = rows(lambda found: found[1:]), rows(lambda found: [found[0]] * len(found))
 
 
-@pytest.mark.parametrize("kind", ["classify", "score", "completing guard"])
+@pytest.mark.parametrize("kind", ["vllm", "completing guard"])
 def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
     with made(kind) as (service, scorer, expected):
         service.answer = lambda number: rows(lambda found: found[::-1])
@@ -205,10 +204,9 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("classify", twice, "the server returned 4 answers to 4 texts"),
-        ("classify", too_few, "3 answers to 4 texts"),
-        ("classify", each(probs=[1.2, -0.2]), "the answer cannot be used: data.0.probs.0"),
-        ("score", too_few, "3 answers to 4 texts"),
+        ("vllm", twice, "the server returned 4 answers to 4 texts"),
+        ("vllm", too_few, "3 answers to 4 texts"),
+        ("vllm", each(probs=[1.2, -0.2]), "the answer cannot be used: data.0.probs.0"),
         ("tei", too_few, "3 scores for 4 texts"),
         (
             "tei",
@@ -253,7 +251,6 @@ def test_answers_that_are_none(kind: str, change: Change, message: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("score", each(score=-0.25), "-0.25 is not a score"),
         ("chat guard", chat_place(token="Hello"), "'HelloHello.*' instead of a verdict"),
         (
             "moderation",
@@ -272,61 +269,59 @@ def test_answers_that_come_again_are_errors(kind: str, change: Change, message: 
 
 def test_which_class_is_toxic() -> None:
     with running(VllmPooling) as service:
-        two = VllmClassifyScorer(service.url, **QUICK)
+        two = ServedClassifier(service.url, **QUICK)
         assert two.score(TEXTS) == pytest.approx([toxicity(text) for text in TEXTS])
-        assert two.name == f"vllm-classify:some/model@{place(service)}"
-        both = VllmClassifyScorer(f"{service.url}/v1#0,1", **QUICK)
-        assert both.name == f"vllm-classify:some/model@{place(service)}#0,1"
+        assert two.name == f"classifier:some/model@{place(service)}"
+        both = ServedClassifier(f"{service.url}/v1#0,1", **QUICK)
+        assert both.name == f"classifier:some/model@{place(service)}#0,1"
         assert attributes_of(both) == ("class-0", "class-1")
         found = ask_attributes(both, ["a text"])
         assert found.attributes["class-1"] == pytest.approx([toxicity("a text")])
-        some = VllmClassifyScorer(f"{service.url}#sum:0,1", **QUICK)
-        assert some.name == f"vllm-classify:some/model@{place(service)}#sum:0,1"
+        some = ServedClassifier(f"{service.url}#sum:0,1", **QUICK)
+        assert some.name == f"classifier:some/model@{place(service)}#sum:0,1"
         with pytest.raises(ScorerError, match="all classes together add up to 1 for every text"):
             some.score(["a text"])
         assert both.score(TEXTS) == pytest.approx([max(p := toxicity(t), 1 - p) for t in TEXTS])
-        assert VllmClassifyScorer(f"{service.url}#max:0,1", **QUICK).name == both.name
+        assert ServedClassifier(f"{service.url}#max:0,1", **QUICK).name == both.name
         service.answer = lambda number: each(probs=[0.5, 0.25, 0.25])
         assert some.score(["another text"]).tolist() == [0.75]
         for scorer, fields, message in (
             (some, {"probs": [0.9, 0.8]}, r"not exclusive \(they add up to .*leave out 'sum:'"),
             (two, {"probs": [0.9, 0.1], "label": "toxic"}, "0 is called toxic; append #0"),
             (two, {"probs": [0.9, 0.05, 0.05]}, "unclear which of the 3 classes are toxic"),
-            (VllmClassifyScorer(f"{service.url}#5", **QUICK), {}, "no class 5; its model has 2"),
+            (ServedClassifier(f"{service.url}#5", **QUICK), {}, "no class 5; its model has 2"),
         ):
             service.answer = lambda number, fields=fields: each(**fields)  # type: ignore[misc]
             with pytest.raises(ScorerError, match=message):
                 scorer.score(["a text"])
         with pytest.raises(InputError, match="'toxic' is not a class number"):
-            VllmClassifyScorer(f"{service.url}#toxic", **QUICK)
-        with pytest.raises(InputError, match="append a description to compare texts to"):
-            load_scorer(f"vllm-score:{service.url}")
+            ServedClassifier(f"{service.url}#toxic", **QUICK)
 
 
 def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Tei) as service:
-        scorer = load_scorer(f"tei:{service.url}")
-        assert scorer.name == "tei:some/model@01234567#toxic,insult"
+        scorer = load_scorer(f"classifier:{service.url}")
+        assert scorer.name == "classifier:some/model@01234567#toxic,insult"
         assert attributes_of(scorer) == ("toxic", "insult")
         found = ask_attributes(scorer, TEXTS)
         assert found.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
         assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
-        largest = load_scorer(f"tei:{service.url}#max:toxic,insult")
-        assert largest.name == "tei:some/model@01234567#max:toxic,insult"
+        largest = load_scorer(f"classifier:{service.url}#max:toxic,insult")
+        assert largest.name == "classifier:some/model@01234567#max:toxic,insult"
         toxic, insult = found.attributes["toxic"], found.attributes["insult"]
         assert largest.score(TEXTS) == pytest.approx([*map(max, toxic, insult)])
         assert scorer.score(TEXTS) == pytest.approx(toxic + insult)
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
-            load_scorer(f"tei:{service.url}#rude")
+            load_scorer(f"classifier:{service.url}#rude")
         with pytest.raises(InputError, match="add up to 1 for every text; name only the toxic"):
-            load_scorer(f"tei:{service.url}#neutral,toxic,insult")
+            load_scorer(f"classifier:{service.url}#neutral,toxic,insult")
         toxic_only = {"classifier": {"id2label": {"0": "toxic", "1": "insult"}}}
         monkeypatch.setattr(Tei, "kind", toxic_only)
-        with pytest.raises(InputError, match="TEI applies a softmax to any model"):
-            load_scorer(f"tei:{service.url}#toxic")
+        with pytest.raises(InputError, match="inference applies a softmax to any model"):
+            load_scorer(f"classifier:{service.url}#toxic")
         monkeypatch.setattr(Tei, "kind", {"reranker": {}})
         with pytest.raises(ScorerRefusedError, match="is not a classifier"):
-            load_scorer(f"tei:{service.url}")
+            load_scorer(f"classifier:{service.url}")
 
 
 def test_moderation_s_categories_and_batches() -> None:
@@ -352,8 +347,8 @@ def test_each_scorer_of_a_service_keeps_its_own_rate() -> None:
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(VllmPooling) as service:
-        monkeypatch.setenv("VLLM_API_KEY", KEY)
-        load_scorer(f"vllm-classify:{service.url}").score(["a text"])
+        monkeypatch.setenv("CLASSIFIER_API_KEY", KEY)
+        load_scorer(f"classifier:{service.url}").score(["a text"])
         assert service.requests[0]["headers"]["Authorization"] == f"Bearer {KEY}"
     with running(Moderation) as service:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -361,11 +356,10 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         usual = load_scorer("openai-moderation")
         assert usual.name == f"openai-moderation:omni-moderation-2024-09-26@{place(service)}"
         assert usual.score(["a text"]) == pytest.approx([toxicity("a text")])
-    for name in ("vllm-classify", "vllm-score", "tei"):
-        with pytest.raises(InputError, match="needs an argument"):
-            load_scorer(name)
-        with pytest.raises(InputError, match="expected an address like"):
-            load_scorer(f"{name}:host")
+    with pytest.raises(InputError, match="needs an argument"):
+        load_scorer("classifier")
+    with pytest.raises(InputError, match="expected an address like"):
+        load_scorer("classifier:host")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Scorers that query a self-hosted server, which may need a key.
 
-`tei:URL` (text-embeddings-inference), `vllm-classify:URL` and `vllm-score:URL`. TEI_API_KEY and
-VLLM_API_KEY hold the keys; TEI_QPS and VLLM_QPS limit the requests per second (default 100).
+`classifier:URL` is a classifier on text-embeddings-inference or vLLM. CLASSIFIER_API_KEY holds its
+key; CLASSIFIER_QPS limits the requests per second (default 100).
 """
 
 from __future__ import annotations
@@ -73,59 +73,6 @@ class _Predictions(RootModel[list[Any]]):
     root: Rows[Rows[_Prediction]]
 
 
-class TeiScorer(SelfHostedScorer):
-    """The summed probability of the toxic labels of a classifier, from TEI's `/predict`.
-
-    `#max:LABEL,LABEL` takes their largest probability instead.
-
-    url: the server's address, optionally followed by `#` and the toxic labels, comma-separated:
-    `tei:http://HOST:8080#toxic`. By default, labels with a common name are toxic, as in `hf`. TEI
-    applies a softmax even if a model's labels are not exclusive. A text longer than the model's
-    context is an error. Settings: see RemoteScorer.
-    """
-
-    family = "TEI"
-
-    @checked
-    def __init__(self, url: str, **options: Any) -> None:
-        address, _, wanted = url.partition("#")
-        super().__init__("tei", address, **options)
-        info = self.portal.run(self._persistently, lambda one: self._request(one, "/info", _Info))
-        if info.labels is None:
-            raise ScorerRefusedError(f"scorer tei: {info.model_id} is not a classifier")
-        names = list(dict.fromkeys(info.labels.values()))
-        self._how, wanted = how_joined(wanted)
-        columns = toxic_columns(f"tei:{address}", names, wanted)
-        fix = "TEI applies a softmax to any model; load this one with hf:"
-        check_exclusive(f"tei:{address}", names, columns, fix)
-        self._labels = frozenset(names)
-        self._toxic = [names[i] for i in columns]
-        self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
-        self.batch_size = min(self.batch_size, info.max_client_batch_size)
-        where = info.model_sha[:8] if info.model_sha else place_of(self._url)
-        chosen = ",".join(self._toxic)
-        chosen = f"max:{chosen}" if self._how == "max" else chosen
-        self.name = f"tei:{info.model_id}@{where}#{chosen}"
-
-    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
-        # Each text has its own list, because TEI reads a list of two strings as a pair.
-        body = {"inputs": [[text] for text in texts], "truncate": False}
-        answer = await self._request(client, "/predict", _Predictions, body, texts)
-        if len(answer.root) != len(texts):
-            raise ServerFailed(
-                f"the server returned {len(answer.root)} scores for {len(texts)} texts"
-            )
-        return [self._score_of(row) for row in answer.root]
-
-    def _score_of(self, row: list[_Prediction]) -> TextScore:
-        found = {one.label: one.score for one in row}
-        if found.keys() != self._labels or len(found) != len(row):
-            raise ServerFailed("the answer's labels differ from the model's labels")
-        scores = {label: found[label] for label in self._toxic}
-        score = max(scores.values()) if self._how == "max" else sum(scores.values())
-        return TextScore(min(1.0, score), scores)
-
-
 _Index = Annotated[int, Field(ge=0, le=10**6)]
 # Tolerance for the sum of exclusive probabilities, in half precision.
 _ROUNDING = 0.01
@@ -145,15 +92,6 @@ class _Classes(BaseModel):
     data: Rows[_Class]
 
 
-class _Pair(BaseModel):
-    index: _Index
-    score: float = Field(allow_inf_nan=False)
-
-
-class _Pairs(BaseModel):
-    data: Rows[_Pair]
-
-
 def in_order(rows: list[Any], texts: int) -> list[Any]:
     """Sort rows by their texts. Raises ServerFailed unless each text has exactly one row."""
     rows = sorted(rows, key=lambda row: row.index)
@@ -162,55 +100,98 @@ def in_order(rows: list[Any], texts: int) -> list[Any]:
     return rows
 
 
-class _VllmScorer(SelfHostedScorer):
-    """Base of scorers that use the first model of a vLLM server; `name` holds the model's name."""
+class ServedClassifier(SelfHostedScorer):
+    """The probability of the toxic labels of a classifier on a server.
 
-    family = "VLLM"
-    kind: str
+    url: the server's address, optionally followed by `#` and the toxic labels, comma-separated.
+    Settings: see RemoteScorer. A text longer than the model's context is an error.
 
-    def __init__(self, url: str, **options: Any) -> None:
-        address, _, self._wanted = url.partition("#")
-        super().__init__(self.kind, address, **options)
-        # Addresses for other clients end in /v1, but the paths used here start at the root.
-        self._url = self._url.removesuffix("/v1")
-        self._model = self.portal.run(
-            self._persistently, lambda one: self._request(one, "/v1/models", _Served)
-        ).model
+    text-embeddings-inference (`/predict`): `classifier:http://HOST:8080#toxic`. By default, labels
+    with a common name are toxic, as in `hf`. It applies a softmax even if a model's labels are not
+    exclusive, so the score is the sum of the toxic labels; `#max:LABEL,LABEL` takes the largest.
 
-
-class VllmClassifyScorer(_VllmScorer):
-    """The probability of a class, from vLLM's `/classify`.
-
-    url: the server's address, optionally followed by `#` and the numbers of the toxic classes,
-    comma-separated; the largest probability counts: `vllm-classify:http://HOST:8000#1`. Exclusive
-    classes (softmax) may be added up: `#sum:1,2`. vLLM names only the likeliest class of a text, so
-    classes are given by number. By default, a model's only class is toxic, or the second of two
-    classes; it is an error if the first class has a toxic name. Settings: see RemoteScorer.
+    vLLM (`/classify`) names only the likeliest class of a text, so labels are the classes' numbers:
+    `classifier:http://HOST:8000#1`. The largest probability counts; exclusive classes (softmax)
+    may be added up: `#sum:1,2`. By default, a model's only class is toxic, or the second of two
+    classes; it is an error if the first class has a toxic name.
     """
 
-    kind = "vllm-classify"
+    family = "CLASSIFIER"
 
     @checked
     def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(url, **options)
-        self._how, self._wanted = how_joined(self._wanted)
-        if not all(part.isdecimal() for part in self._wanted.split(",") if self._wanted):
+        address, _, wanted = url.partition("#")
+        super().__init__("classifier", address, **options)
+        self._how, wanted = how_joined(wanted)
+        self._labels: frozenset[str] = frozenset()  # of text-embeddings-inference
+        model = self.portal.run(self._persistently, self._identify)
+        if isinstance(model, _Info):
+            self._choose_labels(model, address, wanted)
+        else:
+            self._choose_classes(model.model, wanted)
+
+    async def _identify(self, client: Client) -> _Info | _Served:
+        """Return the model of text-embeddings-inference, else the first model of vLLM."""
+        try:
+            return await self._request(client, "/info", _Info)
+        except ScorerRefusedError:
+            # Addresses for other clients end in /v1, but the paths used here start at the root.
+            self._url = self._url.removesuffix("/v1")
+            return await self._request(client, "/v1/models", _Served)
+
+    def _choose_labels(self, info: _Info, address: str, wanted: str) -> None:
+        if info.labels is None:
+            raise ScorerRefusedError(f"scorer classifier: {info.model_id} is not a classifier")
+        names = list(dict.fromkeys(info.labels.values()))
+        columns = toxic_columns(f"classifier:{address}", names, wanted)
+        fix = "text-embeddings-inference applies a softmax to any model; load this one with hf:"
+        check_exclusive(f"classifier:{address}", names, columns, fix)
+        self._labels = frozenset(names)
+        self._toxic = [names[i] for i in columns]
+        self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
+        self.batch_size = min(self.batch_size, info.max_client_batch_size)
+        where = info.model_sha[:8] if info.model_sha else place_of(self._url)
+        chosen = ",".join(self._toxic)
+        chosen = f"max:{chosen}" if self._how == "max" else chosen
+        self.name = f"classifier:{info.model_id}@{where}#{chosen}"
+
+    def _choose_classes(self, model: str, wanted: str) -> None:
+        if not all(part.isdecimal() for part in wanted.split(",") if wanted):
             raise InputError(
-                f"scorer {self.kind}: {self._wanted!r} is not a class number, as in #1"
+                f"scorer classifier: {wanted!r} is not a class number, as in #1 (vLLM names only "
+                "the likeliest class)"
             )
-        self._classes = [int(part) for part in self._wanted.split(",") if part]
+        self._model = model
+        self._classes = [int(part) for part in wanted.split(",") if part]
         self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)
-        chosen = f"sum:{self._wanted}" if self._how == "sum" else self._wanted
+        chosen = f"sum:{wanted}" if self._how == "sum" else wanted
         chosen = f"#{chosen}" if chosen else ""
-        self.name = f"{self.kind}:{self._model}@{place_of(self._url)}{chosen}"
+        self.name = f"classifier:{model}@{place_of(self._url)}{chosen}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
-        body = {"model": self._model, "input": texts}
-        answer = await self._request(client, "/classify", _Classes, body, texts)
-        return [self._score_of(row) for row in in_order(answer.data, len(texts))]
+        if not self._labels:
+            body: dict[str, Any] = {"model": self._model, "input": texts}
+            classes = await self._request(client, "/classify", _Classes, body, texts)
+            return [self._score_of_classes(row) for row in in_order(classes.data, len(texts))]
+        # Each text has its own list, because TEI reads a list of two strings as a pair.
+        body = {"inputs": [[text] for text in texts], "truncate": False}
+        answer = await self._request(client, "/predict", _Predictions, body, texts)
+        if len(answer.root) != len(texts):
+            raise ServerFailed(
+                f"the server returned {len(answer.root)} scores for {len(texts)} texts"
+            )
+        return [self._score_of_labels(row) for row in answer.root]
 
-    def _score_of(self, row: _Class) -> TextScore:
-        classes = self._classes or self._usual(row)
+    def _score_of_labels(self, row: list[_Prediction]) -> TextScore:
+        found = {prediction.label: prediction.score for prediction in row}
+        if found.keys() != self._labels or len(found) != len(row):
+            raise ServerFailed("the answer's labels differ from the model's labels")
+        scores = {label: found[label] for label in self._toxic}
+        score = max(scores.values()) if self._how == "max" else sum(scores.values())
+        return TextScore(min(1.0, score), scores)
+
+    def _score_of_classes(self, row: _Class) -> TextScore:
+        classes = self._classes or self._usual_classes(row)
         if (most := max(classes)) >= len(row.probs):
             raise ScorerError(
                 f"scorer {self.name}: no class {most}; its model has {len(row.probs)} classes"
@@ -230,7 +211,7 @@ class VllmClassifyScorer(_VllmScorer):
             )
         return TextScore(min(1.0, sum(found.values())), found)
 
-    def _usual(self, row: _Class) -> list[int]:
+    def _usual_classes(self, row: _Class) -> list[int]:
         if len(row.probs) > 2:
             raise ScorerError(
                 f"scorer {self.name}: unclear which of the {len(row.probs)} classes are toxic; "
@@ -242,30 +223,3 @@ class VllmClassifyScorer(_VllmScorer):
                 f"scorer {self.name}: class 0 is called {row.label}; append #0 or #1 to choose"
             )
         return [len(row.probs) - 1]
-
-
-class VllmScoreScorer(_VllmScorer):
-    """How well a text fits a description of toxic text, from vLLM's `/score` (cross-encoders).
-
-    url: the server's address, `#` and the description, to which every text is compared:
-    `vllm-score:http://HOST:8000#a rude or disrespectful comment`. A score outside [0, 1], as
-    embedding models give, is an error. Settings: see RemoteScorer.
-    """
-
-    kind = "vllm-score"
-
-    @checked
-    def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(url, **options)
-        if not self._wanted.strip():
-            raise InputError(
-                f"scorer {self.kind}: append a description to compare texts to, as in "
-                f"{self.kind}:http://HOST#a rude comment"
-            )
-        self.name = f"{self.kind}:{self._model}@{place_of(self._url)}#{self._wanted}"
-
-    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
-        body = {"model": self._model, "text_1": self._wanted, "text_2": texts}
-        answer = await self._request(client, "/score", _Pairs, body, texts)
-        rows = in_order(answer.data, len(texts))
-        return [TextScore(row.score) for row in rows]
