@@ -1,8 +1,7 @@
-"""Guards and classifiers that the real vLLM runs, in process and as servers."""
+"""Guards and classifiers that the real vLLM serves."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig
 
 from tests.models import CONTEXT, VOCAB, save_tokenizer
-from tests.scorers.guards.tiny import TEXTS, TOXIC, save_guard
-from tests.vllm.servers import VllmProcess, cpu_environment
-from tide.scorers import Scorer, load_scorer
+from tests.scorers.guards.tiny import TEXTS, save_guard
+from tests.vllm.servers import VllmProcess
+from tide.scorers import load_scorer
 from tide.scorers.base import ask_attributes
 from tide.scorers.guards import guard
 from tide.scorers.guards.formats import GuardSettings
@@ -46,20 +45,6 @@ def server(tmp_path: Path) -> Iterator[Any]:
     yield start
     for process in started:
         process.kill()
-
-
-def test_in_process(folder: Path, expected: Any) -> None:
-    os.environ.update(cpu_environment(0))
-    scorer = guard(
-        GuardSettings(
-            model=str(folder), format="qwen3guard", engine="vllm", dtype="float32",
-            engine_options={"enforce_eager": True, "max_model_len": 128},
-        )
-    )  # fmt: skip
-    assert isinstance(scorer, Scorer)
-    assert [score > 0.5 for score in scorer.score(TEXTS)] == TOXIC
-    assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-3)
-    scorer.close()
 
 
 def test_a_server_that_fills_in_the_template(folder: Path, expected: Any, server: Any) -> None:

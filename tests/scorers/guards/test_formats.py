@@ -74,12 +74,10 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
     [
         {"url": "http://127.0.0.1:9"},
         {"api": "completions", "prompt": "{text}"},
-        {"engine": "vllm"},
-        {"engine_options": {"trust_remote_code": True}},
         {"model": "another/model"},
     ],
 )
-def test_a_model_s_folder_sets_neither_address_nor_engine(tmp_path: Path, values: Any) -> None:
+def test_a_model_s_folder_sets_no_address(tmp_path: Path, values: Any) -> None:
     saved(tmp_path / "guard.json", format="shieldgemma", **values)
     with pytest.raises(InputError, match=rf"{min(values)}: a model's folder may not set this"):
         read(str(tmp_path))
@@ -92,6 +90,7 @@ def test_a_model_s_folder_sets_neither_address_nor_engine(tmp_path: Path, values
     [
         ({}, "model: Field required"),
         ({"model": "x", "colour": "red"}, "colour: unknown"),
+        ({"model": "x", "engine_options": {"trust_remote_code": True}}, "engine_options: unknown"),
         ({"model": "x", "prompt": "Is it bad?"}, r"prompt: must contain \{text\}"),
         ({"model": "x", "verdicts": {"a": 2.0, "b": 0}}, "verdicts.a: Input should be less"),
         ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "two verdicts must differ in toxicity"),

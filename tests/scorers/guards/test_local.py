@@ -91,7 +91,7 @@ def test_a_policy_reaches_the_guard(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     # These guards were trained without a policy, so only the prompt is checked.
-    monkeypatch.setattr("tide.scorers.guards.local.TransformersGuard._try_out", lambda self: None)
+    monkeypatch.setattr("tide.scorers.guards.local.LocalGuard._try_out", lambda self: None)
     scorer: Any = guard(GuardSettings(model=str(folders[family]), policy="Be kind."))
     assert "Be kind." in scorer._rendered("a text")
     assert scorer.name != load_scorer(f"guard:{folders[family]}").name

@@ -17,7 +17,7 @@ from tests.hostile import CONTROL_TOKENS, texts_with
 from tests.scorers.test_control_tokens import tokenizer
 from tide.core.errors import InputError, ScorerError
 from tide.scorers.guards.formats import GuardSettings
-from tide.scorers.guards.local import _LocalGuard
+from tide.scorers.guards.local import LocalGuard
 from tide.scorers.guards.verdicts import Place
 
 TEXT = "{{ messages[-1]['content'] }}"
@@ -30,7 +30,7 @@ TEMPLATES = {
 }
 
 
-class Guard(_LocalGuard):
+class Guard(LocalGuard):
     """A guard that makes prompts and calls every text safe."""
 
     def __init__(self, template: str | None, **settings: Any) -> None:

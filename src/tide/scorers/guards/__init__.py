@@ -26,6 +26,6 @@ def guard(model: str | GuardSettings, **options: Any) -> Scorer:
         return RemoteGuard(settings, **options)
     if options:
         raise InputError(f"scorer guard: {min(options)} is an option for servers; give a url")
-    from tide.scorers.guards.local import TransformersGuard, VllmGuard  # noqa: PLC0415  (torch)
+    from tide.scorers.guards.local import LocalGuard  # noqa: PLC0415  (torch)
 
-    return VllmGuard(settings) if settings.engine == "vllm" else TransformersGuard(settings)
+    return LocalGuard(settings)

@@ -97,13 +97,13 @@ class GuardSettings(BaseModel):
     model: folder or hub id; with `url`, a name on the server. format: one of FORMATS, by default
     derived from the model's name. url: a server that speaks OpenAI's API; without it the guard runs
     in this process. api: "chat" applies the chat template on the server; "completions" needs
-    `prompt`. engine: the library that runs a guard in this process.
+    `prompt`.
 
     prompt: replaces the model's chat template; contains `{text}` and optionally `{policy}`.
     policy: the forbidden content, as a text or as categories with descriptions. verdicts, lead,
     tokens: see `Format`. arguments: further variables of the chat template. role: the author of the
-    text in the chat; an "assistant" answers `question`. engine_options: further arguments of
-    vllm.LLM. batch: number of texts in a batch in this process, or in a request for completions.
+    text in the chat; an "assistant" answers `question`. batch: number of texts in a batch in this
+    process, or in a request for completions.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -112,7 +112,6 @@ class GuardSettings(BaseModel):
     format: _Name | None = None
     url: str | None = None
     api: Literal["chat", "completions"] = "chat"
-    engine: Literal["transformers", "vllm"] = "transformers"
     prompt: _Name | None = Field(default=None, max_length=100_000)
     policy: Policy | None = None
     verdicts: dict[_Name, _Weight] | None = None
@@ -123,7 +122,6 @@ class GuardSettings(BaseModel):
     question: str = "Please go on."
     device: str = "auto"
     dtype: str = "auto"
-    engine_options: dict[str, Any] = {}
     batch: int = Field(default=16, ge=1, le=1024)
     threshold: _Weight = 0.5
 
@@ -233,10 +231,10 @@ def known(model: str) -> str:
     return next((form for part, form in _KNOWN.items() if part in name), "")
 
 
-# File in a model's folder with its GuardSettings. Whoever made the folder decides neither where
-# texts and keys are sent nor what runs.
+# File in a model's folder with its GuardSettings. Whoever made the folder does not decide where
+# texts and keys are sent.
 _FILE = "guard.json"
-_NOT_OF_FOLDERS = frozenset(("model", "url", "api", "engine", "engine_options"))
+_NOT_OF_FOLDERS = frozenset(("model", "url", "api"))
 
 
 def read(spec: str) -> GuardSettings:

@@ -1,9 +1,8 @@
-"""Guards in this process, run by transformers or by vLLM."""
+"""Guards in this process, run by transformers."""
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,13 +11,11 @@ import numpy as np
 import torch
 
 from tide.core.errors import InputError, ScorerError, guarded
-from tide.core.optional import require
 from tide.core.pretrained import (
     check_tokenizer,
     end_ids,
     find_device,
     load_pretrained,
-    read_config,
 )
 from tide.scorers.base import HEALTH_TEXT, Floats, PlainScorer
 from tide.scorers.classifiers import revision_of
@@ -29,12 +26,12 @@ from tide.scorers.guards.verdicts import Place, Verdict
 _TAGS = re.compile(r"</?\w+>")
 # A probe text, which shows where a template puts a text and whether it changes the text.
 _PROBE = "\ue000Aa \"'<&>{}\\\n\ue000"
-# Number of the likeliest tokens to read at each position; vLLM's default limit is 20.
+# Number of the likeliest tokens to read at each position.
 _LIKELIEST = 20
 
 
-class _LocalGuard(PlainScorer, ABC):
-    """Base of guards in this process, which builds prompts and reads answers.
+class LocalGuard(PlainScorer):
+    """A guard that transformers runs, on the device and in the dtype of its settings.
 
     The text that a guard writes before its verdict (empty lines, "Safety:") is found once, when the
     guard is loaded. Later prompts end with that text, so the answer's first token is the verdict.
@@ -70,13 +67,59 @@ class _LocalGuard(PlainScorer, ABC):
             scores[rows] = self._verdicts([prompts[i] for i in rows])
         return scores
 
-    @abstractmethod
+    def close(self) -> None:
+        del self._model
+
     def _load(self) -> Any:
         """Load tokenizer and model, and return the model's config. May raise any exception."""
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
-    @abstractmethod
+        settings = self._settings
+        self._device = find_device(settings.device)
+        self._tokenizer, self._model = load_pretrained(
+            AutoModelForCausalLM, settings.model, self._device, settings.dtype
+        )
+        check_tokenizer(self._tokenizer, len(self._model.get_input_embeddings().weight))
+        return self._model.config
+
+    @torch.inference_mode()
     def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
         """Generate the likeliest answer to each prompt (token ids), of at most `tokens` tokens."""
+        from transformers import GenerationConfig  # noqa: PLC0415  (slow import)
+
+        longest = max(map(len, prompts))
+        filling = self._tokenizer.pad_token_id or 0
+        ids = torch.full((len(prompts), longest), filling)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        written = self._model.generate(
+            ids.to(self._device),
+            attention_mask=mask.to(self._device),
+            generation_config=GenerationConfig(
+                max_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=end_ids(self._model, self._tokenizer) or None,
+                pad_token_id=filling,
+                output_logits=True,
+                return_dict_in_generate=True,
+            ),
+        )
+        chosen = written.sequences[:, longest:].cpu()
+        answers: list[list[Place]] = [[] for _ in prompts]
+        for step, logits in enumerate(written.logits):
+            likeliest = logits.double().log_softmax(dim=-1).topk(min(_LIKELIEST, logits.shape[-1]))
+            values, tokens_of = likeliest.values.tolist(), likeliest.indices.tolist()
+            for row, answer in enumerate(answers):
+                texts = [
+                    (self._text(i), v) for i, v in zip(tokens_of[row], values[row], strict=True)
+                ]
+                answer.append(Place(self._text(int(chosen[row, step])), texts))
+        return answers
+
+    def _text(self, token: int) -> str:
+        return str(self._tokenizer.decode([token]))
 
     def _verdicts(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         tokens = 1 if self._begun or not self._format.lead else self._format.tokens
@@ -188,94 +231,3 @@ class _LocalGuard(PlainScorer, ABC):
                 **self._format.arguments,
             )
             return rendered
-
-
-class TransformersGuard(_LocalGuard):
-    """A guard that transformers runs, on the device and in the dtype of its settings."""
-
-    def _load(self) -> Any:
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
-
-        settings = self._settings
-        self._device = find_device(settings.device)
-        self._tokenizer, self._model = load_pretrained(
-            AutoModelForCausalLM, settings.model, self._device, settings.dtype
-        )
-        check_tokenizer(self._tokenizer, len(self._model.get_input_embeddings().weight))
-        return self._model.config
-
-    def close(self) -> None:
-        del self._model
-
-    @torch.inference_mode()
-    def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
-        from transformers import GenerationConfig  # noqa: PLC0415  (slow import)
-
-        longest = max(map(len, prompts))
-        filling = self._tokenizer.pad_token_id or 0
-        ids = torch.full((len(prompts), longest), filling)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        written = self._model.generate(
-            ids.to(self._device),
-            attention_mask=mask.to(self._device),
-            generation_config=GenerationConfig(
-                max_new_tokens=tokens,
-                do_sample=False,
-                eos_token_id=end_ids(self._model, self._tokenizer) or None,
-                pad_token_id=filling,
-                output_logits=True,
-                return_dict_in_generate=True,
-            ),
-        )
-        chosen = written.sequences[:, longest:].cpu()
-        answers: list[list[Place]] = [[] for _ in prompts]
-        for step, logits in enumerate(written.logits):
-            likeliest = logits.double().log_softmax(dim=-1).topk(min(_LIKELIEST, logits.shape[-1]))
-            values, tokens_of = likeliest.values.tolist(), likeliest.indices.tolist()
-            for row, answer in enumerate(answers):
-                texts = [
-                    (self._text(i), v) for i, v in zip(tokens_of[row], values[row], strict=True)
-                ]
-                answer.append(Place(self._text(int(chosen[row, step])), texts))
-        return answers
-
-    def _text(self, token: int) -> str:
-        return str(self._tokenizer.decode([token]))
-
-
-class VllmGuard(_LocalGuard):
-    """A guard that vLLM runs in this process."""
-
-    def _load(self) -> Any:
-        from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
-
-        settings = self._settings
-        self._vllm: Any = require("vllm", extra="vllm")
-        config = read_config(settings.model)
-        self._tokenizer = AutoTokenizer.from_pretrained(settings.model)
-        options = {"dtype": settings.dtype, "max_logprobs": _LIKELIEST, **settings.engine_options}
-        self._llm = self._vllm.LLM(settings.model, **options)
-        return config
-
-    def close(self) -> None:
-        del self._llm
-
-    def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Place]]:
-        sampling = self._vllm.SamplingParams(
-            max_tokens=tokens, temperature=0.0, logprobs=_LIKELIEST, skip_special_tokens=False
-        )
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        answers = []
-        for request in self._llm.generate(asked, sampling, use_tqdm=False):
-            output = request.outputs[0]
-            answers.append([
-                Place(
-                    place[chosen].decoded_token,
-                    [(one.decoded_token, one.logprob) for one in place.values()],
-                )
-                for chosen, place in zip(output.token_ids, output.logprobs, strict=True)
-            ])  # fmt: skip
-        return answers
