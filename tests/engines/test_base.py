@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,7 +21,7 @@ from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.core.text import HALF
 from tide.engines import Engine, load_engine
-from tide.engines.base import MOST_SPELLINGS, Completion, Piece, Request
+from tide.engines.base import MOST_SPELLINGS, Ban, Completion, Piece, Request
 from tide.engines.scripted import ScriptedEngine
 
 
@@ -163,7 +165,7 @@ def test_what_an_engine_answers_is_looked_at(
 def test_a_part_of_a_character_is_its_own_only_spelling() -> None:
     with ByteEngine() as engine:
         for token, text in enumerate(engine._vocabulary()):
-            alike = engine.ban([token]).token_ids
+            alike = asyncio.run(engine.ban([token])).token_ids
             assert alike[0] == token
             assert len(alike) <= MOST_SPELLINGS
             assert HALF not in text or alike == (token,)
@@ -175,7 +177,40 @@ def test_of_many_spellings_the_plainest_are_banned() -> None:
     with ScriptedEngine(lambda x, seed: "") as engine:
         spaces = ["\n" * n for n in range(10, 0, -1)]
         ids = engine._ids("") + [engine._id(f"{space}.") for space in spaces] + [engine._id(".")]
-        assert engine.ban(ids[:1]).token_ids == (ids[0], *ids[:3:-1])
+        assert asyncio.run(engine.ban(ids[:1])).token_ids == (ids[0], *ids[:3:-1])
+
+
+def test_first_ban_delays_no_other_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vocabulary is read until another prompt is complete."""
+    other_done, waited = threading.Event(), []
+
+    def vocabulary(engine: ScriptedEngine) -> list[str]:
+        waited.append(other_done.wait(timeout=10))
+        return ["The", " The", "THE"]
+
+    monkeypatch.setattr(ScriptedEngine, "_vocabulary", vocabulary)
+
+    async def both() -> Ban:
+        ban = asyncio.create_task(engine.ban(ids))
+        await asyncio.sleep(0.1)  # until it reads the vocabulary
+        await engine.complete([Request(ids, Sampling(max_new_tokens=9))])
+        other_done.set()
+        return await ban
+
+    with scripted_engine() as engine:
+        (ids,) = engine.tokenize(["The"])
+        assert engine.portal.run(both).token_ids == (0, 2, 1)
+        assert engine.portal.run(engine.ban, ids).token_ids == (0, 2, 1)
+    assert waited == [True]
+
+
+def test_many_tokens_of_one_text_are_grouped_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedEngine, "_vocabulary", lambda engine: ["The"] * 200_000)
+    with scripted_engine() as engine:
+        (ids,) = engine.tokenize(["The"])
+        began = time.monotonic()
+        assert len(engine.portal.run(engine.ban, ids).token_ids) == MOST_SPELLINGS
+        assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(
@@ -199,7 +234,7 @@ def test_what_is_banned_where_a_text_stood(
             engine.pieces.append(piece)
         ids = [engine.pieces.index(one) for one in written]
         kept, pieces, everywhere = ban
-        found = engine.ban(ids)
+        found = asyncio.run(engine.ban(ids))
         assert (found.kept, found.everywhere) == (kept, everywhere)
         assert [engine.pieces[one] for one in found.token_ids] == pieces
 

@@ -19,6 +19,7 @@ from itertools import pairwise
 from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
+from anyio.to_thread import run_sync as in_thread
 from pydantic import Field
 
 from tide.core.chat import Chat, Parts, Rendered
@@ -253,7 +254,7 @@ class Engine(ABC):
         ends.append(len(whole))
         return [whole[start:end] for start, end in pairwise(ends)]
 
-    def ban(self, token_ids: Sequence[int]) -> Ban:
+    async def ban(self, token_ids: Sequence[int]) -> Ban:
         """Return the ids to ban so that the text of these tokens is not written again.
 
         The first visible token is banned for the rest of the text, and so are the tokens that
@@ -268,8 +269,10 @@ class Engine(ABC):
         own = token_ids[first]
         if self._begins_many(texts[first]):
             return Ban(first, (own,), False)
-        with self._calling("vocabulary"):
-            alike = dict.fromkeys((own, *self._spellings.get(texts[first].strip().casefold(), ())))
+        if "_spellings" not in vars(self):
+            # Reading a large vocabulary takes seconds, and other prompts share this loop.
+            await in_thread(self._read_spellings, abandon_on_cancel=True)
+        alike = dict.fromkeys((own, *self._spellings.get(texts[first].strip().casefold(), ())))
         return Ban(first, tuple(alike)[:MOST_SPELLINGS], True)
 
     def render(self, chat: Chat) -> Rendered:
@@ -557,13 +560,22 @@ class Engine(ABC):
 
     @cached_property
     def _spellings(self) -> dict[str, tuple[int, ...]]:
-        """A text without case and surrounding spaces -> its token ids, shortest text first."""
+        """A text without case and surrounding spaces -> its token ids, shortest text first.
+
+        Of the ids of a text, only the first `MOST_SPELLINGS` are kept, since no more are banned.
+        """
         alike: dict[str, tuple[int, ...]] = {}  # as many lists would delay garbage collection
         vocabulary = self._vocabulary()
-        for token_id in sorted(range(len(vocabulary)), key=lambda one: len(vocabulary[one])):
+        for token_id in sorted(range(len(vocabulary)), key=lambda token: len(vocabulary[token])):
             text = vocabulary[token_id].strip().casefold()
-            alike[text] = (*alike.get(text, ()), token_id)
+            known = alike.get(text, ())
+            if len(known) < MOST_SPELLINGS:
+                alike[text] = (*known, token_id)
         return alike
+
+    def _read_spellings(self) -> None:
+        with self._calling("vocabulary"):
+            _ = self._spellings
 
     def _begins_many(self, text: str) -> bool:
         """Return whether many characters or many words begin with a token of this text."""

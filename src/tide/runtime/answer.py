@@ -315,14 +315,14 @@ class Answer:
         if sum(place > stretch for place in self._places) >= watch.options.holds:
             watch.rewind(watch.passed)
             return False
-        place = self._ban(start, end)
+        place = await self._ban(start, end)
         if self._task.on_text is None:
             place = min(place, before_half(watch.texts[:place]))
         self._places.append(place)
         watch.rewind(place)
         return True
 
-    def _ban(self, start: int, end: int) -> int:
+    async def _ban(self, start: int, end: int) -> int:
         """Ban the word between two places; return the place to continue from."""
         texts, letters = self._watch.texts, range(start, end)
         place = next((one for one in letters if has_letter(texts[one])), start)
@@ -330,7 +330,7 @@ class Answer:
             place -= 1
         ids = tuple(self._watch.ids[place:end])
         if ids and self._watch.options.hold:
-            ban = self._engine.ban(ids)
+            ban = await self._engine.ban(ids)
             place += ban.kept
             if ban.everywhere or not self._goes_on:
                 self._banned = tuple(dict.fromkeys((*self._banned, *ban.token_ids)))

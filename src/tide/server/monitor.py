@@ -128,7 +128,7 @@ class MonitoredAnswer(Answer):
         if (failure := await self._draft()) is not None:
             score, place = failure.score.value, self._watch.passed
             if self._rewinds:
-                place = self._ban(*await self._blamed(failure))
+                place = await self._ban(*await self._blamed(failure))
             character = len("".join(self._watch.texts[:place]))
         elif (trial := self._trial(True)).accepted or not text:
             return Forecast(trial.toxicity)
