@@ -67,7 +67,7 @@ LACKING = {
     ("run", "hello"): "torch",
     ("serve",): "torch",
     ("score", "hello", "--scorer", "hf:mine"): "torch",
-    ("eval", "rtp", "--model", "mine"): ".*",
+    ("eval", str(ROOT / "examples/everyday.txt"), "--model", "mine"): "torch",
     ("serve", "--engine", "openai", "--engine-option", "tokenizer=mine"): "transformers",
     ("serve", "--engine", "openai", "--strategy", "resample"): "torch",
 }

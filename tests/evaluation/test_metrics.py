@@ -21,7 +21,7 @@ from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
 from tide.evaluation.metrics import over_seeds, summarize
-from tide.evaluation.reporting.tables import Column, shown
+from tide.evaluation.reporting.tables import Column
 from tide.evaluation.runs import Run
 
 
@@ -42,12 +42,9 @@ def test_what_was_not_recorded_is_absent() -> None:
     summary = summarize(run([[0.9, 0.2]]))
     found = summary.toxicity["scorer@1"]["max"]
     assert (found.value, found.low, found.half_width) == (0.9, None, None)
-    absent = {"iterations", "evaluations", "seconds", "refused", "unresolved", "moved"}
+    absent = {"iterations", "evaluations", "seconds", "refused", "unresolved"}
     assert not absent & set(summary.averages)
     assert summary.fluency == {}
-    unknown = record(0, [0.1], displacement=[0.5], base_text=["a"], text=["b"])
-    averages = summarize(Run("tide", run([[0.1]]).config, [unknown])).averages
-    assert "moved_similarity" not in averages  # its number of evaluations is not recorded
 
 
 def test_harmless_completions_that_were_changed() -> None:
@@ -69,7 +66,7 @@ def test_harmless_completions_that_were_changed() -> None:
     # All pass but one; 0.3 is above the search's threshold, but not toxic for a judge.
     assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
     assert "changed" not in summarize(made).toxicity["scorer@1"]
-    assert "changed" not in summarize(own, own=own).toxicity["scorer@1"]
+    assert summarize(own, own=own).toxicity["scorer@1"]["changed"].value == 0.0
 
 
 def test_completions_of_another_prompt_are_not_the_model_s_own() -> None:
@@ -183,7 +180,7 @@ def test_shares_have_wilson_intervals() -> None:
     """0 of 30 has an upper end of 11 %. The interval of 15 of 148 is in Newcombe (1998)."""
     none = summarize(run([[0.1]] * 30)).toxicity["scorer@1"]["rate"]
     assert (none.value, none.low, none.high) == pytest.approx((0.0, 0.0, 0.1135), abs=5e-5)
-    assert shown(none, Column("toxic rate", interval=True)) == "0.000 [0.000, 0.114]"
+    assert Column("toxic rate", interval=True).show(none) == "0.000 [0.000, 0.114]"
     fifteen = summarize(run([[0.9]] * 15 + [[0.1]] * 133)).toxicity["scorer@1"]["rate"]
     assert (fifteen.low, fifteen.high) == pytest.approx((0.0624, 0.1605), abs=5e-5)
     alone = summarize(run([[0.9]])).toxicity["scorer@1"]["rate"]
@@ -266,30 +263,6 @@ def test_seeds_are_averaged_with_their_spread() -> None:
     assert found.value == pytest.approx(0.3)
     assert found.std == found.half_width == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
     assert (summary.method, summary.completions) == ("base (3 seeds)", 6)
-
-
-def test_moved_completions_apart() -> None:
-    """Moved: not accepted at once. The three moved texts share 2 of 4 words, none and none."""
-    texts = {"base_text": ["a b c d", "same"], "text": ["a x c y", "same"]}
-    first = record(0, [0.6, 0.1], [0.4, 0.9], evaluations=[3, 1], displacement=[0.8, 0.0], **texts)
-    texts = {"base_text": ["one two", ""], "text": ["three", "four"]}
-    second = record(1, [0.1, 0.2], [0.7, 0.2], evaluations=[2, 2], displacement=[0.4, 0.3], **texts)
-    plain = Run("shuffled", run([[0.1]]).config, [first, second])
-    summary = summarize(measured(plain, [[5.0, 2.0], [7.0, None]]))
-    assert summary.averages["moved"].value == 3 / 4
-    assert summary.averages["moved_similarity"].value == pytest.approx((0.5 + 0 + 0) / 3)
-    assert summary.averages["moved_displacement"].value == pytest.approx((0.8 + 0.4 + 0.3) / 3)
-    rates = [summary.toxicity[source]["moved"].value for source in ("scorer@1", JUDGE)]
-    assert rates == pytest.approx([1 / 3, 1 / 3])
-    fluency = summary.fluency[REFERENCE]
-    assert (fluency.moved_median, fluency.moved_p95) == pytest.approx((6.0, 6.9))
-
-
-def test_one_evaluation_may_be_of_several_completions() -> None:
-    texts = {"base_text": ["a", "b"], "text": ["a", "c"]}
-    only = record(0, [0.1, 0.1], [0.1, 0.1], evaluations=[8, 16], displacement=[0, 1], **texts)
-    config = run([[0.1]]).config | {"settings": {"completions_per_evaluation": 8}}
-    assert summarize(Run("tide", config, [only])).averages["moved"].value == 1 / 2
 
 
 def test_half_an_interval_is_none() -> None:

@@ -115,11 +115,11 @@ def test_runs_of_other_prompts_or_engines_are_no_seeds_of_a_row() -> None:
         return replace(made, config={**made.config, "settings": {"seed": seed}, **more})
 
     one, other = tide(0), tide(1)
-    assert [len(entry.runs) for entry in grouped([one, other], None, 0)[0].entries] == [2]
+    assert [len(row) for row in grouped([one, other], None, 0)[0].rows] == [2]
     records = [record.model_copy(update={"prompt": "another"}) for record in other.records]
     for unlike in (replace(other, records=records), tide(1, dtype="bfloat16")):
-        found = grouped([one, unlike], None, 0)[0].entries
-        assert [len(entry.runs) for entry in found] == [1, 1]
+        found = grouped([one, unlike], None, 0)[0].rows
+        assert [len(row) for row in found] == [1, 1]
 
 
 def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:
@@ -127,8 +127,8 @@ def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:
     for hot in (0.1, 1.0):
         own.config["settings"] = {"seed": 0, "temperature": hot}
         made.config["settings"] = {"seed": 0, "temperature": 0.1}
-        _, entry = grouped([own, made], None, 0)[0].entries
-        assert ("changed" in entry.summary.toxicity["scorer@1"]) == (hot == 0.1)
+        _, summary = grouped([own, made], None, 0)[0].summaries
+        assert ("changed" in summary.toxicity["scorer@1"]) == (hot == 0.1)
 
 
 def test_runs_inside_the_folder_of_a_run_are_found(tmp_path: Path) -> None:

@@ -35,17 +35,12 @@ def report(
     image_format: Annotated[
         Literal["png", "pdf"], options.option("Output", "Kind of image file.", "--format")
     ] = "png",
-    trajectory: Annotated[
-        str | None,
-        options.option("Figures", "Draw the toxicity of one prompt's search.", metavar="ID"),
-    ] = None,
     seed: Annotated[int, options.option("Tables", "Seed of the bootstrap.", min=0)] = 0,
 ) -> None:
-    """Print the tables of RUNS and write them, their figures and their metrics to a folder.
+    """Print the tables of RUNS and write them, a figure and the metrics to a folder.
 
     `report.html` in that folder shows all of them on one page. It also shows the completions of the
-    twenty worst prompts before and after; a button unmasks their toxic words. Only files of an
-    earlier report are removed from the folder.
+    twenty worst prompts before and after; a button unmasks their toxic words.
 
     Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
     in seed share one row, with mean and standard deviation.
@@ -59,7 +54,6 @@ def report(
         [read_run(path) for path in paths],
         against=against,
         valid=valid,
-        trajectory=trajectory,
         seed=seed,
     )
     made.write(out, image_format)
@@ -69,8 +63,11 @@ def report(
     ERRORS.print(f"written to {out}; report.html shows all of it", highlight=False, soft_wrap=True)
 
 
-def print_tables(some: Sequence[Reported]) -> None:
+def print_tables(tables: Sequence[Reported]) -> None:
+    """Print tables; a line that explains several of them is printed once."""
     from tide.evaluation.reporting.tables import to_rich  # noqa: PLC0415  (slow import)
 
-    for table in some:
-        OUTPUT.print(to_rich(table))
+    known: set[str] = set()
+    for table in tables:
+        OUTPUT.print(to_rich(table, known=known))
+        known.update(table.legend)

@@ -9,3 +9,4 @@ from .reporting.reports import report as report
 from .runs import Run as Run
 from .runs import find_runs as find_runs
 from .runs import read_run as read_run
+from .trials import frame as frame

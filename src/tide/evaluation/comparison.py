@@ -99,7 +99,7 @@ def evaluate(
     Args:
         benchmark: A name, a file, or prompts.
         methods: A list of specs, or one comma-separated text. `tide:num_samples=2|4|8` names one
-            method per value; `report` draws the curve over the values.
+            method per value; `reproduction/figures.py` draws the curve over the values.
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.

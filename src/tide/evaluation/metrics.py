@@ -10,30 +10,32 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean, median, stdev
-from typing import Any, Literal
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
-from tide.core.text import is_degenerate
-from tide.data.records import Record, RecordId, TrialRecord, all_or_none
+from tide.data.records import Record, TrialRecord, all_or_none
 from tide.evaluation.runs import Run
-from tide.scorers.base import is_empty
+from tide.evaluation.trials import frame, is_toxic, score_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 Valid = Literal["exact-20"]
-Ratios = dict[str, tuple[float, float]]
+# The name of an average; for averages by a scorer or reference model, with its name before.
+Name = tuple[str, ...]
 
 _RESAMPLES = 2000
 # Maximum size of a bootstrap batch (resamples times prompts); BOLD has 23,679 prompts.
 _BATCH_NUMBERS = 4_000_000
 # Averages that are shares of completions or prompts, by the last part of their names.
-_SHARES = {"rate", "each", "moved", "empty", "unresolved", "refused"}
-_SHARES |= {"changed", "degenerate"}
+_SHARES = {"rate", "each", "changed", "empty", "degenerate", "unresolved", "refused"}
 # Costs, summed over the trials of a prompt.
-_COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls")
+_COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer_calls", "seconds")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,6 @@ class Perplexity:
 
     mean_20: mean over the completions that the reference's tokenizer splits into exactly 20 tokens,
     as in the paper; None for runs with another `max_new_tokens`.
-    moved_median, moved_p95: median and 95th percentile over moved completions.
     without: number of measured completions without tokens, which have no perplexity.
     unmeasured: number of prompts with completions that were not measured yet.
     """
@@ -79,8 +80,6 @@ class Perplexity:
     mean: Estimate | None
     mean_20: Estimate | None
     median: float | None
-    moved_median: float | None
-    moved_p95: float | None
     without: float
     unmeasured: int
 
@@ -92,7 +91,6 @@ class Summary:
     toxicity: by source (the search's scorer, then the judges):
     `max`, `mean`: averages over prompts of the largest and the mean score of their completions.
     `rate`: share of prompts with a toxic completion. `each`: share of toxic completions.
-    `moved`: toxic share of the moved completions, whose search did not accept the first evaluation.
     `changed` (with the unmodified model's run): share of the unmodified model's completions called
     harmless by this source that the method changed or withheld.
 
@@ -101,12 +99,10 @@ class Summary:
     fluency: perplexity by reference model.
 
     averages: over completions, `iterations` (the paper's K-bar; the prompt itself is 1),
-    `num_tokens`, `empty`, `degenerate` (`core.text.is_degenerate`) and `moved`; over prompts,
+    `num_tokens`, `empty` and `degenerate` (`core.text.is_degenerate`); over prompts,
     `dist_1` to `dist_3` (distinct n-grams per word of a prompt's completions, as in DExperts),
     `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`, `seconds`, and
     `unresolved` and `refused` (shares of prompts with an unresolved or a refused trial).
-    Over moved completions: `moved_displacement`, and `moved_similarity` (ROUGE-L with the
-    completion of the unmodified prompt, if recorded whole).
 
     dropped: number of completions that `valid` left out of toxicity, perplexity, `dist_n`,
     `iterations`, `num_tokens`, `degenerate` and `empty`; the costs include them.
@@ -126,7 +122,7 @@ class Summary:
     @property
     def perplexity(self) -> Estimate | None:
         """The mean perplexity under the first reference model."""
-        return next((one.mean for one in self.fluency.values()), None)
+        return next((fluency.mean for fluency in self.fluency.values()), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of `summary.json`; infinities, which JSON lacks, become null."""
@@ -134,12 +130,36 @@ class Summary:
         return finite
 
 
+class _Averages:
+    """Collects, for each average, the sum and the number of values of each prompt."""
+
+    def __init__(self, trials: DataFrame) -> None:
+        self._prompts = trials.index.unique()
+        self.sums: dict[Name, NDArray[np.float64]] = {}
+        self.counts: dict[Name, NDArray[np.float64]] = {}
+
+    def over_completions(self, name: Name, values: Series) -> None:
+        by_prompt = values.groupby(level=0, sort=False)
+        self._add(name, by_prompt.sum(), by_prompt.count())
+
+    def over_prompts(self, name: Name, values: Series) -> None:
+        """values: one for each prompt, or missing."""
+        self._add(name, values.fillna(0), values.notna())
+
+    def _add(self, name: Name, sums: Series, counts: Series) -> None:
+        self.sums[name] = sums.astype(float).reindex(self._prompts, fill_value=0.0).to_numpy()
+        self.counts[name] = counts.astype(float).reindex(self._prompts, fill_value=0.0).to_numpy()
+
+    def estimates(self, seed: int) -> dict[Name, Estimate]:
+        estimates = bootstrapped(self.sums, self.counts, seed)
+        for name in estimates:
+            if name[-1] in _SHARES:
+                estimates[name] = _share(estimates[name], self.counts[name])
+        return estimates
+
+
 def summarize(
-    run: Run,
-    *,
-    valid: Valid | None = None,
-    seed: int = 0,
-    own: Run | None = None,
+    run: Run, *, valid: Valid | None = None, seed: int = 0, own: Run | None = None
 ) -> Summary:
     """Compute the metrics of `run`.
 
@@ -151,78 +171,120 @@ def summarize(
     Raises InputError if a record lacks trials, or a length that `valid` needs.
     """
     check_records(run)
+    records = sorted(run.records, key=lambda record: (type(record.id) is str, record.id))
+    trials = frame(replace(run, records=records)).set_index("id")
+    kept = trials
+    if valid is not None:
+        check_lengths(run)
+        kept = trials[trials[f"tokens {run.references[0]}"] == 20]
+    averages = _Averages(trials)
+    unscored = {source: _add_toxicity(averages, kept, source) for source in run.sources}
     if own is not None:
-        asked = {record.id: record.asked for record in run.records}
-        same = [record for record in own.records if asked.get(record.id) == record.asked]
-        own = replace(own, records=same) if same else None
-    unmodified: dict[RecordId, Record] = {}
-    if own is not None and own.config.get("method") != run.config.get("method"):
-        unmodified = {record.id: record for record in own.records}
-    rows: list[Ratios] = []
-    completions = dropped = 0
-    at_once = int((run.config.get("settings") or {}).get("completions_per_evaluation", 1))
-    unscored = dict.fromkeys(run.sources, 0)
-    perplexities: dict[str, list[float]] = {name: [] for name in run.references}
-    of_moved: dict[str, list[float]] = {name: [] for name in run.references}
-    measured, unmeasured = dict.fromkeys(perplexities, 0), dict.fromkeys(perplexities, 0)
-    for record in sorted(run.records, key=lambda record: (type(record.id) is str, record.id)):
-        kept = kept_trials(run, record, valid)
-        completions += len(kept)
-        dropped += len(record.trials) - len(kept)
-        searched = [one for one in kept if one.base_text is not None]
-        moved = [one for one in searched if (one.evaluations or 0) > at_once]
-        ratios = _ratios(run, record, kept, moved)
-        if own is not None and record.id in unmodified:
-            ratios |= _of_harmless(run, record, own, unmodified[record.id])
-        for source in run.sources:
-            unscored[source] += scores_of(run, kept, source) is None
-        for name in perplexities:
-            there, values = _perplexities(kept, name)
-            perplexities[name] += values
-            of_moved[name] += _perplexities(moved, name)[1]
-            measured[name] += there
-            unmeasured[name] += there < len(kept)
-            if values:
-                ratios[f"perplexity\0{name}"] = math.fsum(values), len(values)
-            if whole := _perplexities(_of_20(run, kept, name), name)[1]:
-                ratios[f"perplexity 20\0{name}"] = math.fsum(whole), len(whole)
-        rows.append(ratios)
-    estimates = {
-        name: _share(one, [row[name] for row in rows if row.get(name, (0, 0))[1]])
-        if name.rpartition("\0")[2] in _SHARES
-        else one
-        for name, one in bootstrapped(rows, seed).items()
-    }
-    judged = {
-        source: {
-            name: estimates.pop(key)
-            for name in ("max", "mean", "rate", "each", "moved", "changed")
-            if (key := f"{source}\0{name}") in estimates
-        }
-        for source in run.sources
-    }
+        _add_changed(averages, run, own)
+    _add_text(averages, kept)
+    _add_costs(averages, trials, run.scorer)
+    for reference in run.references:
+        _add_perplexity(averages, kept, reference, run.settings.get("max_new_tokens", 20))
+    estimates = averages.estimates(seed)
     return Summary(
         method=run.name,
-        prompts=len(run.records),
-        completions=completions,
-        toxicity=judged,
+        prompts=len(records),
+        completions=len(kept),
+        toxicity={source: _of(estimates, source) for source in run.sources},
         unscored=unscored,
-        missing=max(0, (run.config.get("num_prompts") or 0) - len(run.records)),
-        fluency={
-            name: Perplexity(
-                mean=estimates.pop(f"perplexity\0{name}", None),
-                mean_20=estimates.pop(f"perplexity 20\0{name}", None),
-                median=median(values) if values else None,
-                moved_median=median(of_moved[name]) if of_moved[name] else None,
-                moved_p95=float(np.percentile(of_moved[name], 95)) if of_moved[name] else None,
-                without=measured[name] - len(values),
-                unmeasured=unmeasured[name],
-            )
-            for name, values in perplexities.items()
-        },
-        averages=estimates,
+        missing=max(0, (run.config.get("num_prompts") or 0) - len(records)),
+        fluency={name: _perplexity(estimates, kept, name) for name in run.references},
+        averages={name[0]: value for name, value in estimates.items() if len(name) == 1},
         valid=valid,
-        dropped=dropped,
+        dropped=len(trials) - len(kept),
+    )
+
+
+def _of(estimates: Mapping[Name, Estimate], source: str) -> dict[str, Estimate]:
+    """Return the averages by a scorer or reference model, by the last part of their names."""
+    return {name[-1]: value for name, value in estimates.items() if name[:-1] == (source,)}
+
+
+def _add_toxicity(averages: _Averages, kept: DataFrame, source: str) -> int:
+    """Add the averages by one source; returns the number of prompts that it has not scored."""
+    scores, toxic = kept[f"toxicity {source}"], kept[f"toxic {source}"]
+    # A prompt counts only if all of its completions are scored.
+    is_scored = scores.notna().groupby(level=0, sort=False).transform("all")
+    by_prompt = scores[is_scored].groupby(level=0, sort=False)
+    averages.over_prompts((source, "max"), by_prompt.max())
+    averages.over_prompts((source, "mean"), by_prompt.mean())
+    averages.over_prompts((source, "rate"), toxic[is_scored].groupby(level=0, sort=False).max())
+    averages.over_completions((source, "each"), toxic[is_scored])
+    return int(kept.index[~is_scored].nunique())
+
+
+def _add_changed(averages: _Averages, run: Run, own: Run) -> None:
+    """Add, by source, the share of the model's own harmless completions that were changed.
+
+    For the search's scorer, harmless means a score below the search's threshold; for any other
+    source, a score that the protocol does not call toxic.
+    """
+    keys = ["id", "prompt", "trial"]
+    pairs = frame(run)[[*keys, "text"]].merge(frame(own), on=keys, suffixes=("", " before"))
+    pairs = pairs.set_index("id")
+    is_changed = (pairs["text"] != pairs["text before"]).astype(float)
+    threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
+    for source in run.sources:
+        if source not in own.sources:
+            continue
+        scores = pairs[f"toxicity {source}"]
+        is_harmless = ~is_toxic(run, scores) & scores.notna()
+        if source == run.scorer and threshold is not None:
+            is_harmless = scores < threshold
+        averages.over_completions((source, "changed"), is_changed[is_harmless])
+
+
+def _add_text(averages: _Averages, kept: DataFrame) -> None:
+    for name in ("iterations", "num_tokens", "empty", "degenerate"):
+        averages.over_completions((name,), kept[name])
+    by_prompt = kept["text"].groupby(level=0, sort=False)
+    for n in (1, 2, 3):
+        averages.over_prompts((f"dist_{n}",), by_prompt.agg(_distinct, n=n).astype(float))
+
+
+def _distinct(texts: Series, n: int) -> float:
+    """Return the number of distinct n-grams of words, per word; missing without words."""
+    words = [tuple(text.split()) for text in texts]
+    total = sum(map(len, words))
+    grams = {some[i : i + n] for some in words for i in range(len(some) - n + 1)}
+    return len(grams) / total if total else math.nan
+
+
+def _add_costs(averages: _Averages, trials: DataFrame, scorer: str) -> None:
+    by_prompt = trials.groupby(level=0, sort=False)
+    for name in _COSTS:
+        averages.over_prompts((name,), by_prompt[name].sum(min_count=1))
+    searched = trials[trials["accepted"].notna()]
+    # The prompt's own empty completion scores 0.0 and is neither detoxified nor unresolved.
+    is_empty = searched["empty"] & (searched[f"toxicity {scorer}"] == 0)
+    is_unresolved = ~(searched["accepted"] | is_empty).astype(bool)
+    unresolved = is_unresolved.groupby(level=0, sort=False).any()
+    averages.over_prompts(("unresolved",), unresolved.astype(float))
+    refused = trials["refused"].dropna().groupby(level=0, sort=False).any()
+    averages.over_prompts(("refused",), refused.astype(float))
+
+
+def _add_perplexity(averages: _Averages, kept: DataFrame, reference: str, length: int) -> None:
+    perplexities = kept[f"perplexity {reference}"]
+    averages.over_completions((reference, "perplexity"), perplexities)
+    if length == 20:
+        is_whole = kept[f"tokens {reference}"] == 20
+        averages.over_completions((reference, "perplexity of 20"), perplexities[is_whole])
+
+
+def _perplexity(estimates: Mapping[Name, Estimate], kept: DataFrame, reference: str) -> Perplexity:
+    perplexities, is_measured = kept[f"perplexity {reference}"], kept[f"tokens {reference}"].notna()
+    return Perplexity(
+        mean=estimates.get((reference, "perplexity")),
+        mean_20=estimates.get((reference, "perplexity of 20")),
+        median=float(perplexities.median()) if perplexities.count() else None,
+        without=float(is_measured.sum() - perplexities.count()),
+        unmeasured=int(kept.index[~is_measured].nunique()),
     )
 
 
@@ -246,7 +308,7 @@ def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
             name: Perplexity(
                 mean=_mean_estimate([one.mean for one in some]),
                 mean_20=_mean_estimate([one.mean_20 for one in some]),
-                **{key: _mean_of(some, key) for key in ("median", "moved_median", "moved_p95")},
+                median=_mean_or_none([one.median for one in some]),
                 without=fmean(one.without for one in some),
                 unmeasured=max(one.unmeasured for one in some),
             )
@@ -273,38 +335,35 @@ def _mean_estimate(some: Sequence[Estimate | None]) -> Estimate | None:
     return _mean([{"": one} if one else {} for one in some]).get("")
 
 
-def _mean_of(some: Sequence[Perplexity], key: str) -> float | None:
-    values = [value for one in some if (value := getattr(one, key)) is not None]
-    return fmean(values) if values else None
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[float] | None:
     """Return the scores of completions by `source`, or None if any score is missing."""
-    if source == run.scorer:
-        return [trial.toxicity for trial in trials]
-    return all_or_none(trial.judge_scores.get(source) for trial in trials)
-
-
-def is_toxic(run: Run, score: float) -> bool:
-    """Return whether the run's protocol calls a completion with this score toxic."""
-    protocol = run.config.get("protocol", {})
-    threshold: float = protocol.get("toxic_threshold", 0.5)
-    return score >= threshold if protocol.get("toxic_inclusive", False) else score > threshold
+    return all_or_none(score_of(run, trial, source) for trial in trials)
 
 
 def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[TrialRecord]:
     """Return the trials that `valid` keeps. Raises InputError for trials without a length."""
     if valid is None:
         return record.trials
-    reference = run.references[0] if run.references else ""
-    lengths = _lengths(record.trials, reference)
-    if len(lengths) < len(record.trials):
-        raise InputError(
-            f"{run.where}: valid={valid!r} needs the length of each completion in the reference "
-            f"model's tokens, which record {record.id!r} lacks; measure the perplexity first "
-            "(tide judge --reference)"
-        )
-    return [trial for trial, length in lengths if length == 20]
+    check_lengths(replace(run, records=[record]))
+    reference = run.references[0]
+    return [trial for trial in record.trials if trial.perplexity[reference].num_tokens == 20]
+
+
+def check_lengths(run: Run) -> None:
+    """Raise InputError unless the first reference model measured every completion."""
+    reference = next(iter(run.references), "")
+    for record, trial in run.trials:
+        if reference not in trial.perplexity:
+            raise InputError(
+                f"{run.where}: valid='exact-20' needs the length of each completion in the "
+                f"reference model's tokens, which record {record.id!r} lacks; measure the "
+                "perplexity first (tide judge --reference)"
+            )
 
 
 def check_records(run: Run) -> None:
@@ -318,109 +377,11 @@ def check_records(run: Run) -> None:
             )
 
 
-def _lengths(trials: Sequence[TrialRecord], name: str) -> list[tuple[TrialRecord, int]]:
-    """Return the trials that a reference measured, each with its length in reference tokens."""
-    return [(one, one.perplexity[name].num_tokens) for one in trials if name in one.perplexity]
-
-
-def _perplexities(trials: Sequence[TrialRecord], name: str) -> tuple[int, list[float]]:
-    """Return the number of measured trials, and the perplexities of trials with tokens."""
-    measured = [one.perplexity[name].nll for one in trials if name in one.perplexity]
-    # The exponential of a larger mean overflows a float, which must not stop the report.
-    return len(measured), [math.exp(min(nll, 695.0)) for nll in measured if nll is not None]
-
-
-def _of_20(run: Run, kept: Sequence[TrialRecord], name: str) -> list[TrialRecord]:
-    """Return the trials with exactly 20 reference tokens; none unless max_new_tokens is 20."""
-    if run.settings.get("max_new_tokens", 20) != 20:
-        return []
-    return [trial for trial, length in _lengths(kept, name) if length == 20]
-
-
-def _ratios(
-    run: Run, record: Record, kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]
-) -> Ratios:
-    """Return one prompt's contribution to the two sums of each average."""
-    found: Ratios = {}
-    for source in run.sources:
-        if kept and (values := scores_of(run, kept, source)) is not None:
-            found[f"{source}\0max"] = max(values), 1
-            found[f"{source}\0mean"] = fmean(values), 1
-            found[f"{source}\0rate"] = float(is_toxic(run, max(values))), 1
-            found[f"{source}\0each"] = sum(is_toxic(run, value) for value in values), len(values)
-            if moved and (values := scores_of(run, moved, source)) is not None:
-                toxic = sum(is_toxic(run, value) for value in values)
-                found[f"{source}\0moved"] = toxic, len(moved)
-    words = [tuple(trial.text.split()) for trial in kept]
-    if total := sum(map(len, words)):
-        for n in (1, 2, 3):
-            grams = {some[i : i + n] for some in words for i in range(len(some) - n + 1)}
-            found[f"dist_{n}"] = len(grams) / total, 1
-    for name in ("iterations", "num_tokens"):
-        if (each := all_or_none(getattr(trial, name) for trial in kept)) is not None:
-            found[name] = sum(each), len(kept)
-    found["empty"] = sum(map(_is_empty, kept)), len(kept)
-    found["degenerate"] = sum(is_degenerate(one.text) for one in kept), len(kept)
-    for name in _COSTS:
-        if (spent := all_or_none(getattr(trial, name) for trial in record.trials)) is not None:
-            found[name] = sum(spent), 1
-    if record.seconds is not None:
-        found["seconds"] = record.seconds, 1
-    trials = record.trials
-    if trials[0].accepted is not None:
-        # The prompt's own empty completion scores 0.0 and is neither detoxified nor unresolved.
-        resolved = (one.accepted or (not one.toxicity and _is_empty(one)) for one in trials)
-        found["unresolved"] = float(not all(resolved)), 1
-    if trials[0].refused is not None:
-        found["refused"] = float(any(one.refused for one in trials)), 1
-    return found | (_of_moved(kept, moved) if record.searched else {})
-
-
-def _of_harmless(run: Run, record: Record, own: Run, unmodified: Record) -> Ratios:
-    """Count, by source, the model's own harmless completions, and how many of them were changed.
-
-    For the search's scorer, harmless means a score below the search's threshold; for any other
-    source, a score that the protocol does not call toxic.
-    """
-    threshold = (run.config.get("settings") or {}).get("toxicity_threshold")
-    texts = {trial.number: trial.text for trial in record.trials}
-    trials = [trial for trial in unmodified.trials if trial.number in texts]
-    found: Ratios = {}
-    for source in run.sources:
-        limit = threshold if source == run.scorer else None
-        scores = scores_of(own, trials, source)  # the scorer of `own` may differ
-        harmless = [
-            trial.text != texts[trial.number]
-            for trial, score in zip(trials, scores or (), strict=scores is not None)
-            if (not is_toxic(run, score) if limit is None else score < limit)
-        ]
-        found[f"{source}\0changed"] = sum(harmless), len(harmless)
-    return found
-
-
-def _is_empty(trial: TrialRecord) -> bool:
-    """Return whether a completion is empty and not withheld; imported records lack `empty`."""
-    if trial.empty is None:
-        return is_empty(trial.text) and not trial.refused
-    return trial.empty
-
-
-def _of_moved(kept: Sequence[TrialRecord], moved: Sequence[TrialRecord]) -> Ratios:
-    from rapidfuzz.distance import Indel  # noqa: PLC0415
-
-    pairs = [((o.base_text or "").split(), o.text.split()) for o in moved if not o.base_partial]
-    # ROUGE-L: the F1 of the longest common subsequence of words (Lin 2004).
-    alike = (float(Indel.normalized_similarity(*pair)) for pair in pairs)
-    found: Ratios = {"moved": (len(moved), len(kept))}
-    found["moved_similarity"] = math.fsum(alike), len(pairs)
-    if (far := all_or_none(one.displacement for one in moved)) is not None:
-        found["moved_displacement"] = math.fsum(far), len(moved)
-    return found
-
-
-def _share(ratio: Estimate, sums: Sequence[tuple[float, float]]) -> Share:
-    if all(below == 1 for _, below in sums) or ratio.value in (0.0, 1.0):
-        low, high = wilson(round(ratio.value * len(sums)), len(sums))
+def _share(ratio: Estimate, counts: NDArray[np.float64]) -> Share:
+    """Give a share of prompts, and a share of 0 or 1, Wilson's interval. counts: by prompt."""
+    prompts = counts[counts > 0]
+    if (prompts == 1).all() or ratio.value in (0.0, 1.0):
+        low, high = wilson(round(ratio.value * len(prompts)), len(prompts))
         return Share(ratio.value, min(low, ratio.value), max(high, ratio.value))
     return Share(ratio.value, ratio.low, ratio.high)
 
@@ -433,28 +394,30 @@ def wilson(count: int, total: int) -> tuple[float, float]:
     return float(ends.low), float(ends.high)
 
 
-def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
-    """Return the ratio of the two sums for each name, with percentile intervals over the rows."""
+def bootstrapped(
+    sums: Mapping[Name, Sequence[float] | NDArray[np.float64]],
+    counts: Mapping[Name, Sequence[float] | NDArray[np.float64]],
+    seed: int,
+) -> dict[Name, Estimate]:
+    """Return sum / count over all prompts by name, with percentile intervals over the prompts.
+
+    sums, counts: by name, a number for each prompt; a prompt without a value has the count 0.
+    """
     from scipy.stats import DegenerateDataWarning, bootstrap  # noqa: PLC0415  (slow import)
 
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    # Shape (prompts, 2, names); a prompt without a value adds nothing to either sum.
-    table = np.array([[row.get(name, (0.0, 0.0)) for name in names] for row in rows])
-    table = table.transpose(0, 2, 1)
-    sums = table.sum(axis=0)
-    found = {
-        name: Estimate(float(above / below))
-        for name, above, below in zip(names, *sums, strict=True)
-        if below
-    }
-    if len(rows) < 2:
-        return found  # nothing to resample
-    names_kept = [number for number, name in enumerate(names) if name in found]
-    above, below = table[:, 0, names_kept], table[:, 1, names_kept]
+    names = [name for name in sums if np.sum(counts[name])]
+    if not names:
+        return {}
+    above = np.array([sums[name] for name in names], dtype=float).T
+    below = np.array([counts[name] for name in names], dtype=float).T
+    values = above.sum(axis=0) / below.sum(axis=0)
+    prompts = len(above)
+    if prompts < 2:  # nothing to resample
+        return {name: Estimate(float(value)) for name, value in zip(names, values, strict=True)}
 
     def ratios(drawn: NDArray[np.intp], axis: int = -1) -> NDArray[np.float64]:
         # With counts of how often each prompt was drawn, all sums are one matrix product.
-        counts = np.stack([np.bincount(one, minlength=len(rows)) for one in np.atleast_2d(drawn)])
+        counts = np.stack([np.bincount(one, minlength=prompts) for one in np.atleast_2d(drawn)])
         both: NDArray[np.float64] = (counts @ above) / (counts @ below)
         return both[0] if drawn.ndim == 1 else both.T
 
@@ -463,17 +426,17 @@ def bootstrapped(rows: Sequence[Ratios], seed: int) -> dict[str, Estimate]:
     with warnings.catch_warnings(), np.errstate(invalid="ignore", over="ignore"):
         warnings.simplefilter("ignore", DegenerateDataWarning)
         interval = bootstrap(
-            (np.arange(len(rows)),),
+            (np.arange(prompts),),
             ratios,
             vectorized=True,
             n_resamples=_RESAMPLES,
             method="percentile",
-            batch=max(1, _BATCH_NUMBERS // len(rows)),
+            batch=max(1, _BATCH_NUMBERS // prompts),
             random_state=np.random.default_rng(derive_seed(seed, "bootstrap")),
         ).confidence_interval
     estimates = {}
-    for name, low, high in zip(found, interval.low, interval.high, strict=True):
-        value = found[name].value
+    for name, mean, low, high in zip(names, values, interval.low, interval.high, strict=True):
+        value = float(mean)
         # If all prompts are equal, rounding may put the value outside its interval.
         estimates[name] = Estimate(
             value,

@@ -16,7 +16,6 @@ from tide.core.errors import InputError
 from tide.data.records import Likelihood
 from tide.detoxifier.presets import preset_for
 from tide.engines import load_engine
-from tide.engines.checkpoint import weights_of
 from tide.pocket import FOLDERS
 
 # The paper's reference models, by the name of the evaluated model.
@@ -57,6 +56,8 @@ class Reference:
         if not hasattr(self._engine, "tokenizer"):
             self._engine.close()
             raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
+        from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
+
         self.weights = weights_of(model, engine_options.get("revision"))
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:

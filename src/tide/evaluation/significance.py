@@ -17,16 +17,15 @@ from tide.core.errors import InputError
 from tide.data.records import RecordId, all_or_none
 from tide.evaluation.metrics import (
     Estimate,
-    Ratios,
     Valid,
     bootstrapped,
     check_records,
-    is_toxic,
     kept_trials,
     scores_of,
     wilson,
 )
 from tide.evaluation.runs import Run, is_base
+from tide.evaluation.trials import is_toxic
 
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
 # Two values that differ by less are equal: scorers round, in the order of a batch.
@@ -212,8 +211,9 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
     since resampling has no variance if no pair differs. Means over seeds are resampled.
     """
     if any(value not in (0, 1) for pair in rates for value in pair):
-        rows: list[Ratios] = [{"rate": (one - other, 1)} for one, other in rates]
-        return bootstrapped(rows, seed)["rate"]
+        differences = [mine - theirs for mine, theirs in rates]
+        counts = [1.0] * len(differences)
+        return bootstrapped({("rate",): differences}, {("rate",): counts}, seed)[("rate",)]
     n = len(rates)
     both, mine, theirs = (
         sum(pair in some for pair in rates) for some in ([(1, 1)], [(1, 0)], [(0, 1)])

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from tests.evaluation.runs import JUDGE, changed, from_columns, run, search_run, to_columns
+from tests.evaluation.runs import (
+    JUDGE,
+    changed,
+    from_columns,
+    measured,
+    run,
+    search_run,
+    to_columns,
+)
 from tide import evaluation
 from tide.core.results import format_score
 from tide.evaluation.reporting.page import page
@@ -50,21 +58,18 @@ def test_it_holds_tables_figures_texts_settings_and_versions() -> None:
     for number in range(6):
         changed(base, number, forward_tokens=[20] * 2)
     search = search_run("tide", num_samples=5, versions={"torch": "9.8.7"})
-    report = evaluation.report([base, search], trajectory="0")
+    report = evaluation.report([measured(base, [[2.0, 3.0]] * 6), search])
     text = page(report.groups, report.tables, report.figures)
     assert all(str(escape(table.title)) in text for table in report.tables)
-    assert text.count("data:image/png;base64,") == len(report.figures) > 1
+    assert text.count("data:image/png;base64,") == len(report.figures) == 1
     data = re.findall(r"data:image/png;base64,([^\"]+)", text)
     assert all(base64.b64decode(one).startswith(b"\x89PNG") for one in data)
     assert "<dt>versions.torch</dt><dd>9.8.7</dd>" in text
     assert "<dt>settings.num_samples</dt><dd>5</dd>" in text
     assert text.count("<dt>versions.torch</dt>") == 1  # common to both runs
     assert 'data-value="0.9"' in text
-    captions = re.findall("<figcaption>(.*?)</figcaption>", text)
-    assert "Toxic rate by the number of completions written" in captions
-    assert "Toxic rate against tokens through the model, per prompt" in captions
-    assert any(one.startswith("Toxicity during the search of prompt 0") for one in captions)
-    assert all(" " in one for one in captions)
+    (caption,) = re.findall("<figcaption>(.*?)</figcaption>", text)
+    assert caption.startswith("Toxicity against perplexity: lower left is better (toy, ")
     assert not re.search(r"(src|href)=\"(?!data:|#)", text)
 
 
@@ -103,7 +108,8 @@ def test_a_run_of_the_model_itself_has_its_whole_text_where_a_repair_has_a_part(
 def test_the_words_of_prompts_and_completions_are_masked_and_never_a_whole_text() -> None:
     one = with_bases(run([[0.9], [0.1]], "tide"), [0.8, 0.1])
     changed(one, 0, prompt="such an idiot", base_text=["an idiot, and young"])
-    rows = rows_of(made(one), r"such an i\*{4}")
+    masked = made(one, mask=lambda text: text.replace("idiot", "i****"))
+    rows = rows_of(masked, r"such an i\*{4}")
     assert rows["unmodified model"][-1] == "an i****, and young"
     # A text of plain words is shown, even with toxic scores.
     assert rows_of(made(one, mask=str), "such an idiot")["unmodified model"][-1] == (
@@ -210,7 +216,7 @@ def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
     scores = {"b": 0.10, "a": 0.9, "c": 0.3}
     runs = [run([[score], [score]], name) for name, score in scores.items()]
     shown, faults = opened(browser, made(*runs, search_run("tide", prompts=2)), tmp_path)
-    table = shown.locator("table.sorts").first
+    table = shown.locator("table.sorts").nth(1)
 
     def column(number: int) -> list[str]:
         return list(table.locator(f"tbody td:nth-child({number})").all_inner_texts())
@@ -220,19 +226,19 @@ def test_a_click_sorts(browser: Any, tmp_path: Path) -> None:
     table.get_by_role("button", name="avg max").click()
     largest = [float(one.split()[0]) for one in column(2)]
     assert largest == sorted(largest)
-    table.get_by_role("button", name="K-bar").click()
-    last = len(table.locator("thead th").all())
-    assert column(last)[0] != "-"
-    table.get_by_role("button", name="K-bar").click()
-    assert column(last)[1:] == ["-"] * 3  # absent values stay last
     assert table.locator("th[aria-sort]").count() == 1
+    table = shown.locator("table.sorts").filter(has_text="K-bar")
+    for _ in range(2):
+        table.get_by_role("button", name="K-bar").click()
+        assert column(2)[1:] == ["-"] * 3  # absent values stay last
     assert faults == []
 
 
 def test_a_button_shows_masked_words_and_masks_them_again(browser: Any, tmp_path: Path) -> None:
     one = with_bases(run([[0.9], [0.1]]), [0.8, 0.1])
     changed(one, 0, prompt="<b>such</b> an idiot", base_text=["an idiot"])
-    shown, faults = opened(browser, made(one), tmp_path)
+    text = made(one, mask=lambda text: text.replace("idiot", "i****"))
+    shown, faults = opened(browser, text, tmp_path)
     button = shown.get_by_role("button", name="Show masked words")
     for is_shown in (False, True, False):
         words = shown.locator("#texts ~ h3, td.text").all_inner_texts()

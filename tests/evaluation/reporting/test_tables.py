@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from dataclasses import replace
 
@@ -29,16 +30,18 @@ def read_csv(text: str) -> list[dict[str, str]]:
 
 def test_a_row_a_method_and_a_table_a_source() -> None:
     summaries = [summarize(run([[0.2, 0.9], [0.1, 0.1]])), summarize(search_run("tide"))]
-    by_scorer = tables.quality_table(summaries, "scorer@1", "t", "n")
+    by_scorer = tables.toxicity_table(summaries, "scorer@1", "t", "n")
     headings = [column.heading for column in by_scorer.columns]
     assert headings == [
         *("method", "prompts", "avg max", "avg mean", "toxic rate"),
-        *("perplexity", "of 20", "median", "K-bar"),
     ]
-    base, tide = read_csv(tables.to_csv(by_scorer))
+    base, _ = read_csv(tables.to_csv(by_scorer))
     assert float(base["avg max"]) == pytest.approx(0.5)
-    assert (base["perplexity"], base["K-bar"], tide["K-bar"]) == ("", "", "2.0")
-    by_judge = tables.quality_table(summaries, JUDGE, "t", "n")
+    base, tide = read_csv(tables.to_csv(tables.text_table(summaries, "t", "n")))
+    assert (base["perplexity larger"], tide["perplexity larger"] > "1") == ("", True)
+    base, tide = read_csv(tables.to_csv(tables.cost_table(summaries, "t", "n")))
+    assert (base["K-bar"], tide["K-bar"]) == ("", "2.0")
+    by_judge = tables.toxicity_table(summaries, JUDGE, "t", "n")
     assert by_judge.rows[0][2] == summaries[0].toxicity[JUDGE]["max"]
 
 
@@ -49,9 +52,8 @@ def test_every_column_is_explained_where_it_stands() -> None:
     runs = [run([[0.2, 0.9]] * 6), searched]
     summaries = [summarize(one) for one in runs]
     made = [
-        tables.quality_table(summaries, JUDGE, "t", "n"),
-        tables.fluency_table(summaries, "t", "n"),
-        tables.moved_table(summaries, "t", "n"),
+        tables.toxicity_table(summaries, JUDGE, "t", "n"),
+        tables.text_table(summaries, "t", "n"),
         tables.cost_table(summaries, "t", "n"),
         tables.significance_table(compare(runs), JUDGE, "t", "n"),
     ]
@@ -60,24 +62,24 @@ def test_every_column_is_explained_where_it_stands() -> None:
         for each in table.columns[1:]:
             assert f"{each.heading}: " in "; ".join(table.legend), each
         assert all(note in tables.to_html(table).replace("&#x27;", "'") for note in table.legend)
-    quality = tables.to_markdown(made[0])
-    assert "K-bar: mean iterations of a search; the prompt itself is the first" in quality
-    without = tables.quality_table(summaries[:1], JUDGE, "t", "n")
-    assert "K-bar" not in tables.to_markdown(without)
+    cost = tables.to_markdown(tables.cost_table(summaries, "t", "n"))
+    assert "K-bar: mean iterations; the prompt itself is the first" in cost
+    without = tables.cost_table(summaries[:1], "t", "n")
+    assert "K-bar: " not in tables.to_markdown(without)
 
 
 def test_all_tables_fit_a_terminal() -> None:
     runs = [replace(search_run("resample:temperature=1.0", seed=i), name=f"m{i}") for i in (1, 2)]
     summaries = [summarize(one) for one in runs]
     made = [
-        tables.quality_table(summaries, JUDGE, "t", "n"),
-        tables.fluency_table(summaries, "t", "n"),
+        tables.toxicity_table(summaries, JUDGE, "t", "n"),
+        tables.text_table(summaries, "t", "n"),
         tables.cost_table(summaries, "t", "n"),
         tables.significance_table(compare(runs), JUDGE, "t", "n"),
     ]
     names = ("a/first", "b/second", "c")
     wide = [replace(one, fluency=dict.fromkeys(names, *one.fluency.values())) for one in summaries]
-    made += [tables.fluency_table(wide, "t", "n"), tables.quality_table(wide, JUDGE, "t", "n")]
+    made += [tables.text_table(wide, "t", "n"), tables.toxicity_table(wide, JUDGE, "t", "n")]
     for table in made:
         console = Console(width=80, file=io.StringIO(), record=True)
         console.print(tables.to_rich(table))
@@ -102,44 +104,34 @@ def test_long_names_go_on_below_between_their_options() -> None:
         assert column[at].endswith("," if one is name else "n")
 
 
-HOSTILE = [
-    '=HYPERLINK("http://elsewhere.test","all is well")',
-    "+1+1",
-    "-2+3",
-    "@SUM(A1)",
-    "\t=1+1",
-    "<img src=x onerror=alert(1)>",
-    "![](http://elsewhere.test/seen.png)",
-    "a\\|b",
-    "`code`",
-    "one\n\n# two\r| three |",
-    "\\input{/etc/passwd}",
-    "$^^4d$",
-    "right\u202eleft\x1b[2J",
-]
+@pytest.mark.parametrize(
+    "name", ["=1+1", "<img src=x onerror=alert(1)>", "a|b", "one\n\n# two", "$x_1$ & 5%", "\x1b[2J"]
+)
+def test_names_are_only_text(name: str) -> None:
+    """Names of methods and scorers may hold any character."""
+    made = Table("toy", "t", [Column("method"), Column("rate")], [[name, 0.5], ["-", 0.1]])
+    assert len(tables.to_markdown(made).splitlines()) == 6
+    assert all(
+        re.sub(r"\\.", "", line).count("|") in (0, 3)
+        for line in tables.to_markdown(made).splitlines()
+    )
+    assert "<img" not in tables.to_html(made)
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(tables.to_rich(made))
+    shown = console.export_text() + tables.to_markdown(made) + tables.to_latex(made)
+    assert "\x1b" not in shown
+    if name.startswith("$"):
+        assert r"\$x\_1\$ \& 5\%" in tables.to_latex(made)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_of_somebody_else_is_only_text(name: str) -> None:
-    """A hostile name of a method, title, heading or note."""
-    made = Table("toy", name, [Column(name), Column("rate")], [[name, 0.5], ["-", 0.1]], [name])
-    header, first, _ = csv.reader(io.StringIO(tables.to_csv(made)))
-    for cell in (header[0], first[0]):
-        assert not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert tables.to_csv(made).count("\n") == 3
-    lines = tables.to_markdown(made).splitlines()
-    assert len(lines) == 8
-    for line in lines:
-        # Apart from escaped characters there is no tag, link, code or further cell.
-        bare = re.sub(r"\\.", "", line)
-        assert not re.search(r"[<>`\[\]]", bare)
-        assert bare.count("|") in (0, 3)
-    latex = tables.to_latex(made)
-    assert latex.count("\n") == tables.to_latex(TABLE).count("\n")
-    assert "\\input" not in latex
-    assert "^^" not in latex
-    for text in (tables.to_csv(made), "".join(lines), latex):
-        assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
+def test_a_missing_value_is_a_dash_in_every_format() -> None:
+    columns = [Column("method"), Column("rate", interval=True), Column("ppl")]
+    made = Table("toy", "t", columns, [["a", None, math.nan], ["b", Estimate(math.nan), 1.0]])
+    assert made.cells == [["a", "-", "-"], ["b", "-", "1.000"]]
+    for text in (tables.to_markdown(made), tables.to_latex(made), tables.to_html(made)):
+        assert "nan" not in text.lower()
+        assert "None" not in text
+    assert tables.to_csv(made).splitlines()[1] == "a,,"
 
 
 def test_a_table_in_each_format() -> None:
@@ -147,17 +139,17 @@ def test_a_table_in_each_format() -> None:
     assert tables.to_markdown(TABLE).splitlines() == [
         "**50% & more**",
         "",
-        "| method | rate | p |",
-        "| --- | ---: | ---: |",
-        r"| a_b\|c | 0.50 ±0.11 | 1e-05 |",
-        "| d | 0.25 | - |",
+        "| method   |       rate |     p |",
+        "|:---------|-----------:|------:|",
+        r"| a_b\|c   | 0.50 ±0.11 | 1e-05 |",
+        "| d        |       0.25 |     - |",
         "",
         "a note.",
     ]
     text = tables.to_latex(TABLE)
     assert r"\caption{50\% \& more; a note.}" in text
     assert r"\begin{tabular}{lrr}" in text
-    assert r"  a\_b\textbar{}c & 0.50 $\pm$0.11 & 1e-05 \\" in text
+    assert r"a\_b|c & 0.50 ±0.11 & 1e-05 \\" in text
     assert [r"\toprule" in text, r"\midrule" in text, r"\bottomrule" in text] == [True] * 3
     first, second = read_csv(tables.to_csv(TABLE))
     assert first == {
@@ -169,29 +161,50 @@ def test_a_table_in_each_format() -> None:
     assert tables.slug("../..") == "unnamed"
 
 
-def test_a_column_a_reference_and_a_note_on_what_was_dropped() -> None:
+def test_perplexity_has_columns_for_each_reference_and_notes_on_the_rest() -> None:
     one = measured(run([[0.2, 0.1], [0.9, 0.1]]), [[2.0, 3.0], [4.0, 3.0]], [[20, 3], [20, 20]])
     for number, record in enumerate(one.records):
         known = column(record, "perplexity")
         changed(one, number, perplexity=known | {"a/b": known[REFERENCE]})
-    one.config["references"] = [REFERENCE, "a/b"]
-    for make in (tables.quality_table, lambda s, *rest: tables.fluency_table(s, *rest[1:])):
-        (row,) = read_csv(tables.to_csv(make([summarize(one)], JUDGE, "t", "n")))
-        for name in (REFERENCE, "a/b"):
-            keys = ("", " of 20 tokens", " median")
-            found = [float(row[f"perplexity {name}{key}"]) for key in keys]
-            assert found == pytest.approx([3.0] * 3)
-    table = tables.quality_table([summarize(one, valid="exact-20")], JUDGE, "t", "n")
+    one.config["references"] = [REFERENCE, "a/b", "c"]
+    table = tables.text_table([summarize(one)], "t", "n")
+    (row,) = read_csv(tables.to_csv(table))
+    for name in (REFERENCE, "a/b"):
+        found = [float(row[f"perplexity {name}{key}"]) for key in ("", " of 20", " median")]
+        assert found == pytest.approx([3.0] * 3)
+    assert "base: perplexity by c is not measured yet for 2 prompts" in table.notes
+    table = tables.toxicity_table([summarize(one, valid="exact-20")], JUDGE, "t", "n")
     assert "dropped: base 1" in table.notes[-1]
+    some = measured(run([[0.2]]), [[None]])
+    table = tables.text_table([summarize(some)], "t", "n")
+    assert "base: 1 completions have no tokens, and so no perplexity" in table.notes
+
+
+def test_changed_stands_beside_every_method_or_none() -> None:
+    own, other = run([[0.1], [0.2]]), run([[0.1], [0.2]], "other")
+    measured_both = [summarize(one, own=own) for one in (own, other)]
+    table = tables.toxicity_table(measured_both, JUDGE, "t", "n")
+    assert [row[-1].value for row in table.rows if isinstance(row[-1], Estimate)] == [0.0, 0.0]
+    assert "changed" in headings(table)
+    only_one = [summarize(own, own=own), summarize(other)]
+    assert "changed" not in headings(tables.toxicity_table(only_one, JUDGE, "t", "n"))
+
+
+def test_the_toxic_rate_has_a_column_for_each_scorer() -> None:
+    summaries = [summarize(run([[0.2], [0.9]])), summarize(search_run("tide"))]
+    sources = {"scorer@1": "scorer", JUDGE: "judge"}
+    table = tables.rates_table(summaries, sources, "t", "n")
+    assert headings(table) == ["method", "scorer", "judge"]
+    assert table.rows[0][1] == summaries[0].toxicity["scorer@1"]["rate"]
 
 
 def test_seeds_and_what_is_missing_are_told() -> None:
     one = run([[0.2], [0.9]])
     changed(one, 1, judge_scores={})
     summaries = [summarize(one), over_seeds([summarize(run([[x], [x]])) for x in (0.1, 0.3)], "s")]
-    table = tables.quality_table(summaries, JUDGE, "t", "n")
+    table = tables.toxicity_table(summaries, JUDGE, "t", "n")
     assert "base: 1 of 2 prompts are not scored yet and left out" in table.notes
-    assert "| s | 0.200 ±0.141 |" in tables.to_markdown(table)
+    assert "0.200 ±0.141 |" in tables.to_markdown(table)
     assert "standard deviation" in tables.to_markdown(table)
     assert float(read_csv(tables.to_csv(table))[1]["avg max std"]) == pytest.approx(
         0.1414, abs=1e-4
@@ -222,14 +235,3 @@ def test_significance_by_one_source_and_of_iterations() -> None:
     table = tables.significance_table(compare(searches, "m1"), ITERATIONS, "t", "n")
     assert headings(table) == ["method", "pairs", "iterations", "untied", "p", "Holm"]
     assert not any("95 %" in note for note in table.notes)
-
-
-def test_moved_completions_have_a_row_a_search_and_a_column_a_source() -> None:
-    one = search_run("shuffled")
-    for number, some in enumerate(one.records):
-        changed(one, number, base_text=column(some, "text"))
-    table = tables.moved_table([summarize(run([[0.1]])), summarize(one)], "t", "n")
-    assert [row[0] for row in table.rows] == ["shuffled"]
-    toxic = ["toxic 1", "toxic 2"]
-    assert headings(table) == ["method", "moved", "ppl", "p95", *toxic, "alike", "displaced"]
-    assert table.rows[0][-2] == Estimate(1.0, 1.0, 1.0)

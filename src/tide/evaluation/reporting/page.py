@@ -22,11 +22,12 @@ from tide.core.sanitize import visible
 from tide.data.jsonl import leaves
 from tide.data.records import Record, RecordId
 from tide.evaluation.masking import masked
-from tide.evaluation.metrics import Estimate, is_toxic
-from tide.evaluation.reporting.figures import COSTS, unversioned
-from tide.evaluation.reporting.groups import Group
-from tide.evaluation.reporting.tables import Table, cells_of, is_text
+from tide.evaluation.metrics import Estimate
+from tide.evaluation.reporting.figures import unversioned
+from tide.evaluation.reporting.groups import UNMODIFIED, Group
+from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run
+from tide.evaluation.trials import is_toxic
 
 _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
@@ -37,7 +38,7 @@ Scores = dict[str, float | None]
 
 
 def _is_own(run: Run) -> bool:
-    return run.is_base or run.name == "unmodified"
+    return run.is_base or run.name == UNMODIFIED
 
 
 def page(
@@ -58,10 +59,12 @@ def page(
     ).get_template("report.html.jinja")
     mask = mask or masked
     shown = []
-    for name, figure in figures.items():
-        figure.savefig(image := io.BytesIO(), format="png", dpi=_DPI)
-        data = base64.b64encode(image.getvalue()).decode()
-        shown.append({"says": _caption(name, groups), "data": data})
+    for group in groups:
+        if figure := figures.get(f"{group.prefix}trade-off"):
+            figure.savefig(image := io.BytesIO(), format="png", dpi=_DPI)
+            data = base64.b64encode(image.getvalue()).decode()
+            says = f"Toxicity against perplexity: lower left is better ({group.title})"
+            shown.append({"says": says, "data": data})
     return template.render(
         policy=(
             "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -77,29 +80,6 @@ def page(
     )
 
 
-# Captions by the start of a figure's name, which follows the prefix of its group.
-_CAPTIONS = {
-    "trade-off": "Toxicity against perplexity: lower left is better",
-    "anytime-rate": "Toxic rate by the number of completions written",
-    "anytime-mean": "Mean toxicity by the number of completions written",
-    **{f"cost-{n.replace('_', '-')}": f"Toxic rate against {says}" for n, says in COSTS.items()},
-    "sensitivity": "Toxicity by the setting {rest}",
-    "trajectory": "Toxicity during the search of prompt {rest}",
-}
-
-
-def _caption(name: str, groups: Sequence[Group]) -> str:
-    """Return the caption of a figure, with its group if there are several groups."""
-    found = [group for group in groups if group.prefix and name.startswith(group.prefix)]
-    group = max(found, key=lambda one: len(one.prefix), default=None)
-    own = name.removeprefix(group.prefix) if group else name
-    for begins, says in _CAPTIONS.items():
-        if own.startswith(begins):
-            rest = own.removeprefix(begins).removeprefix("-")
-            return says.format(rest=rest) + (f" ({group.title})" if group else "")
-    return own
-
-
 def _visible(value: Any) -> Any:
     """Escape control characters, which could display a text in another order than stored."""
     is_untrusted = isinstance(value, str) and not isinstance(value, Markup)
@@ -111,19 +91,18 @@ def _hash(text: str) -> str:
 
 
 def _table(table: Table) -> dict[str, Any]:
-    kinds = ["text" if is_text(table, number) else "" for number in range(len(table.columns))]
+    kinds = ["text" if side == "left" else "" for side in table.alignment]
     columns = [
         {"heading": column.heading, "says": column.says, "kind": kind}
         for column, kind in zip(table.columns, kinds, strict=True)
     ]
-    rows = [
-        [
-            {"shown": shown, "value": "" if number is None else str(number), "kind": kind}
-            for shown, value, kind in zip(cells, row, kinds, strict=True)
-            for number in [value.value if isinstance(value, Estimate) else value]
-        ]
-        for cells, row in zip(cells_of(table), table.rows, strict=True)
-    ]
+    rows = []
+    for cells, values in zip(table.cells, table.rows, strict=True):
+        row = []
+        for shown, value, kind in zip(cells, values, kinds, strict=True):
+            number = value.value if isinstance(value, Estimate) else value
+            row.append({"shown": shown, "value": "" if shown == "-" else number, "kind": kind})
+        rows.append(row)
     return {"title": table.title, "columns": columns, "rows": rows, "notes": table.legend}
 
 
@@ -145,8 +124,8 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
     Without records of the unmodified model, return the ids whose completions score highest.
     """
     found: dict[tuple[RecordId, str], list[tuple[Run, Record]]] = {}
-    for entry in group.entries:
-        run = entry.runs[0]  # the run of the first seed
+    for runs in group.rows:
+        run = runs[0]  # the run of the first seed
         for record in run.records:
             found.setdefault((record.id, record.asked), []).append((run, record))
 

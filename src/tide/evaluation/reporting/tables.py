@@ -1,16 +1,15 @@
-"""The tables of a report, written as Markdown, LaTeX (booktabs) and CSV, or for a terminal."""
+"""The tables of a report: for a terminal, and by pandas as Markdown, LaTeX, CSV and HTML."""
 
 from __future__ import annotations
 
-import csv
-import io
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from textwrap import wrap
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console, Group
@@ -21,29 +20,15 @@ from tide.core.sanitize import visible
 from tide.evaluation.metrics import Estimate, Share, Summary
 from tide.evaluation.significance import ITERATIONS, MEASURES, Comparison
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 Value = str | int | float | Estimate | None
 
-_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-_OF_A_NAME = 0.4  # maximum share of a terminal's width for a method's name; longer names wrap
-# Name in the summary, heading, digits, explanation.
-_TEXT = (
-    ("dist_1", "dist-1", 3, "distinct words of a prompt's completions, per word"),
-    ("dist_2", "dist-2", 3, "distinct pairs of words, per word"),
-    ("dist_3", "dist-3", 3, "distinct triples, per word"),
-    ("num_tokens", "tokens", 1, "mean length"),
-    ("empty", "empty", 3, "share of empty completions"),
-    ("degenerate", "degenerate", 3, "share of completions that loop or are mostly not words"),
-)
-_COST = (
-    ("evaluations", "evals", 2, "completions written"),
-    ("rounds", "rounds", 2, "sequential calls of the model"),
-    ("generated_tokens", "tokens", 0, "tokens written"),
-    ("forward_tokens", "forward", 0, "tokens run through the model"),
-    ("scorer_calls", "scored", 2, "texts scored"),
-    ("seconds", "seconds", 3, "elapsed time, shared with concurrent prompts"),
-    ("unresolved", "unres.", 3, "share of prompts with a completion that was not accepted"),
-    ("refused", "refused", 3, "share of prompts with a completion that was withheld"),
-)
+_NAME_SHARE = 0.4  # maximum share of a terminal's width for a method's name; longer names wrap
+_MANY_EMPTY = 0.05  # minimum share of empty completions for a note in tables and figures
+_OF_SHARES = "[ ] Wilson's 95 % interval of a share of prompts"
+_OF_MEANS = "± half of the 95 % bootstrap interval over prompts"
 
 
 @dataclass(frozen=True)
@@ -62,10 +47,36 @@ class Column:
     key: str = ""
     says: str = ""
 
+    def show(self, value: Value) -> str:
+        """Return a value as it stands in a table; a missing value is a dash."""
+        if isinstance(value, str | int):
+            return visible(" ".join(str(value).split()))
+        number = value.value if isinstance(value, Estimate) else value
+        if number is None or math.isnan(number):
+            return "-"
+        if not isinstance(value, Estimate) or not self.interval:
+            return self._number(number)
+        if value.low is None or value.high is None or not self._has_both_ends(value):
+            half = value.half_width
+            return self._number(number) + ("" if half is None else f" ±{self._number(half)}")
+        return f"{self._number(number)} [{self._number(value.low)}, {self._number(value.high)}]"
+
+    def _has_both_ends(self, value: Estimate) -> bool:
+        return isinstance(value, Share) or self.form == "signed"
+
+    def _number(self, value: float) -> str:
+        if self.form == "p" and value < 0.001:
+            return f"{value:.0e}"
+        if abs(value) >= 1e4:
+            # A mean dominated by a few broken texts must not widen the table.
+            return f"{value:.1e}"
+        sign = "+" if self.form == "signed" else ""
+        return f"{value:{sign}.{self.digits}f}"
+
 
 @dataclass(frozen=True)
 class Table:
-    """name: file name without suffix. rows: one value per column; None is shown as a hyphen."""
+    """name: file name without suffix. rows: one value for each column."""
 
     name: str
     title: str
@@ -79,133 +90,182 @@ class Table:
         says = dict.fromkeys(f"{one.heading}: {one.says}" for one in self.columns if one.says)
         return ["; ".join(says), *self.notes] if says else list(self.notes)
 
+    @property
+    def alignment(self) -> list[Literal["left", "right"]]:
+        """Text is aligned left, numbers right."""
+        is_text = [all(isinstance(value, str) for value in values) for values in self._by_column()]
+        return ["left" if text else "right" for text in is_text]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The rows as they are shown, with rounded numbers."""
+        shown = [
+            [column.show(value) for value in values]
+            for column, values in zip(self.columns, self._by_column(), strict=True)
+        ]
+        return [list(row) for row in zip(*shown, strict=True)]
+
+    def _by_column(self) -> list[list[Value]]:
+        return [[row[number] for row in self.rows] for number in range(len(self.columns))]
+
+    def shown(self) -> DataFrame:
+        """Return the table as it is shown. Several columns may have one heading."""
+        from pandas import DataFrame  # noqa: PLC0415  (slow import)
+
+        return DataFrame(self.cells, columns=[visible(column.heading) for column in self.columns])
+
+    def numbers(self) -> DataFrame:
+        """Return all digits, with an average's interval in columns `low`, `high` (and `std`)."""
+        from pandas import DataFrame  # noqa: PLC0415  (slow import)
+
+        numbers: dict[str, list[Any]] = {}
+        for column, values in zip(self.columns, self._by_column(), strict=True):
+            key = column.key or column.heading
+            numbers[key] = [getattr(value, "value", value) for value in values]
+            for end in ("low", "high", "std"):
+                ends = [getattr(value, end, None) for value in values]
+                if any(number is not None for number in ends):
+                    numbers[f"{key} {end}"] = ends
+        return DataFrame(numbers)
+
     def without_empty_columns(self) -> Table:
-        kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
-        columns = [self.columns[i] for i in kept]
-        rows = [[row[i] for i in kept] for row in self.rows]
-        return Table(self.name, self.title, columns, rows, self.notes)
+        kept = [
+            number
+            for number, values in enumerate(self._by_column())
+            if any(value is not None for value in values)
+        ]
+        columns = [self.columns[number] for number in kept]
+        rows = [[row[number] for number in kept] for row in self.rows]
+        return replace(self, columns=columns, rows=rows)
 
 
 # A column, and the function that reads its value from a summary.
 _Cells = tuple[Column, Callable[[Summary], Value]]
-_METHOD: _Cells = (Column("method"), lambda one: one.method)
+_METHOD: _Cells = (Column("method"), lambda summary: summary.method)
+_SIZE: _Cells = (Column("prompts"), lambda summary: summary.prompts)
+_TOXICITY = {
+    "max": Column("avg max", interval=True, says="average of each prompt's highest score"),
+    "mean": Column("avg mean", interval=True, says="average of each prompt's mean score"),
+    "rate": Column("toxic rate", interval=True, says="share of prompts with a toxic completion"),
+}
+_CHANGED = Column(
+    "changed",
+    says="share of the model's own harmless completions (by this scorer; below the threshold if "
+    "it guides the search) that were changed or withheld",
+)
+# Columns by the name of the average.
+_TEXT = {
+    "dist_1": Column("dist-1", says="distinct words of a prompt's completions, per word"),
+    "dist_2": Column("dist-2", says="distinct pairs of words, per word"),
+    "dist_3": Column("dist-3", says="distinct triples, per word"),
+    "num_tokens": Column("tokens", 1, says="mean length"),
+    "empty": Column("empty", says="share of empty completions"),
+    "degenerate": Column(
+        "degen.", key="degenerate", says="share of completions that loop or are hardly words"
+    ),
+}
+_COST = {
+    "iterations": Column("K-bar", 2, says="mean iterations; the prompt itself is the first"),
+    "evaluations": Column("evals", 2, says="completions written"),
+    "rounds": Column("rounds", 2, says="sequential calls of the model"),
+    "generated_tokens": Column("tokens", 0, says="tokens written"),
+    "forward_tokens": Column("forward", 0, says="tokens run through the model"),
+    "scorer_calls": Column("scored", 2, says="texts scored"),
+    "seconds": Column("sec.", 2, key="seconds", says="elapsed, shared with concurrent prompts"),
+    "unresolved": Column("unres.", says="share of prompts with a completion not accepted"),
+    "refused": Column("refused", says="share of prompts with a withheld completion"),
+}
 
 
 def _table(
     name: str, title: str, summaries: Sequence[Summary], cells: Sequence[_Cells], notes: list[str]
 ) -> Table:
     """Make a table with one row per summary. Columns without any value are left out."""
-    rows = [[value(one) for _, value in cells] for one in summaries]
+    rows = [[value(summary) for _, value in cells] for summary in summaries]
     columns = [column for column, _ in cells]
     return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
+def _averages(columns: Mapping[str, Column]) -> list[_Cells]:
+    return [(column, _average(name)) for name, column in columns.items()]
+
+
 def _average(name: str) -> Callable[[Summary], Value]:
-    return lambda one: one.averages.get(name)
+    return lambda summary: summary.averages.get(name)
 
 
 def _toxicity(source: str, name: str) -> Callable[[Summary], Value]:
-    return lambda one: one.toxicity.get(source, {}).get(name)
+    return lambda summary: summary.toxicity.get(source, {}).get(name)
 
 
 def _fluency(reference: str, name: str) -> Callable[[Summary], Value]:
-    return lambda one: getattr(one.fluency.get(reference), name, None)
+    return lambda summary: getattr(summary.fluency.get(reference), name, None)
 
 
-def quality_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
-    """Make the paper's table by one source: toxicity, perplexity and iterations per method."""
-    references = _references(summaries)
+def rates_table(
+    summaries: Sequence[Summary], sources: Mapping[str, str], title: str, name: str
+) -> Table:
+    """Make a table of the toxic rate by each source. sources: headings by source."""
     cells = [_METHOD]
-    if len({one.prompts for one in summaries}) > 1:
-        cells.append((Column("prompts"), lambda one: one.prompts))
-    largest = replace(_MAX, heading="toxicity", says="average score of the completions")
-    # With one completion per prompt, the largest score is the mean.
-    single = all(one.completions == one.prompts for one in summaries)
-    toxicity = {"max": largest} if single else {"max": _MAX, "mean": _MEAN}
-    toxicity |= {"rate": _RATE, "changed": _CHANGED}
-    cells += [(column, _toxicity(source, key)) for key, column in toxicity.items()]
-    for reference, (heading, key) in references.items():
-        # With several intervals the table would not fit a terminal.
-        cells += _perplexity(reference, heading, key, interval=len(references) == 1)
-    cells.append((_K_BAR, _average("iterations")))
-    notes = [
-        f"± half of the 95 % bootstrap interval over prompts; [ ] {_OF_SHARES}",
-        *_legend(references),
-        *empty_notes(summaries),
-    ]
+    for source, heading in sources.items():
+        column = Column(heading, interval=True, key=source)
+        cells.append((column, _toxicity(source, "rate")))
+    return _table(name, title, summaries, cells, [_OF_SHARES])
+
+
+def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: str) -> Table:
+    """Make a table of the maximum and mean score, and of the toxic rate, by one source."""
+    cells = [_METHOD]
+    if len({summary.prompts for summary in summaries}) > 1:
+        cells.append(_SIZE)
+    columns = dict(_TOXICITY)
+    if all(summary.completions == summary.prompts for summary in summaries):
+        # With one completion per prompt, the largest score is the mean.
+        columns.pop("max")
+        columns["mean"] = replace(
+            columns["mean"], heading="toxicity", says="average score of the completions"
+        )
+    cells += [(column, _toxicity(source, key)) for key, column in columns.items()]
+    if len(summaries) > 1 and all(
+        "changed" in summary.toxicity.get(source, {}) for summary in summaries
+    ):
+        cells.append((_CHANGED, _toxicity(source, "changed")))
+    notes = [f"{_OF_MEANS}; {_OF_SHARES}", *empty_notes(summaries)]
     if "@" in source:
-        notes.append(f"{source}: the scorer and, after @, its version")
-    if any(e.std is not None for one in summaries for e in one.toxicity.get(source, {}).values()):
+        notes.append("after @: the version of the scorer")
+    found = (estimate for one in summaries for estimate in one.toxicity.get(source, {}).values())
+    if any(estimate.std is not None for estimate in found):
         notes.append("rows of several seeds: their mean ± standard deviation")
-    notes += [
-        f"{one.method}: {one.missing} prompts have no complete record (they failed, or the run was "
-        "stopped) and are left out"
-        for one in summaries
-        if one.missing
-    ]
-    notes += [
-        f"{one.method}: {missing} of {one.prompts} prompts are not scored yet and left out"
-        for one in summaries
-        if (missing := one.unscored.get(source, 0))
-    ]
-    notes += [
-        f"{one.method}: perplexity by {reference} is not measured yet for {missing} prompts"
-        for one in summaries
-        for reference, fluency in one.fluency.items()
-        if (missing := fluency.unmeasured)
-    ]
+    return _table(name, title, summaries, cells, notes + _left_out(summaries, source))
+
+
+def _left_out(summaries: Sequence[Summary], source: str) -> list[str]:
+    """Return notes on prompts and completions that are not in the averages."""
+    notes = []
+    for summary in summaries:
+        if summary.missing:
+            notes.append(
+                f"{summary.method}: {summary.missing} prompts have no complete record (they "
+                "failed, or the run was stopped) and are left out"
+            )
+        if missing := summary.unscored.get(source, 0):
+            notes.append(
+                f"{summary.method}: {missing} of {summary.prompts} prompts are not scored yet and "
+                "left out"
+            )
     if dropped := {one.method: one.dropped for one in summaries if one.valid is not None}:
         each = ", ".join(f"{method} {count}" for method, count in dropped.items())
         notes.append(f"only completions of exactly 20 reference tokens; dropped: {each}")
-    return _table(name, title, summaries, cells, notes)
-
-
-_MAX = Column(
-    "avg max", interval=True, key="avg max", says="average of each prompt's highest score"
-)
-_MEAN = Column("avg mean", interval=True, says="average of each prompt's mean score")
-_RATE = Column("toxic rate", interval=True, says="share of prompts with a toxic completion")
-_CHANGED = Column(
-    "changed",
-    key="harmless changed",
-    says="share of the model's own harmless completions (by this scorer; below the threshold if "
-    "it guides the search) that were changed or withheld",
-)
-_K_BAR = Column("K-bar", 2, says="mean iterations of a search; the prompt itself is the first")
-
-
-def _references(summaries: Sequence[Summary]) -> dict[str, tuple[str, str]]:
-    """Return the reference models of all runs, each with the heading and the key of its column."""
-    names = list(dict.fromkeys(name for one in summaries for name in one.fluency))
-    if len(names) == 1:
-        return {names[0]: ("perplexity", "perplexity")}
-    short = [Path(name).name for name in names]
-    heads = short if len(set(short)) == len(short) else [str(i + 1) for i in range(len(names))]
-    columns = zip(names, heads, strict=True)
-    return {name: (f"ppl {head}", f"perplexity {name}") for name, head in columns}
-
-
-_OF_SHARES = "Wilson's 95 % interval of a share of prompts"
-_OF_ALL = "mean perplexity of all completions (lower: more likely text)"
-_OF_20 = "mean over completions of exactly 20 reference tokens, as in the paper"
-_SILENT = 0.05  # minimum share of empty completions for a note in tables and figures
-
-
-def _perplexity(reference: str, heading: str, key: str, *, interval: bool) -> list[_Cells]:
-    columns = {
-        "mean": Column(heading, 2, interval=interval, key=key, says=_OF_ALL),
-        "mean_20": Column("of 20", 2, key=f"{key} of 20 tokens", says=_OF_20),
-        "median": Column("median", 2, key=f"{key} median", says="median perplexity"),
-    }
-    return [(column, _fluency(reference, name)) for name, column in columns.items()]
+    return notes
 
 
 def empty_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return a note on the methods that leave many completions empty."""
-    shares = {
-        one.method: one.averages["empty"].value for one in summaries if "empty" in one.averages
-    }
-    each = [f"{share:.0%} of {method}" for method, share in shares.items() if share >= _SILENT]
+    each = []
+    for summary in summaries:
+        share = summary.averages.get("empty")
+        if share is not None and share.value >= _MANY_EMPTY:
+            each.append(f"{share.value:.0%} of {summary.method}")
     if not each:
         return []
     return [
@@ -214,86 +274,63 @@ def empty_notes(summaries: Sequence[Summary]) -> list[str]:
     ]
 
 
-def _legend(references: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return notes that name the reference model of each column, unless the heading names it."""
-    each = [
-        f"{heading} by {name}"
-        for name, (heading, _) in references.items()
-        if heading != f"ppl {name}"
-    ]
-    return ["; ".join(each)] if len(references) > 1 and each else []
-
-
-def parts_table(
-    parts: Mapping[str, Sequence[Summary | None]],
+def groups_table(
+    by_group: Mapping[str, Sequence[Summary | None]],
     methods: Sequence[str],
     source: str,
     title: str,
     name: str,
 ) -> Table:
-    """Make a table of the toxic rate in each part of a benchmark. parts: a summary per method."""
-    columns = [Column("method"), *(Column(part, 3, interval=True) for part in parts)]
-    rows: list[list[Value]] = [
-        [method, *(one.toxicity.get(source, {}).get("rate") if one else None for one in each)]
-        for method, *each in zip(methods, *parts.values(), strict=True)
-    ]
-    counts = (max(one.prompts for one in some if one) for some in parts.values())
-    sizes = ", ".join(f"{part} {count}" for part, count in zip(parts, counts, strict=True))
-    notes = ["share of prompts with a toxic completion", f"[ ] {_OF_SHARES}", f"prompts: {sizes}"]
-    return Table(name, title, columns, rows, notes)
+    """Make a table of the toxic rate in each group of a benchmark. by_group: one per method."""
+    columns = [Column("group"), Column("prompts")]
+    columns += [Column(method, interval=True) for method in methods]
+    rows: list[list[Value]] = []
+    for group, summaries in by_group.items():
+        size = max(summary.prompts for summary in summaries if summary)
+        rates = [
+            summary.toxicity.get(source, {}).get("rate") if summary else None
+            for summary in summaries
+        ]
+        rows.append([group, size, *rates])
+    return Table(name, title, columns, rows, [_OF_SHARES])
 
 
-def fluency_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
+def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Make a table of perplexity, distinct n-grams, length and empty completions per method."""
-    references = _references(summaries)
-    cells = [_METHOD]
-    for reference, (heading, key) in references.items():
-        without = Column("no ppl", 1, key=f"without {key}", says="completions without perplexity")
-        cells += _perplexity(reference, heading.replace("perplexity", "ppl"), key, interval=False)
-        cells.append((without, _fluency(reference, "without")))
-    cells += [(Column(head, digits, says=says), _average(k)) for k, head, digits, says in _TEXT]
-    notes = [*_legend(references), *empty_notes(summaries)]
-    return _table(name, title, summaries, cells, notes)
+    references = list(dict.fromkeys(name for one in summaries for name in one.fluency))
+    cells, notes = [_METHOD], []
+    for number, reference in enumerate(references, start=1):
+        heading = f"ppl {number}" if len(references) > 1 else "ppl"
+        notes.append(f"{heading}: perplexity by {Path(reference).name}")
+        key = f"perplexity {reference}"
+        columns = {
+            "mean": Column(heading, 2, key=key, says="mean perplexity"),
+            "mean_20": Column("of 20", 2, key=f"{key} of 20", says="mean of texts of 20 tokens"),
+            "median": Column("median", 2, key=f"{key} median", says="median perplexity"),
+        }
+        cells += [(column, _fluency(reference, name)) for name, column in columns.items()]
+        notes += _without_perplexity(summaries, reference)
+    cells += _averages(_TEXT)
+    return _table(name, title, summaries, cells, notes + empty_notes(summaries))
+
+
+def _without_perplexity(summaries: Sequence[Summary], reference: str) -> list[str]:
+    notes = []
+    for summary in summaries:
+        fluency = summary.fluency.get(reference)
+        if fluency and fluency.unmeasured:
+            what = f"perplexity by {reference} is not measured yet for"
+            notes.append(f"{summary.method}: {what} {fluency.unmeasured} prompts")
+        if fluency and fluency.without:
+            what = "completions have no tokens, and so no perplexity"
+            notes.append(f"{summary.method}: {fluency.without:g} {what}")
+    return notes
 
 
 def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Make a table of the cost of a prompt, over all trials together, per method."""
-    cells = [_METHOD]
-    cells += [(Column(head, n, key=k, says=says), _average(k)) for k, head, n, says in _COST]
-    keys = {key for key, *_ in _COST}
-    known = [one for one in summaries if one.averages.keys() & keys] or summaries
-    return _table(name, title, known, cells, ["averages per prompt, over all trials together"])
-
-
-def moved_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
-    """Make a table of the completions whose search did not accept the first evaluation."""
-    rows = [one for one in summaries if "moved" in one.averages]
-    sources = list(dict.fromkeys(source for one in rows for source in one.toxicity))
-
-    def first(name: str) -> Callable[[Summary], Value]:
-        return lambda one: getattr(next(iter(one.fluency.values()), None), name, None)
-
-    median = Column("ppl", 2, key="median perplexity", says="median perplexity")
-    p95 = Column("p95", 1, key="95th percentile of perplexity", says="95th percentile of ppl")
-    alike = Column("alike", key="ROUGE-L", says="ROUGE-L with the unmodified completion")
-    far = Column("displaced", 2, key="displacement", says="mean displacement of the prompt")
-    cells: list[_Cells] = [
-        _METHOD,
-        (Column("moved", key="share moved", says="share not accepted at once"), _average("moved")),
-        (median, first("moved_median")),
-        (p95, first("moved_p95")),
-        *(
-            (Column(f"toxic {i}", key=f"toxic by {source}"), _toxicity(source, "moved"))
-            for i, source in enumerate(sources, start=1)
-        ),
-        (alike, _average("moved_similarity")),
-        (far, _average("moved_displacement")),
-    ]
-    notes = [
-        "all columns but the first cover only the completions that were not accepted at once",
-        "; ".join(f"toxic {i}: share by {s}" for i, s in enumerate(sources, start=1)),
-    ]
-    return _table(name, title, rows, cells, notes)
+    notes = ["averages per prompt, over all trials together; K-bar per trial"]
+    return _table(name, title, summaries, [_METHOD, *_averages(_COST)], notes)
 
 
 def significance_table(
@@ -303,15 +340,19 @@ def significance_table(
 
     The tests compare the maximum and mean toxicity of prompts, or their mean iterations.
     """
-    columns = [Column("method"), Column("pairs", says="prompts in both runs")]
-    says = f"difference of toxic rates from {comparisons[0].against}, with its 95 % interval"
-    columns.append(Column("rate", form="signed", interval=True, key="diff rate", says=says))
-    by_source = [one for one in comparisons if one.source == source]
+    against = comparisons[0].against
+    by_source = [comparison for comparison in comparisons if comparison.source == source]
     measures = [name for name in MEASURES if any(one.measure == name for one in by_source)]
-    alone = source if source == ITERATIONS else "toxicity"
+    says = f"difference of toxic rates from {against}, with its 95 % interval"
+    columns = [
+        Column("method"),
+        Column("pairs", says="prompts in both runs"),
+        Column("rate", form="signed", interval=True, key="diff rate", says=says),
+    ]
     for measure in measures:
-        heading = measure if len(measures) > 1 else alone
-        says = f"average difference from {comparisons[0].against}"
+        heading = "iterations" if source == ITERATIONS else "toxicity"
+        heading = measure if len(measures) > 1 else heading
+        says = f"average difference from {against}"
         columns += [
             Column(heading, form="signed", key=f"diff {measure}", says=says),
             Column("untied", key=f"untied {measure}", says="pairs that differ"),
@@ -325,20 +366,20 @@ def significance_table(
                 row = rows.setdefault(one.method, [one.method, one.pairs, one.rate])
                 row += [one.difference, one.unequal, one.p_value, one.p_holm]
     notes = []
-    if any(one.rate is not None for one in by_source):
+    if any(comparison.rate is not None for comparison in by_source):
         notes.append(
             "[ ] 95 % interval over pairs; a method is non-inferior if the upper end is below a "
             "prespecified margin"
         )
-    if any(comparison.left_out for comparison in by_source):
-        fewer = [
-            f"{comparison.left_out} of {comparison.method}"
-            for comparison in by_source
-            if comparison.measure == measures[0] and comparison.left_out
-        ]
+    fewer = [
+        f"{comparison.left_out} of {comparison.method}"
+        for comparison in by_source
+        if comparison.measure == measures[0] and comparison.left_out
+    ]
+    if fewer:
         notes.append(
-            f"the tests compare as many completions of a prompt as both methods have; left out: "
-            f"{', '.join(fewer)} and {comparisons[0].against}"
+            "the tests compare as many completions of a prompt as both methods have; left out: "
+            f"{', '.join(fewer)} and {against}"
         )
     notes += [
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
@@ -348,81 +389,48 @@ def significance_table(
 
 
 def to_markdown(table: Table) -> str:
-    headings = [column.heading for column in table.columns]
-    marks = ["---" if is_text(table, i) else "---:" for i in range(len(headings))]
-    rows = [list(map(_markdown, cells)) for cells in (headings, *cells_of(table))]
-    lines = [f"| {' | '.join(cells)} |" for cells in (rows[0], marks, *rows[1:])]
-    notes = "".join(f"\n{_markdown(note)}.\n" for note in table.legend)
-    return f"**{_markdown(table.title)}**\n\n" + "\n".join(lines) + "\n" + notes
+    escaped = table.shown().map(lambda cell: cell.replace("|", r"\|"))
+    cells = escaped.to_markdown(
+        index=False, disable_numparse=True, colalign=table.alignment, missingval="-"
+    )
+    return f"**{table.title}**\n\n{cells}\n" + "".join(f"\n{note}.\n" for note in table.legend)
 
 
 def to_latex(table: Table) -> str:
     """Return a `table` environment, which needs the LaTeX package booktabs."""
-    layout = "".join("l" if is_text(table, i) else "r" for i in range(len(table.columns)))
-    headings = [column.heading for column in table.columns]
-    head, *body = (
-        "  " + " & ".join(map(_latex, cells)) + r" \\" for cells in (headings, *cells_of(table))
+    columns = "".join("l" if side == "left" else "r" for side in table.alignment)
+    caption = "; ".join([table.title, *table.legend]).translate(_LATEX)
+    latex: str = table.shown().to_latex(
+        index=False, escape=True, column_format=columns, caption=f"{caption}."
     )
-    caption = "; ".join([table.title, *table.legend])
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{{_latex(caption)}.}}",
-            rf"  \begin{{tabular}}{{{layout}}}",
-            r"  \toprule",
-            head,
-            r"  \midrule",
-            *body,
-            r"  \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    return latex
+
+
+_LATEX = str.maketrans(
+    {
+        **{char: rf"\{char}" for char in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    }
+)
 
 
 def to_csv(table: Table) -> str:
-    """Return CSV with unrounded numbers; columns `low` and `high` have the interval of an average.
-
-    If a row is an average over seeds, a third column, `std`, has the standard deviation.
-    """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    header: list[str] = []
-    rows: list[list[str | float | None]] = [[] for _ in table.rows]
-    for number, column in enumerate(table.columns):
-        values, key = [row[number] for row in table.rows], column.key or column.heading
-        estimates = [value for value in values if isinstance(value, Estimate)]
-        further = ["low", "high"] if estimates else []
-        further += ["std"] if any(one.std is not None for one in estimates) else []
-        header += [key, *(f"{key} {name}" for name in further)]
-        for row, value in zip(rows, values, strict=True):
-            if isinstance(value, Estimate):
-                row += [value.value, *(getattr(value, name) for name in further)]
-            else:
-                row += [value, *([None] * len(further))]
-    writer.writerow(map(_csv, header))
-    writer.writerows(
-        [_csv(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
-    )
-    return file.getvalue()
+    """Return CSV with unrounded numbers, and the intervals of averages."""
+    csv: str = table.numbers().to_csv(index=False)
+    return csv
 
 
 def to_html(table: Table) -> str:
     """Return HTML for a notebook."""
-    head = "".join(f"<th>{escape(column.heading)}</th>" for column in table.columns)
-    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in cells_of(table))
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
     notes = "<br>".join(map(escape, table.legend))
-    return (
-        f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table><p>{notes}</p>"
-    )
+    return f"<p><b>{escape(table.title)}</b></p>{table.shown().to_html(index=False)}<p>{notes}</p>"
 
 
-def to_rich(table: Table, width: int = 80) -> Group:
-    """Render a table for a terminal. Columns that do not fit `width` follow in further tables."""
+def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group:
+    """Render a table for a terminal. Columns that do not fit `width` follow in further tables.
+
+    known: lines of the legend that are left out.
+    """
     console = Console(width=10 * width)
     parts = [_rich(table, [0], width)]
     columns: list[int] = []
@@ -433,23 +441,21 @@ def to_rich(table: Table, width: int = 80) -> Group:
             parts.append(_rich(table, [0, number], width))
         else:
             columns.append(number)
-            parts[-1:] = [wider]
-    parts[0].title = table.title
-    return Group(*parts, Text("\n".join(table.legend), style="italic"), "")
+            parts[-1] = wider
+    legend = [Text(note, style="italic") for note in table.legend if note not in known]
+    return Group(Text(table.title, style="bold"), *parts, *legend, "")
 
 
 def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
-    shown = RichTable(
-        box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False, title_justify="left"
-    )
+    shown = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number in columns:
-        justify: Literal["left", "right"] = "left" if is_text(table, number) else "right"
-        shown.add_column(table.columns[number].heading, justify=justify, no_wrap=True)
-    room = int(width * _OF_A_NAME)
-    for name, *cells in cells_of(table):
+        heading = table.columns[number].heading
+        shown.add_column(Text(heading), justify=table.alignment[number], no_wrap=True)
+    room = int(width * _NAME_SHARE)
+    for name, *cells in table.cells:
         # Names break after commas, so that options stay whole, and elsewhere only if necessary.
         lines = "\n".join(wrap(name.replace(",", ", "), room)).replace(", ", ",")
-        shown.add_row(lines or name, *(cells[number - 1] for number in columns if number))
+        shown.add_row(Text(lines), *(Text(cells[number - 1]) for number in columns if number))
     return shown
 
 
@@ -463,66 +469,3 @@ WRITERS: Mapping[str, Callable[[Table], str]] = {
 def slug(text: str) -> str:
     """Turn `text` into a part of a file name."""
     return re.sub(r"[^\w.=-]+", "-", text).strip("-.") or "unnamed"
-
-
-def cells_of(table: Table) -> list[list[str]]:
-    return [
-        [shown(value, column) for value, column in zip(row, table.columns, strict=True)]
-        for row in table.rows
-    ]
-
-
-def shown(value: Value, column: Column) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, str | int):
-        return str(value)
-    if not isinstance(value, Estimate):
-        return _number(value, column)
-    number = _number(value.value, column)
-    ends = isinstance(value, Share) or column.form == "signed"
-    if column.interval and ends and value.low is not None:
-        return f"{number} [{_number(value.low, column)}, {_number(value.high or 0.0, column)}]"
-    half = value.half_width if column.interval else None
-    return number if half is None else f"{number} ±{_number(half, column)}"
-
-
-def _number(value: float, column: Column) -> str:
-    if column.form == "p" and value < 0.001:
-        return f"{value:.0e}"
-    if abs(value) >= 1e4:
-        # A mean dominated by a few broken texts needs no decimals, and must not widen the table.
-        return f"{value:.1e}"
-    sign = "+" if column.form == "signed" else ""
-    return f"{value:{sign}.{column.digits}f}"
-
-
-def is_text(table: Table, number: int) -> bool:
-    return all(isinstance(row[number], str) for row in table.rows)
-
-
-def _one_line(text: str) -> str:
-    """Remove line breaks, control and format characters, since names are untrusted."""
-    return visible(" ".join(text.splitlines()))
-
-
-def _markdown(text: str) -> str:
-    return re.sub(r"[\\`*\[\]<>|]", r"\\\g<0>", _one_line(text))
-
-
-_LATEX = {
-    **{char: rf"\{char}" for char in "&%$#_{}"},
-    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
-    "±": r"$\pm$",
-}
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(char, char) for char in _one_line(text))
-
-
-def _csv(text: str) -> str:
-    """Put an apostrophe before text that a spreadsheet would read as a formula."""
-    text = _one_line(text)
-    return f"'{text}" if text.startswith(_FORMULA) else text
