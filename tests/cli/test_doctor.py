@@ -8,6 +8,7 @@ import pytest
 
 from tests.command import tide
 from tests.models import save_causal_lm, save_mamba
+from tide.cli.display import name_of
 from tide.cli.doctor import _FRIENDLY, _INSULTS
 from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer
@@ -28,6 +29,13 @@ def all_answers() -> None:
 def said(capsys: pytest.CaptureFixture[str]) -> str:
     """The words of the table, without its lines."""
     return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_a_server_s_model_is_named_by_the_server() -> None:
+    options = {"base_url": "http://me:secret@host:8000/v1"}
+    assert name_of("pocket", options) == "of host:8000"
+    assert name_of("mine", options) == "mine of host:8000"
+    assert name_of("pocket", {}) == "pocket"
 
 
 @pytest.mark.usefixtures("all_answers")

@@ -31,6 +31,7 @@ def test_of_equal_keys_every_value_is_read() -> None:
     "text",
     [
         *("", "fine", '{"a": ', "{'a': 1}", '["a"] b', '"\\ud800"', '{"\\udc00": 1}'),
+        *("NaN", '{"a": Infinity}', "[-Infinity]"),
         *("[" * 100_000, "1" * 5000, json.dumps(json.dumps(json.dumps(json.dumps(["\\"]))))),
     ],
 )

@@ -26,7 +26,7 @@ SCORED = Settings(reasoning="scored")
 BAD = "a wombat"
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\\"), max_size=5)
 _VALUES = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=False) | _TEXTS,
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | _TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
     max_leaves=8,
 )

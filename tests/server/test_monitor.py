@@ -47,6 +47,19 @@ def counted(server: Running, outcome: str, policy: str = "default") -> float:
     return server.metric(f"tide_monitor_answers_total{{{labels}}}")
 
 
+def test_a_monitor_log_on_a_full_disk_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    full = Path("/dev/full")
+    with (
+        caplog.at_level(logging.ERROR, "tide.server"),
+        running(Babbler(), Rude(), mode="monitor", monitor_log=full, **BACKTRACK) as server,
+    ):
+        assert server.ask("x y").status_code == 200
+        wait_until(lambda: "No space left" in caplog.text)
+    # The line is still in the buffer of the file when the server closes it.
+    assert caplog.text.count("No space left") == 2
+    assert "Traceback" not in caplog.text
+
+
 def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> None:
     log = tmp_path / "monitor.jsonl"
     with running(Babbler(), Rude(), mode="monitor", monitor_log=log, **BACKTRACK) as server:

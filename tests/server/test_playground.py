@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.server.running import Running, running
+from tests.worlds import scripted_engine
 from tide.server.limits import Limits
 
 playwright_api = pytest.importorskip("playwright.sync_api")
@@ -268,6 +269,22 @@ def test_what_was_accepted_as_it_is_is_shown_without_traces(browser: Any) -> Non
         found = page.text_content("#found")
         assert page.text_content("#base") == f"{found} (accepted as it is)"
         assert "traces" not in page.text_content("#answers")
+
+
+@pytest.mark.parametrize("mode", ["enforce", "monitor"])
+def test_a_notice_does_not_stand_as_text_of_the_model(browser: Any, mode: Any) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        return [0.0 if "kind" in text else 0.9 for text in texts]
+
+    engine = scripted_engine()
+    with running(engine, scorer, mode=mode) as server, opened(browser, server.url) as page:
+        page.check("input[value=chat]")
+        page.fill("#prompt", "a question")
+        page.click("#go")
+        expect(page.locator("#status")).to_have_text(re.compile("Monitored|Withheld"))
+        expect(page.locator("#base")).to_contain_text("This server")
+        assert page.locator("#base li").count() == 0
+        assert "Model: " not in (page.text_content("#base") or "")
 
 
 def test_the_example_that_stands_there_is_of_what_is_asked_for(

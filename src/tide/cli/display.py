@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rich.progress import Progress
 from rich.table import Table
@@ -54,6 +55,15 @@ def _completion(
     if trial.empty and text == trial.text:
         return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
     return shown(text, toxicity, threshold, words)
+
+
+def name_of(model: str, engine_options: Mapping[str, Any]) -> str:
+    """Return the name of a model for messages; of a server's model, the address of the server."""
+    address = engine_options.get("base_url")
+    if not isinstance(address, str):
+        return model
+    host = urlsplit(address).netloc.rpartition("@")[2]
+    return f"of {host}" if model == "pocket" else f"{model} of {host}"  # pocket is the default
 
 
 def say_loading(model: str, scorer: str | None = None, chosen: str = "") -> None:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli import options
-from tide.cli.display import OUTPUT, on_one_line, say_loading
+from tide.cli.display import OUTPUT, name_of, on_one_line, say_loading
 from tide.core.errors import TideError, guarded
 from tide.core.optional import require
 from tide.core.settings import Sampling
@@ -89,7 +89,8 @@ def doctor(
     rate insults above friendly sentences; a small gap is a warning. The model then continues 20
     harmless prompts to show how many answers each threshold would rewrite.
     """
-    say_loading(model, scorer)
+    name = name_of(model, engine_options or {})
+    say_loading(name, scorer)
     if policies is not None:
         _check_policies(policies, model, scorer, engine, engine_options or {})
         return
@@ -111,7 +112,7 @@ def doctor(
     failed = [
         _check(
             table,
-            f"model {model}",
+            f"model {name}",
             lambda: _try_model(model, engine, engine_options or {}, answers),
         ),
         _check(table, f"scorer {scorer}", lambda: _try_scorer(scorer)),

@@ -20,6 +20,7 @@ from tide.cli.display import (
     chosen_settings,
     compact,
     completions_table,
+    name_of,
     on_one_line,
     say_loading,
     say_unmasked,
@@ -114,7 +115,8 @@ def run(
     scorer = options.strict(scorer, strict_language)
     chosen = chosen_settings(preset, model, overrides or {})
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
-    say_loading(model, scorer, says.format(**chosen))
+    name = name_of(model, engine_options or {})
+    say_loading(name, scorer, says.format(**chosen))
     loaded = [NamedScorer.of(spec) for spec in options.judges(judges, strict_language)]
     check_names(loaded)
     with Detoxifier(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tide.cli import options, stopping
-from tide.cli.display import ERRORS, chosen_settings
+from tide.cli.display import ERRORS, chosen_settings, name_of
 from tide.core.errors import InputError, first_line
 from tide.core.optional import require
 from tide.core.sanitize import logger
@@ -175,12 +175,13 @@ def serve(
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
     chosen = chosen_settings(preset, model, overrides or {})
+    loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer, **chosen}
     early: list[int] = []  # a SIGHUP that arrives during loading is obeyed after it
     if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
         signal.signal(signal.SIGHUP, lambda number, _: early.append(number))
     with (
         _listening(host, port) as listener,
-        _logging_as_json(loading={"loading": model, "scorer": scorer, **chosen}),
+        _logging_as_json(loading),
         closing(Policies(line, policies, limits=bounds, keys=keys, host=host)) as made,
         load_engine(engine, model, **(engine_options or {})) as loaded,
     ):

@@ -50,10 +50,18 @@ def strings_of_json(text: str) -> list[str]:
     """
     try:
         # By default `json` keeps only the last value of a repeated key.
-        value = json.loads(text, object_pairs_hook=lambda pairs: [list(pair) for pair in pairs])
+        value = json.loads(
+            text,
+            object_pairs_hook=lambda pairs: [list(pair) for pair in pairs],
+            parse_constant=_refuse,  # NaN and Infinity, which JSON does not have
+        )
         return list(strings(value))
     except (ValueError, RecursionError):
         raise Unread("not JSON") from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
 
 
 def readings(text: str, where: str = "") -> Iterator[str]:

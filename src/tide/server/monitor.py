@@ -203,7 +203,10 @@ class Monitor:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         if self._log is not None:
-            self._log.close()
+            try:
+                self._log.close()
+            except OSError as problem:  # a full disk: a line was still to be written
+                LOG.error(json.dumps({"monitor_log": first_line(problem)}))
             self._log = None
 
     async def _forecast(
@@ -246,4 +249,4 @@ class Monitor:
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:
-            LOG.info(json.dumps({"monitor_log": first_line(problem)}))
+            LOG.error(json.dumps({"monitor_log": first_line(problem)}))

@@ -289,17 +289,19 @@ function show() {
   score($("base-score"), tide?.toxicity_before, threshold);
   score($("found-score"), tide?.toxicity, threshold);
   let base = [];
+  let notice = "";
   if (tide?.mode === "monitor") {
-    base = [piece(" (this server only monitors: it shows the model's own text)", "quiet")];
+    notice = "This server only monitors: it shows the model's own text.";
   } else if (tide && tide.base === undefined) {
-    base = [piece(" (this server shows accepted text only; tide serve --traces also shows the model's own text)", "quiet")];
+    notice = "This server shows accepted text only; tide serve --traces also shows the model's own text.";
   } else if (tide) {
     base = marked(shown.base ?? [{ text: tide.base, toxic: toxic(tide) }], unmasked);
     if (tide.base_partial) base.push(piece(" (cut off by the repair)", "quiet"));
     if (tide.accepted && tide.base === text) base.push(piece(" (accepted as it is)", "quiet"));
   }
   $("base-legend").hidden = !base.some((node) => node.localName === "mark");
-  put($("base"), shown, base);
+  if (notice) $("base").replaceChildren(piece(notice, "quiet"));
+  else put($("base"), shown, base);
   put($("found"), shown, [piece(text, "")]);
   if (tide && tide.mode !== "monitor") search(tide, unmasked);
 }
