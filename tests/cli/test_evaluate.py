@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,9 @@ from tests.cli.test_run import PROMPTS, records
 from tests.command import tide
 from tests.worlds import PROMPTS as WORDS
 from tests.worlds import ReadingScorer, scripted_engine
+from tide import evaluation
+from tide.cli.evaluate import Evaluation
+from tide.core.errors import InputError
 from tide.engines import REGISTRY as ENGINES
 from tide.evaluation.runs import find_runs, read_run
 from tide.scorers import REGISTRY as SCORERS
@@ -120,3 +125,33 @@ def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFix
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
+
+
+def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option is declared once, so its name has to be that of a parameter."""
+    known = set(inspect.signature(evaluation.evaluate).parameters)
+    assert set(Evaluation().arguments()) | {"benchmark", "engine_options", "progress"} == known - {
+        "overrides"
+    }
+    called: dict[str, Any] = {}
+
+    def evaluated(*_: Any, **given: Any) -> None:
+        called.update(given)
+        raise InputError("called")
+
+    monkeypatch.setattr(evaluation, "evaluate", evaluated)
+    options = [
+        "--actors",
+        3,
+        "--reference-option",
+        "n=4",
+        "--judges",
+        "lexicon",
+        "--temperature",
+        0,
+    ]
+    assert tide("eval", "mine.txt", *options, "--strict-language", "--device", "cpu") == 1
+    assert (called["actors"], called["temperature"], called["limit"]) == (3, 0.0, None)
+    assert called["judges"] == ["strict-language:(lexicon)"]
+    assert (called["reference"], called["reference_options"]) == ("auto", {"n": 4})
+    assert called["engine_options"] == {"device": "cpu"}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel
 
 from tide.cli import options, stopping
 from tide.cli.display import ERRORS, say_loading
@@ -19,54 +20,122 @@ if TYPE_CHECKING:
 _SAMPLING = ("max_new_tokens", "temperature", "top_p", "top_k")
 _OF_PROTOCOLS = (*_SAMPLING, "num_trials", "completions_per_evaluation")
 BY_PROTOCOL = {**options.BY_PRESET, **dict.fromkeys(_OF_PROTOCOLS, "by --protocol")}
-Benchmark = Annotated[
-    str,
-    typer.Argument(
-        help="rtp, attaq, bold or dialogues; prompts of a benchmark by number (rtp:201-1199); or a"
-        " file of prompts (.jsonl, .csv, .txt)."
-    ),
-]
-Protocol = Annotated[
-    str,
-    options.option(
-        "Search",
-        "Sampling, trials and toxicity threshold of a paper: tide, published, paper, tide-hot, "
-        "dexperts or rad.",
-    ),
-]
+
+
+class Scores(BaseModel):
+    """The options of judges and of perplexity, which `eval` and `judge` share."""
+
+    judges: options.Judges = None
+    reference: Annotated[
+        list[str] | None,
+        options.option(
+            "Perplexity",
+            "Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as "
+            "in the paper) or none; repeatable.",
+        ),
+    ] = None
+    reference_engine: Annotated[
+        str,
+        options.option(
+            "Perplexity", "Engine of the reference models; a model on several GPUs needs vllm."
+        ),
+    ] = "transformers"
+    reference_option: Annotated[
+        list[str] | None,
+        options.option(
+            "Perplexity",
+            "An option of the reference engine, e.g. tensor_parallel_size=4 for vllm.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None
+
+    def arguments(self, **engine_options: Any) -> dict[str, Any]:
+        """Return arguments of `tide.evaluate` and `judge`. engine_options: of the references."""
+        return {
+            "judges": options.judges(self.judges),
+            "reference_engine": self.reference_engine,
+            "reference_options": options.engine_options(
+                self.reference_option, "--reference-option", **engine_options
+            ),
+        }
+
+
+class Evaluation(Scores):
+    """The options of `tide eval` apart from those of engines and settings."""
+
+    methods: Annotated[
+        str,
+        options.option(
+            "Search",
+            "base (the unmodified model), presets (or preset files), strategies and baselines; "
+            "options follow the name: base,tide,resample:temperature=1.0... "
+            "'tide:num_samples=2|4|8' names a method for each value. Available: "
+            f"{options.METHODS}. ('tide methods NAME' lists its options.)",
+        ),
+    ] = "base,tide,backtrack"
+    model: options.Model = "pocket"
+    scorer: options.Scorer = "pocket"
+    strict_language: options.StrictLanguage = False
+    protocol: Annotated[
+        str,
+        options.option(
+            "Search",
+            "Sampling, trials and toxicity threshold of a paper: tide, published, paper, tide-hot, "
+            "dexperts or rad.",
+        ),
+    ] = "tide"
+    preset: options.Preset = "auto"
+    artefacts: Annotated[
+        Path | None,
+        options.option("Search", "Folder written by `tide fit`, for trained baselines."),
+    ] = None
+    out: Annotated[
+        Path | None,
+        options.option(
+            "Output", "Folder of the run folders. Existing runs are resumed.", "--out", "-o"
+        ),
+    ] = None
+    engine: options.EngineName = "transformers"
+    cluster: Annotated[
+        str | None,
+        options.option("Model", "Run on Ray: local, auto, or ray://HOST:PORT (extra ray)."),
+    ] = None
+    actors: Annotated[int, options.option("Model", "Processes on the cluster.", min=1)] = 1
+    actor_gpus: Annotated[float, options.option("Model", "GPUs of each process.", min=0)] = 0.0
+    limit: options.Limit = None
+    field: options.Field = "prompt"
+    chat: options.IsChat = False
+    overwrite: options.Overwrite = False
+
+    def arguments(self, **engine_options: Any) -> dict[str, Any]:
+        """Return the arguments of `tide.evaluate`; options of that name are passed as they are."""
+        scores = super().arguments(**engine_options)
+        own = self.model_dump(exclude={*Scores.model_fields, "strict_language"})
+        own["scorer"] = options.strict(self.scorer, self.strict_language)
+        scores["judges"] = options.judges(self.judges, self.strict_language)
+        return {**own, **scores, "reference": self.reference or "auto"}
+
+
+class Judging(Scores):
+    """The options of `tide judge`."""
+
+    device: options.Device = "auto"
+    max_batch: options.MaxBatch = None
 
 
 @partial(options.with_settings, stated=BY_PROTOCOL)
 @options.with_engine
+@options.with_model
 def evaluate(
-    benchmark: Benchmark,
-    methods: options.Methods = "base,tide,backtrack",
-    model: options.Model = "pocket",
-    scorer: options.Scorer = "pocket",
-    judges: options.Judges = None,
-    strict_language: options.StrictLanguage = False,
-    protocol: Protocol = "tide",
-    preset: options.Preset = "auto",
-    artefacts: Annotated[
-        Path | None,
-        options.option("Search", "Folder written by `tide fit`, for trained baselines."),
-    ] = None,
-    reference: options.Reference = None,
-    reference_engine: options.ReferenceEngine = "transformers",
-    reference_option: options.ReferenceOption = None,
-    out: options.RunsOut = None,
-    engine: options.EngineName = "transformers",
+    benchmark: Annotated[
+        str,
+        typer.Argument(
+            help="rtp, attaq, bold or dialogues; prompts of a benchmark by number (rtp:201-1199); "
+            "or a file of prompts (.jsonl, .csv, .txt)."
+        ),
+    ],
+    given: Evaluation,
     engine_options: dict[str, Any] | None = None,
-    cluster: Annotated[
-        str | None,
-        options.option("Model", "Run on Ray: local, auto, or ray://HOST:PORT (extra ray)."),
-    ] = None,
-    actors: Annotated[int, options.option("Model", "Processes on the cluster.", min=1)] = 1,
-    actor_gpus: Annotated[float, options.option("Model", "GPUs of each process.", min=0)] = 0.0,
-    limit: options.Limit = None,
-    field: options.Field = "prompt",
-    chat: options.IsChat = False,
-    overwrite: options.Overwrite = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
     """Run METHODS on BENCHMARK and compare them; `tide report` makes tables and figures.
@@ -78,31 +147,13 @@ def evaluate(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    say_loading(model, scorer)
+    say_loading(given.model, given.scorer)
     stopping.keeps("finished records are kept; the same command resumes")
     runs = evaluation.evaluate(
         benchmark,
-        methods,
-        model=model,
-        scorer=options.strict(scorer, strict_language),
-        judges=options.judges(judges, strict_language),
-        protocol=protocol,
-        preset=preset,
-        reference=reference or "auto",
-        reference_engine=reference_engine,
-        reference_options=options.engine_options(reference_option, "--reference-option"),
-        artefacts=artefacts,
-        out=out,
-        engine=engine,
         engine_options=engine_options,
-        cluster=cluster,
-        actors=actors,
-        actor_gpus=actor_gpus,
-        field=field,
-        limit=limit,
-        chat=chat,
-        overwrite=overwrite,
         progress=evaluation.Bars(ERRORS),
+        **given.arguments(),
         **(overrides or {}),
     )
     print_tables(evaluation.report(runs, tests=False, draw=False).tables)
@@ -114,16 +165,12 @@ def evaluate(
     _refuse_failures(runs)
 
 
+@options.with_model
 def judge(
     runs: Annotated[
         list[Path], typer.Argument(help="Runs (folders or .jsonl files), or folders with runs.")
     ],
-    judges: options.Judges = None,
-    reference: options.Reference = None,
-    reference_engine: options.ReferenceEngine = "transformers",
-    reference_option: options.ReferenceOption = None,
-    device: options.Device = "auto",
-    max_batch: options.MaxBatch = None,
+    given: Judging,
 ) -> None:
     """Score the completions of finished RUNS with further judges, without generating any text.
 
@@ -131,18 +178,14 @@ def judge(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    if not judges and not reference:
+    if not given.judges and not given.reference:
         raise InputError("nothing to add: give --judges or --reference")
     stopping.keeps("finished scores are kept; the same command resumes")
     extended = evaluation.judge(
         runs,
-        judges=options.judges(judges),
-        reference=reference or [],
-        reference_engine=reference_engine,
-        reference_options=options.engine_options(
-            reference_option, "--reference-option", device=device, max_batch=max_batch
-        ),
+        reference=given.reference or [],
         progress=evaluation.Bars(ERRORS),
+        **given.arguments(device=given.device, max_batch=given.max_batch),
     )
     print_tables(evaluation.report(extended, tests=False, draw=False).tables)
     _refuse_failures(extended)

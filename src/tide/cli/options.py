@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -38,6 +38,7 @@ SCORER_GRAMMAR = (
     "max:SCORER,SCORER, mean:SCORER,SCORER and confirm:SCORER,SCORER (the second rescores texts "
     "that the first doubts); parentheses group specs, as in cache:max(pocket,lexicon)."
 )
+METHODS = f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}"
 # Values of a setting whose type does not list them.
 _CHOICES = {
     "strategy": f": {_STRATEGIES}; for example backtrack:lag=2,pace=word "
@@ -129,16 +130,6 @@ Judges = Annotated[
         "-j",
     ),
 ]
-Methods = Annotated[
-    str,
-    option(
-        "Search",
-        "base (the unmodified model), presets (or preset files), strategies and baselines; options "
-        "follow the name: base,tide,resample:temperature=1.0... "
-        "'tide:num_samples=2|4|8' names a method for each value. Available: "
-        f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}. ('tide methods NAME' lists its options.)",
-    ),
-]
 Preset = Annotated[
     str,
     option(
@@ -171,30 +162,6 @@ Dtype = Annotated[
 ]
 MaxBatch = Annotated[
     int | None, option("Model", "Maximum batch size of the engine (default: by device).", min=1)
-]
-Reference = Annotated[
-    list[str] | None,
-    option(
-        "Perplexity",
-        "Model that measures perplexity: auto (of the model's family), global (Qwen3-14B, as "
-        "in the paper) or none; repeatable.",
-    ),
-]
-ReferenceEngine = Annotated[
-    str,
-    option("Perplexity", "Engine of the reference models; a model on several GPUs needs vllm."),
-]
-ReferenceOption = Annotated[
-    list[str] | None,
-    option(
-        "Perplexity",
-        "An option of the reference engine, e.g. tensor_parallel_size=4 for vllm.",
-        metavar="NAME=VALUE",
-    ),
-]
-RunsOut = Annotated[
-    Path | None,
-    option("Output", "Folder of the run folders. Existing runs are resumed.", "--out", "-o"),
 ]
 Overwrite = Annotated[bool, option("Output", "Overwrite the output.", "--overwrite")]
 Mask = Annotated[
@@ -317,11 +284,28 @@ def with_settings(
     return _with_options(command, argument, added, collected)
 
 
+def with_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for every field of the pydantic model of the parameter `given`.
+
+    The type of a field is annotated with its option; `command` gets an instance of the model.
+    """
+    model: type[BaseModel] = (
+        inspect.signature(command, eval_str=True).parameters["given"].annotation
+    )
+    hints = get_type_hints(model, include_extras=True)
+    added = {name: (hints[name], field.default) for name, field in model.model_fields.items()}
+
+    def collected(values: dict[str, Any]) -> BaseModel:
+        return model(**{name: values.pop(name) for name in added})
+
+    return _with_options(command, "given", added, collected)
+
+
 def _with_options(
     command: Callable[..., None],
     argument: str,
     added: Mapping[str, tuple[Any, Any]],
-    collected: Callable[[dict[str, Any]], dict[str, Any]],
+    collected: Callable[[dict[str, Any]], Any],
 ) -> Callable[..., None]:
     """Replace the parameter `argument` of `command` by the options `added` (type, default).
 
