@@ -17,7 +17,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from tests.worlds import ReadingScorer, scripted_engine
-from tide.cli.serve import _config, _listening
+from tide.cli.serve import _listening, _server
 from tide.engines import load_engine
 from tide.server.app import create_app
 from tide.server.limits import Limits
@@ -76,6 +76,7 @@ def running(
     policies: Path | None = None,
     monitor_log: Path | None = None,
     monitor_texts: bool = False,
+    drain: float = 5,
     preset: str = "relative",  # the scripted engine's texts depend on embeddings
     **settings: Any,
 ) -> Iterator[Running]:
@@ -91,15 +92,15 @@ def running(
     ):
         made.start(engine)
         app = create_app(made, MODEL, Monitor(made, monitor_log, monitor_texts))
-        with listening(app) as (url, server):
+        with listening(app, drain) as (url, server):
             found = Running(url, engine, scorer, made, server)
             with found.http:
                 yield found
 
 
 @contextmanager
-def listening(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
-    server = uvicorn.Server(_config(app, drain=5))
+def listening(app: Any, drain: float = 5) -> Iterator[tuple[str, uvicorn.Server]]:
+    server = _server(app, drain)
     with _listening("127.0.0.1", 0) as listener:
         thread = threading.Thread(
             target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True

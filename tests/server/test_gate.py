@@ -331,6 +331,35 @@ def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
         held.go.set()
 
 
+def test_requests_that_outlast_the_drain_end_with_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = Held()
+    answers: dict[bool, httpx.Response] = {}
+    with running(held.engine, limits=Limits(keep_alive=0.05), drain=0.3) as server:
+
+        def ask(stream: bool) -> None:
+            answers[stream] = httpx.post(
+                f"{server.url}/v1/completions", json={"prompt": "x", "stream": stream}, timeout=60
+            )
+
+        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: held.begun == 2)
+        time.sleep(0.2)  # the stream has begun with keep-alives
+        server.server.should_exit = True
+        for thread in threads:
+            thread.join()
+    assert answers[False].status_code == 503
+    assert answers[False].json()["error"]["code"] == "shutting_down"
+    assert answers[True].status_code == 200
+    *_, last, done, rest = answers[True].text.split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+    assert (done, rest) == ("data: [DONE]", "")
+    assert "Exception in ASGI application" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code", "again"),
     [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -29,9 +31,11 @@ from tide.data.files import as_text, read_whole
 from tide.server.limits import Limits
 
 if TYPE_CHECKING:
+    from tide.server.gate import Gate
     from tide.server.policies import Policies
 
 PREFIX = "TIDE_SERVE"
+_LAST_WORDS = 3.0  # seconds to send the errors of requests that the drain ended
 
 
 def _read_settings(path: Path | None) -> None:
@@ -157,7 +161,7 @@ def serve(
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
     if perspective:
         model, engine = "none", "none"
-    uvicorn = require("uvicorn", "gateway")
+    require("uvicorn", "gateway")
     require("fastapi", "gateway")
     require("prometheus_client", "gateway")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
@@ -189,7 +193,6 @@ def serve(
         # Clients that are moved to this gateway still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts), provider)
-        config = _config(app, bounds.drain)
         where = f"http://{host}:{listener.getsockname()[1]}"
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         if sys.stderr.isatty():
@@ -202,7 +205,7 @@ def serve(
         # The engine's thread waits less for the threads that score and send (5 ms by default).
         sys.setswitchinterval(1e-4)
         with stopping.expected():  # uvicorn raises the signal again after shutdown
-            uvicorn.Server(config).run(sockets=[listener])
+            _server(app, bounds.drain).run(sockets=[listener])
 
 
 def _reload_soon(policies: Policies) -> None:
@@ -230,18 +233,24 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _config(app: Any, drain: float) -> Any:
-    """Configure uvicorn. drain: seconds for open requests to finish at shutdown."""
+def _server(app: Gate, drain: float) -> Any:
+    """Return uvicorn's server. drain: seconds for open requests to finish at shutdown."""
     import uvicorn  # noqa: PLC0415  (slow imports)
 
-    return uvicorn.Config(
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().call_later(drain, app.end)
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,  # our log holds no URLs, which may contain keys
         server_header=False,
         ws="none",
-        timeout_graceful_shutdown=max(1, round(drain)),
+        timeout_graceful_shutdown=math.ceil(drain + _LAST_WORDS),
     )
+    return Server(config)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -28,7 +28,7 @@ from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, d
 from tide.server.tracing import instrument
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
     from tide.engines.base import Engine
     from tide.server.policies import Policies, ServedPolicy
@@ -46,7 +46,7 @@ _SHOWN = ("max_new_tokens", "temperature", "toxicity_threshold")
 
 def create_app(
     policies: Policies, name: str, monitor: Monitor | None = None, tracing: Any = None
-) -> ASGIApp:
+) -> Gate:
     """Create the ASGI application of a server. All requests share the engine of `policies`.
 
     name: the name of the model that clients see. tracing: OpenTelemetry's provider of spans.

@@ -86,12 +86,20 @@ class Gate:
     def __init__(self, app: ASGIApp, policies: Policies) -> None:
         self._app, self._policies = app, policies
         self._limits, self._metrics = policies.limits, policies.metrics
+        self._open: set[asyncio.Future[None]] = set()
+        self._ending = False
+
+    def end(self) -> None:
+        """End all open requests with an error, because the server stops."""
+        self._ending = True
+        for work in self._open:
+            work.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, started, status = Headers(scope=scope), time.monotonic(), 0
+        headers, started, status, is_stream = Headers(scope=scope), time.monotonic(), 0, False
         method = scope["method"]
         if method == "HEAD":  # uvicorn, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
@@ -100,9 +108,11 @@ class Gate:
         scope[NUMBER] = number
 
         async def sending(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
+                kind = Headers(raw=message["headers"]).get("content-type", "")
+                is_stream = kind.startswith("text/event-stream")
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
             # A client that stops reading must not keep its connection for ever.
             with anyio.fail_after(self._limits.request_seconds):
@@ -122,6 +132,10 @@ class Gate:
             ended = traced(error)
             if status == 0:
                 await Refused.of(error).response(scope["path"])(scope, receive, sending)
+            elif is_stream and isinstance(error, Refused):
+                scope[FAILED] = error
+                last = f"{error.event()}data: [DONE]\n\n".encode()
+                await sending({"type": "http.response.body", "body": last})
         finally:
             self._metrics.in_flight.dec()
             answer = status
@@ -210,6 +224,8 @@ class Gate:
                 pass
 
         work = asyncio.ensure_future(self._app(scope, replay, sending))
+        self._open.add(work)
+        work.add_done_callback(self._open.discard)
         left = asyncio.ensure_future(gone())
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,6 +236,9 @@ class Gate:
                 task.cancel()
             await asyncio.wait({work, left})
         if work.cancelled():
+            if self._ending and not whole:
+                message = "the server is shutting down"
+                raise Refused(503, message, "server_error", code="shutting_down", again=True)
             return False
         work.result()
         return True
