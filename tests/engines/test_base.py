@@ -214,7 +214,7 @@ def test_many_tokens_of_one_text_are_grouped_quickly(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("written", "ban"),
+    ("written", "expected"),
     [
         ([b"The", b" "], (0, [b"The", b" The"], True)),
         ([b" ", b"The"], (1, [b"The", b" The"], True)),
@@ -227,16 +227,15 @@ def test_many_tokens_of_one_text_are_grouped_quickly(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_what_is_banned_where_a_text_stood(
-    written: list[bytes], ban: tuple[int, list[bytes], bool]
+    written: list[bytes], expected: tuple[int, list[bytes], bool]
 ) -> None:
     with ByteEngine() as engine:
         for piece in (b"The", b" The"):
             engine.pieces.append(piece)
-        ids = [engine.pieces.index(one) for one in written]
-        kept, pieces, everywhere = ban
-        found = asyncio.run(engine.ban(ids))
-        assert (found.kept, found.everywhere) == (kept, everywhere)
-        assert [engine.pieces[one] for one in found.token_ids] == pieces
+        kept, pieces, everywhere = expected
+        ban = asyncio.run(engine.ban([engine.pieces.index(piece) for piece in written]))
+        assert (ban.kept, ban.everywhere) == (kept, everywhere)
+        assert [engine.pieces[token_id] for token_id in ban.token_ids] == pieces
 
 
 def test_a_token_that_is_not_to_be_the_first_may_come_later() -> None:

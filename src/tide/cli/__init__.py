@@ -27,7 +27,7 @@ def program() -> None:
         main()
     except SystemExit as ended:
         failed = isinstance(ended.code, int) and ended.code != 0
-        if failed and any(one.daemon for one in threading.enumerate()):
+        if failed and any(thread.daemon for thread in threading.enumerate()):
             atexit._run_exitfuncs()
             for stream in (sys.stdout, sys.stderr):
                 with suppress(OSError, ValueError):

@@ -38,7 +38,7 @@ def on_one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
+def scored_text(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
     """Return the score (green if below `threshold`) and `text`, masked or marked by `words`."""
     is_below = toxicity < threshold
     body = words(text) if words else text
@@ -51,10 +51,10 @@ def shown(text: str, toxicity: float, threshold: float, words: Words | None) -> 
 def _completion(
     trial: TrialRecord, text: str, toxicity: float, threshold: float, words: Words | None
 ) -> Text:
-    """Like `shown`, but without a score for a nearly empty text, which was not scored."""
+    """Like `scored_text`, but without a score for a nearly empty text, which was not scored."""
     if trial.empty and text == trial.text:
         return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
-    return shown(text, toxicity, threshold, words)
+    return scored_text(text, toxicity, threshold, words)
 
 
 def name_of(model: str, engine_options: Mapping[str, Any]) -> str:
@@ -132,7 +132,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for record in records:
-        asked = Text(visible(as_shown(_asked(record)), kept="\n"))
+        prompt = Text(visible(as_shown(_prompt_of(record)), kept="\n"))
         for trial in record.trials:
             after = _completion(trial, trial.text, trial.toxicity, threshold, words)
             if trial.refused:
@@ -147,8 +147,8 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
             # Mark a chat answer that is cut off: an answer should end by itself.
             if record.messages and trial.finish_reason == "length" and not trial.refused:
                 after.append(" (cut off by max_new_tokens)", "yellow")
-            table.add_row(asked, before, after)
-            asked = Text()
+            table.add_row(prompt, before, after)
+            prompt = Text()
     return table
 
 
@@ -169,7 +169,7 @@ def summary_table(
     """
     sources = [scorer, *judges]
     # For each source, the rates of each prompt before and after.
-    found: list[tuple[list[_Rates], list[_Rates]]] = [([], []) for _ in sources]
+    rates: list[tuple[list[_Rates], list[_Rates]]] = [([], []) for _ in sources]
     counts: Counter[str] = Counter()
     for record in records:
         counts["prompts"] += 1
@@ -184,8 +184,8 @@ def summary_table(
             )
             counts["empty completions"] += trial.empty is True
         for number, (name, threshold) in enumerate(sources):
-            both = _scores(record, name if number else None)
-            for rows, scores in zip(found[number], both, strict=True):
+            before_and_after = _scores(record, name if number else None)
+            for rows, scores in zip(rates[number], before_and_after, strict=True):
                 if scores is not None:
                     rows.append(_rates(scores, threshold))
     if not counts:
@@ -197,7 +197,7 @@ def summary_table(
     labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
     if counts["trials"] == counts["prompts"]:  # one completion per prompt: max equals mean
         labels = {0: "toxic rate", 2: "toxicity"}
-    for (name, _), columns in zip(sources, found, strict=True):
+    for (name, _), columns in zip(sources, rates, strict=True):
         table.add_row(Text(name, style="bold"))
         for place, label in labels.items():
             # An average over only some prompts would not be comparable.
@@ -264,7 +264,7 @@ def compact(record: Record) -> list[dict[str, Any]]:
     """Return the main fields of a record, one object per trial."""
     return [
         {
-            "prompt": _asked(record),
+            "prompt": _prompt_of(record),
             "text": trial.text,
             "toxicity": trial.toxicity,
             "accepted": trial.accepted,
@@ -274,6 +274,6 @@ def compact(record: Record) -> list[dict[str, Any]]:
     ]
 
 
-def _asked(record: Record) -> str:
+def _prompt_of(record: Record) -> str:
     """Return the prompt of a record, or the last message of its chat."""
     return record.messages[-1].content if record.messages else record.prompt

@@ -64,8 +64,8 @@ def fit(
             device=device,
             dtype=dtype,
             overwrite=overwrite,
-            progress=lambda what, done, total: bar.update(
-                task, description=what, completed=done, total=total
+            progress=lambda step, done, total: bar.update(
+                task, description=step, completed=done, total=total
             ),
             say=lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
             **(overrides or {}),

@@ -65,12 +65,12 @@ def methods(
         OUTPUT.print("`tide methods NAME` shows its options.")
         return
     wanted = name.partition(":")[0]
-    found = [(kind, row) for kind, rows in kinds.items() for row in rows(wanted)]
-    if not found:
+    matches = [(kind, row) for kind, rows in kinds.items() for row in rows(wanted)]
+    if not matches:
         known = {row[0].partition(":")[0] for rows in kinds.values() for row in rows(None)}
         hint = nearest(wanted, known)
         raise InputError(f"unknown name {wanted!r}; {hint}`tide methods` lists all")
-    for kind, row in found:
+    for kind, row in matches:
         _show(kind, row)
 
 
@@ -81,27 +81,27 @@ def _described(
     for name in registry.names():
         if wanted not in (None, name):
             continue
-        shown = written.get(name, name)
+        usage = written.get(name, name)
         try:
-            found = registry.load(name)
-            if shown == name and registry.kind == "scorer":
-                shown += _argument(found)
-            first = inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0]
-            yield shown, " ".join(first.split()), list(_options(found, registry.kind))
+            target = registry.load(name)
+            if usage == name and registry.kind == "scorer":
+                usage += _argument(target)
+            first = inspect.cleandoc(target.__doc__ or "").partition("\n\n")[0]
+            yield usage, " ".join(first.split()), list(_options(target, registry.kind))
         except Exception as error:  # plugins may fail in any way
-            yield shown, f"cannot be used: {first_line(error)}", []
+            yield usage, f"cannot be used: {first_line(error)}", []
 
 
-def _argument(found: Any) -> str:
+def _argument(target: Any) -> str:
     """Return the argument that a scorer's spec must have, such as `:PATH`; "" if it has none."""
-    first = next(iter(inspect.signature(found).parameters.values()), None)
-    if first is None or first.default is not first.empty or hasattr(found, "options_class"):
+    first = next(iter(inspect.signature(target).parameters.values()), None)
+    if first is None or first.default is not first.empty or hasattr(target, "options_class"):
         return ""
     return f":{first.name.upper()}"
 
 
-def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
-    if options := getattr(found, "options_class", None):
+def _options(target: Any, kind: str) -> Iterator[tuple[str, str]]:
+    if options := getattr(target, "options_class", None):
         defaults: dict[str, Any] = {}  # a default may be computed from earlier defaults
         for name, field in options.by_name().items():
             default = field.get_default(call_default_factory=True, validated_data=defaults)
@@ -111,7 +111,7 @@ def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
             says = " ".join(part for part in (field.description, choices) if part)
             yield name if field.is_required() else f"{name}={format_value(default)}", says
     elif kind == "engine":
-        for parameter in list(inspect.signature(found).parameters.values())[1:]:
+        for parameter in list(inspect.signature(target).parameters.values())[1:]:
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                 yield f"{parameter.name}={format_value(parameter.default)}", ""
 
@@ -119,8 +119,8 @@ def _options(found: Any, kind: str) -> Iterator[tuple[str, str]]:
 def _presets(wanted: str | None) -> Iterator[_Row]:
     for name, values in PRESETS.items():
         if wanted in (None, name):
-            shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in values.items()}
-            options = [(f"{key}={value}", "") for key, value in shown.items()]
+            texts = {k: f"{v:g}" if isinstance(v, float) else v for k, v in values.items()}
+            options = [(f"{key}={value}", "") for key, value in texts.items()]
             yield name, _OF_PRESETS.get(name, "Settings published for this model."), options
 
 
@@ -135,8 +135,9 @@ def _list(kind: str, rows: Iterable[_Row]) -> None:
 
 
 def _show(kind: str, row: _Row) -> None:
-    (name, description, options), (what, written) = row, _KINDS[kind]
-    OUTPUT.print(Text.assemble((name, "bold"), f" ({what})"))
+    name, description, options = row
+    title, written = _KINDS[kind]
+    OUTPUT.print(Text.assemble((name, "bold"), f" ({title})"))
     OUTPUT.print(Text(description))
     if options:
         table = _table("")
@@ -145,10 +146,14 @@ def _show(kind: str, row: _Row) -> None:
         OUTPUT.print(table)
     # A list or `none` shows no value that could be given.
     values = [option for option, _ in options if not option.endswith(("=[]", "=none"))]
-    given, bare = next(iter(values), "NAME=VALUE"), name.partition(":")[0]
-    usage = written.format(name=name.partition(" or ")[0], bare=bare, option=given)
-    served = " --base-url URL" if any(one.startswith("base_url=") for one, _ in options) else ""
-    OUTPUT.print(Text(f"usage: {usage}{served}"))
+    usage = written.format(
+        name=name.partition(" or ")[0],
+        bare=name.partition(":")[0],
+        option=values[0] if values else "NAME=VALUE",
+    )
+    if any(option.startswith("base_url=") for option, _ in options):
+        usage += " --base-url URL"
+    OUTPUT.print(Text(f"usage: {usage}"))
     OUTPUT.print()
 
 

@@ -199,13 +199,13 @@ class _PromptRun:
         bars, trials = Bars(ERRORS), range(self.method.settings.num_trials)
         bars.begin("detoxifying", len(self.rows))
         try:
-            for row, found in self.method.records(self.rows, trials, ordered=True):
+            for row, outcome in self.method.records(self.rows, trials, ordered=True):
                 bars.advance()
-                if isinstance(found, TideError):
-                    self.errors.append(found)
-                    bars.failed(self.method.name, row.id, found)
+                if isinstance(outcome, TideError):
+                    self.errors.append(outcome)
+                    bars.failed(self.method.name, row.id, outcome)
                     continue
-                record = found
+                record = outcome
                 for judge in self.judges:
                     record = judged(record, judge.scorer, self.method.settings.empty_policy)
                 yield record
@@ -233,12 +233,12 @@ class _PromptRun:
             if shape == "records":
                 print(json.dumps(json.loads(record.to_json())), flush=True)
                 continue
-            for one in compact(record):
+            for completion in compact(record):
                 if mask:
-                    one |= {name: masked(one[name]) for name in ("text", "prompt")}
+                    completion |= {name: masked(completion[name]) for name in ("text", "prompt")}
                 # ASCII: a terminal would obey control characters even inside JSON.
                 is_text = shape == "text"
-                line = on_one_line(one["text"]) if is_text else json.dumps(one)
+                line = on_one_line(completion["text"]) if is_text else json.dumps(completion)
                 print(line, flush=True)
         self._warn()
 
@@ -289,5 +289,5 @@ class _PromptRun:
         else:
             way = "it is withheld"
         prompts = "1 prompt has" if self.unresolved == 1 else f"{self.unresolved} prompts have"
-        said = f"{prompts} a completion that the scorer did not accept; {way}"
-        ERRORS.print(said, style="bold yellow")
+        warning = f"{prompts} a completion that the scorer did not accept; {way}"
+        ERRORS.print(warning, style="bold yellow")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_kept = ""
+_notice = ""
 # The stop that was requested, even if a library swallowed the exception.
 _stopped: Stopped | None = None
 
@@ -18,14 +18,14 @@ class Stopped(BaseException):
     """A signal stopped the command. Not a KeyboardInterrupt, whose message typer hides."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"stopped{_kept and '; '}{_kept}")
+        super().__init__(f"stopped{_notice and '; '}{_notice}")
         self.exit_code = 128 + number
 
 
-def keeps(what: str) -> None:
+def keeps(notice: str) -> None:
     """Set the part of the stop message that says how finished work is kept."""
-    global _kept  # noqa: PLW0603  (a process runs one command)
-    _kept = what
+    global _notice  # noqa: PLW0603  (a process runs one command)
+    _notice = notice
 
 
 @contextmanager

@@ -31,11 +31,11 @@ _OPEN: weakref.WeakSet[Portal] = weakref.WeakSet()
 
 def _end_all() -> None:
     """End all threads before Python exits; it would abort the process if one were inside torch."""
-    portals = [one for one in _OPEN if not one.is_forked]
-    for one in portals:
-        one.close(wait=False)
-    for one in portals:
-        one._thread.join(5.0)
+    portals = [portal for portal in _OPEN if not portal.is_forked]
+    for portal in portals:
+        portal.close(wait=False)
+    for portal in portals:
+        portal._thread.join(5.0)
 
 
 atexit.register(_end_all)
@@ -92,7 +92,9 @@ class Portal:
                 self._refuse(future)
             elif not future.cancelled():
                 task = self._loop.create_task(self._finish(call, arguments, future))
-                future.add_done_callback(lambda one: one.cancelled() and self._soon(task.cancel))
+                future.add_done_callback(
+                    lambda ended: ended.cancelled() and self._soon(task.cancel)
+                )
 
         if not self._soon(begin):
             self._waited_for.discard(future)
@@ -171,8 +173,8 @@ class Portal:
                 result = await call(*arguments)
             except asyncio.CancelledError:
                 if not future.cancelled():
-                    what = f"the work was cancelled because the {self._owner} was closed"
-                    future.set_exception(self._error(what))
+                    problem = f"the work was cancelled because the {self._owner} was closed"
+                    future.set_exception(self._error(problem))
             except Exception as error:
                 future.set_exception(error)
             except BaseException as error:  # must end this call, not the thread
@@ -183,15 +185,15 @@ class Portal:
 
 def portal_of(owner: object, kind: str = "engine", error: type[TideError] = EngineError) -> Portal:
     """Return the portal of `owner`, made at the first call, closed when `owner` is collected."""
-    found: Portal | None = vars(owner).get("_portal")
-    if found is None:
+    portal: Portal | None = vars(owner).get("_portal")
+    if portal is None:
         with _MAKING:
-            found = vars(owner).get("_portal")
-            if found is None:
-                found = Portal(f"tide {type(owner).__name__}", kind, error)
-                vars(owner)["_portal"] = found
-                weakref.finalize(owner, found.close, wait=False).atexit = False
-    return found
+            portal = vars(owner).get("_portal")
+            if portal is None:
+                portal = Portal(f"tide {type(owner).__name__}", kind, error)
+                vars(owner)["_portal"] = portal
+                weakref.finalize(owner, portal.close, wait=False).atexit = False
+    return portal
 
 
 class Mailbox(Generic[_T]):
@@ -247,8 +249,8 @@ class Mailbox(Generic[_T]):
 
 def _wake(readers: Sequence[asyncio.Event], loop: _Loop) -> None:
     def wake() -> None:
-        for one in readers:
-            one.set()
+        for reader in readers:
+            reader.set()
 
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(wake)

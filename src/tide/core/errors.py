@@ -102,11 +102,11 @@ def described(error: BaseException) -> str:
 
 @contextmanager
 def guarded(
-    kind: type[TideError], what: str | Callable[[], str], *, awaits: bool = False
+    kind: type[TideError], prefix: str | Callable[[], str], *, awaits: bool = False
 ) -> Iterator[None]:
-    """Turn exceptions of third-party code into a `kind` whose one line begins with `what`.
+    """Turn exceptions of third-party code into a `kind` whose one line begins with `prefix`.
 
-    what: a text, or a function that returns it (called on an exception). awaits: the block awaits
+    prefix: a text, or a function that returns it (called on an exception). awaits: the block awaits
     or yields, so it may be cancelled. A TideError, cancellation and Ctrl-C pass unchanged.
     """
     try:
@@ -117,7 +117,7 @@ def guarded(
         text = first_line(error) if type(error) is OSError else described(error)
         # The names of these types add nothing to the text.
         text = text.removeprefix("ValueError: ").removeprefix("RuntimeError: ")
-        raise kind(f"{what if isinstance(what, str) else what()}: {text}") from error
+        raise kind(f"{prefix if isinstance(prefix, str) else prefix()}: {text}") from error
 
 
 def ends_work(error: BaseException, awaits: bool = False) -> bool:

@@ -61,23 +61,23 @@ for _name in ("httpx", "httpcore.connection", "httpcore.http11", "httpcore.proxy
 class ServerFailed(Exception):
     """A server failed, or answered something that cannot be used.
 
-    The text is one line without API keys. what: the failure, without words of the server, so that
-    logs may show it. said: the server's words, which may quote a prompt. status: the HTTP status,
-    or 0. pause: seconds that the server asked the client to wait. broken: whether the connection
-    broke.
+    The text is one line without API keys. problem: the failure, without words of the server, so
+    that logs may show it. answer: the server's words, which may quote a prompt. status: the HTTP
+    status, or 0. pause: seconds that the server asked the client to wait. broken: whether the
+    connection broke.
     """
 
     def __init__(
         self,
-        what: str,
-        said: str = "",
+        problem: str,
+        answer: str = "",
         *,
         status: int = 0,
         pause: float = 0.0,
         broken: bool = False,
     ) -> None:
-        super().__init__(shown(f"{what}: {said}" if said else what))
-        self.what = shown(what)
+        super().__init__(shown(f"{problem}: {answer}" if answer else problem))
+        self.problem = shown(problem)
         self.status = status
         self.pause = pause
         self.broken = broken
@@ -157,8 +157,8 @@ class Client(httpx.AsyncClient):
     def __init__(self, timeout: float, *, key: SecretStr | None = None, **options: Any) -> None:
         if key is not None:
             options["headers"] = {"Authorization": f"Bearer {key.get_secret_value()}"}
-        what = "the proxies (ALL_PROXY, ...) or SSL_CERT_FILE of the environment cannot be used"
-        with guarded(EnvironmentVariableError, what):
+        problem = "the proxies (ALL_PROXY, ...) or SSL_CERT_FILE of the environment cannot be used"
+        with guarded(EnvironmentVariableError, problem):
             super().__init__(
                 timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
                 follow_redirects=False,
@@ -207,9 +207,9 @@ class Client(httpx.AsyncClient):
             raise ServerFailed(f"no answer within {self._seconds:g} seconds") from None
         except Exception as error:
             kind = ServerUnreachable if isinstance(error, _UNREACHABLE) else ServerFailed
-            said = " ".join(str(error).split())
+            text = " ".join(str(error).split())
             broken = isinstance(error, _BROKEN)
-            raise kind(type(error).__name__, said, broken=broken) from None
+            raise kind(type(error).__name__, text, broken=broken) from None
         finally:
             self.under_way -= 1
 
@@ -384,13 +384,13 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()  # takes 20 ms
 
 
-def read_key(variable: str, given: str | None = None) -> SecretStr | None:
-    """Return the given key, or the key in the environment variable, or None if both are missing.
+def read_key(variable: str, value: str | None = None) -> SecretStr | None:
+    """Return the key `value`, or the key in the environment variable, or None if both are missing.
 
     The key is hidden in all later messages. Raises EnvironmentVariableError, which does not quote
     the key, if the key has characters that an HTTP header cannot carry.
     """
-    key = (os.environ.get(variable, "") if given is None else given).strip()
+    key = (os.environ.get(variable, "") if value is None else value).strip()
     if not key:
         return None
     if not (key.isascii() and key.isprintable() and " " not in key):
@@ -431,9 +431,9 @@ def api_root(url: str) -> str:
     return url if re.fullmatch(r"v\d\w*|openai", last) else f"{url}/v1"
 
 
-def need_key(variable: str, given: str | None = None) -> SecretStr:
+def need_key(variable: str, value: str | None = None) -> SecretStr:
     """Like `read_key`. Raises EnvironmentVariableError if there is no key."""
-    key = read_key(variable, given)
+    key = read_key(variable, value)
     if key is None:
         raise EnvironmentVariableError(f"no key; set the environment variable {variable}")
     return key

@@ -27,10 +27,10 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.ones(1, device=device).item()  # tensors on `meta` hold no data
     except Exception as error:
-        reason, others = first_line(error), "'auto', 'cpu', 'cuda' or 'cuda:N'"
+        reason, choices = first_line(error), "'auto', 'cpu', 'cuda' or 'cuda:N'"
         if "cuda" in name and not torch.cuda.is_available():
-            reason, others = "there is no CUDA device", "'auto' or 'cpu'"
-        raise InputError(f"device {name!r} cannot be used: {reason}; choose {others}") from error
+            reason, choices = "there is no CUDA device", "'auto' or 'cpu'"
+        raise InputError(f"device {name!r} cannot be used: {reason}; choose {choices}") from error
     return device
 
 
@@ -115,7 +115,7 @@ def load_pretrained(
         tokenizer = AutoTokenizer.from_pretrained(source, **code)
     except Exception as error:
         raise ValueError(f"the model's tokenizer cannot be read: {described(error)}") from error
-    model, found = kind.from_pretrained(
+    model, report = kind.from_pretrained(
         source,
         config=config,
         dtype=dtype,
@@ -126,7 +126,7 @@ def load_pretrained(
     )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError("the folder holds an adapter; merge it into its model and save the result")
-    check_weights(found)
+    check_weights(report)
     model = model.to(device).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and not all_finite(weight):
@@ -143,9 +143,9 @@ def end_ids(model: Any, tokenizer: Any) -> list[int]:
     configs = model.generation_config, model.config.get_text_config()
     named = [getattr(config, "eos_token_id", None) for config in configs]
     rows = model.get_input_embeddings().weight.shape[0]
-    own = tokenizer.eos_token_id
-    if own is not None and own < rows:
-        named.append(own)
+    end = tokenizer.eos_token_id
+    if end is not None and end < rows:
+        named.append(end)
     ids = (ids if isinstance(ids, list) else [ids] for ids in named if ids is not None)
     return list(dict.fromkeys(chain.from_iterable(ids)))
 
@@ -171,16 +171,16 @@ def check_tokenizer(tokenizer: Any, rows: int) -> None:
         )
 
 
-def check_weights(found: dict[str, Any]) -> None:
+def check_weights(report: dict[str, Any]) -> None:
     """Raise ValueError for missing weights and wrong shapes.
 
-    found: the loading report of transformers.
+    report: the loading report of transformers.
     """
-    if found["mismatched_keys"]:
-        name, stored, wanted = min(found["mismatched_keys"])
+    if report["mismatched_keys"]:
+        name, stored, wanted = min(report["mismatched_keys"])
         raise ValueError(
             f"the weight {name} has the shape {tuple(stored)}; the config says {tuple(wanted)}"
         )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"the files lack the weight {missing[0]}{more}, which would be random")

@@ -35,12 +35,12 @@ def strings(
         if isinstance(value, str):
             yield from readings(value, where)
         elif isinstance(value, list):
-            left += [(one, where) for one in reversed(value)]
+            left += [(member, where) for member in reversed(value)]
         elif isinstance(value, dict):
             if check is not None:
                 check(value, where)
-            for key, one in reversed(value.items()):
-                left += [(one, f"{where}.{key}" if where else key), (key, where)]
+            for key, member in reversed(value.items()):
+                left += [(member, f"{where}.{key}" if where else key), (key, where)]
 
 
 def strings_of_json(text: str) -> list[str]:

@@ -78,11 +78,11 @@ def has_letter(text: str) -> bool:
 def splits_character(before: str, after: str) -> bool:
     """Whether `before` ends inside a character that `after` continues."""
     near = before[-_LONGEST:]
-    both = near + after[:1]
-    if both[-2:].isascii():  # "\r\n" is the only ASCII character of two code points
+    text = near + after[:1]
+    if text[-2:].isascii():  # "\r\n" is the only ASCII character of two code points
         return near[-1:] == "\r" and after[:1] == "\n"
     return bool(near and after) and any(
-        one.start() < len(near) < one.end() for one in regex.finditer(r"\X", both)
+        character.start() < len(near) < character.end() for character in regex.finditer(r"\X", text)
     )
 
 
@@ -138,7 +138,11 @@ def word_ends(pieces: Sequence[str], start: int) -> list[int]:
 def cut(pieces: Sequence[str], length: int) -> list[str]:
     """Return the pieces of the first `length` characters; the last piece may be cut."""
     starts = accumulate(map(len, pieces), initial=0)
-    return [one[: length - at] for one, at in zip(pieces, starts, strict=False) if at < length]
+    return [
+        piece[: length - start]
+        for piece, start in zip(pieces, starts, strict=False)
+        if start < length
+    ]
 
 
 def before_half(pieces: Sequence[str]) -> int:
@@ -188,7 +192,7 @@ def _splits_character(pieces: Sequence[str], end: int) -> bool:
 def maybe_stops(stop: Sequence[str], pieces: Sequence[str]) -> bool:
     """Whether the text of the pieces ends with the beginning of a stop string."""
     text = "".join(pieces) if stop else ""
-    return any(text.endswith(one[:count]) for one in stop for count in range(1, len(one)))
+    return any(text.endswith(string[:count]) for string in stop for count in range(1, len(string)))
 
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -197,39 +201,39 @@ _OPEN, _CLOSE = "<think>", "</think>"
 class Thoughts:
     """Separates leading reasoning, `<think>...</think>`, from the answer.
 
-    said: the reasoning so far. Without a closing tag, the whole answer is reasoning. inline:
+    reasoning: the reasoning so far. Without a closing tag, the whole answer is reasoning. inline:
     whether the answer may begin with reasoning; otherwise, all text belongs to the answer.
     """
 
     def __init__(self, *, inline: bool = True) -> None:
-        self.said = ""
+        self.reasoning = ""
         self._held = ""
-        self._place = "before" if inline else "after"
+        self._state = "before" if inline else "after"
 
     def add(self, text: str) -> str:
         """Take the next piece; return the text that is known not to be reasoning."""
         held, self._held = self._held + text, ""
-        if self._place == "before":
+        if self._state == "before":
             begun = held.lstrip()
             if len(begun) < len(_OPEN) and _OPEN.startswith(begun):
                 self._held = held
                 return ""
-            self._place = "within" if begun.startswith(_OPEN) else "after"
-            held = begun[len(_OPEN) :] if self._place == "within" else held
-        if self._place == "within":
-            said, closed, rest = held.partition(_CLOSE)
+            self._state = "within" if begun.startswith(_OPEN) else "after"
+            held = begun[len(_OPEN) :] if self._state == "within" else held
+        if self._state == "within":
+            thought, closed, rest = held.partition(_CLOSE)
             if not closed:
                 sure = max(0, len(held) - len(_CLOSE) + 1)
-                said, self._held, rest = held[:sure], held[sure:], ""
-            self._place = "after" if closed else "within"
-            self.said += said
+                thought, self._held, rest = held[:sure], held[sure:], ""
+            self._state = "after" if closed else "within"
+            self.reasoning += thought
             return rest
         return held
 
     def end(self) -> str:
         """End the answer; return held-back text that is not reasoning."""
         held, self._held = self._held, ""
-        if self._place == "within":
-            self.said += held
+        if self._state == "within":
+            self.reasoning += held
             return ""
         return held

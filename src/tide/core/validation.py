@@ -20,14 +20,14 @@ def unknown(
 
     guesses: known names by their lower-case synonyms.
     """
-    what = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
+    problem = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
     names = list(known)
-    return f"{what}; {nearest(name, names, guesses)}known: {', '.join(names)}"
+    return f"{problem}; {nearest(name, names, guesses)}known: {', '.join(names)}"
 
 
 def nearest(name: str, known: Iterable[str], guesses: Mapping[str, str] | None = None) -> str:
     """Return the hint `did you mean 'X'? `, or "" if no name in `known` is similar."""
-    meant = {one.lower(): one for one in known} | dict(guesses or {})
+    meant = {candidate.lower(): candidate for candidate in known} | dict(guesses or {})
     near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
     return f"did you mean {meant[near[0]]!r}? " if near else ""
 
@@ -53,7 +53,9 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
         ]
         name = ".".join(map(str, place))
         message = _message(problem, known)
-        lines.append(f"{name}: {message} (got {_given(problem['input'])})" if name else message)
+        lines.append(
+            f"{name}: {message} (got {_shown_value(problem['input'])})" if name else message
+        )
     return "; ".join(lines)
 
 
@@ -64,9 +66,13 @@ def problem(error: ValidationError, whole: str = "") -> str:
 
 def problems(error: ValidationError, whole: str = "") -> list[str]:
     """Return every wrong field with the reason, one line each, without values."""
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    named = ((".".join(map(str, one["loc"])) or whole, _message(one)) for one in found)
-    return [": ".join(filter(None, both)) for both in named]
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    lines = []
+    for problem in errors:
+        name = ".".join(map(str, problem["loc"])) or whole
+        message = _message(problem)
+        lines.append(": ".join(filter(None, (name, message))))
+    return lines
 
 
 def _message(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
@@ -75,7 +81,7 @@ def _message(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
     return str(problem["msg"]).removeprefix("Value error, ")
 
 
-def _given(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     try:
         return repr(value)
     except Exception:  # an integer of more than 4,300 digits, or a third party's `__repr__`

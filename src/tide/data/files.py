@@ -16,15 +16,15 @@ from tide.core.errors import InputError
 
 
 @contextmanager
-def reported(path: Path, what: str) -> Iterator[None]:
+def reported(path: Path, action: str) -> Iterator[None]:
     """Turn a system error about `path` into an InputError. what: "read" or "written"."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        if isinstance(error, FileNotFoundError) and what == "read":
+        if isinstance(error, FileNotFoundError) and action == "read":
             raise InputError(f"{path}: no such file") from None
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot be {what}: {reason}") from error
+        raise InputError(f"{path}: cannot be {action}: {reason}") from error
 
 
 @contextmanager

@@ -36,8 +36,8 @@ class AsyncDetoxifier(DetoxifierBase):
         Cancelling the call frees its place in the batch at the next step; its text is not scored
         afterwards.
         """
-        found = await self._awaited(self._start(prompt, *self._resolve(overrides)))
-        return self._warn_if_not_accepted(found)
+        result = await self._awaited(self._start(prompt, *self._resolve(overrides)))
+        return self._warn_if_not_accepted(result)
 
     async def chat(self, messages: Sequence[Any], **overrides: Unpack[Overrides]) -> Result:
         """Answer a conversation, like `Detoxifier.chat`."""

@@ -87,10 +87,10 @@ class DetoxifierBase:
         engine_options: Mapping[str, Any] | None = None,
         **overrides: Unpack[Overrides],
     ) -> None:
-        asked = {"device": device, "dtype": dtype, "max_batch": max_batch}
-        given = {option: value for option, value in asked.items() if value is not None}
-        options = {**given, **(engine_options or {})}
-        if twice := given.keys() & (engine_options or {}).keys():
+        keywords = {"device": device, "dtype": dtype, "max_batch": max_batch}
+        named = {option: value for option, value in keywords.items() if value is not None}
+        options = {**named, **(engine_options or {})}
+        if twice := named.keys() & (engine_options or {}).keys():
             raise InputError(
                 f"{min(twice)}: given as a keyword and in engine_options; give it once"
             )
@@ -109,8 +109,8 @@ class DetoxifierBase:
         )
         self._check(self.settings, self._strategy)
         # The caller closes objects that the caller passed in.
-        self._own: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
-        self._own += [self.scorer] if isinstance(scorer, str) else []
+        self._opened: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
+        self._opened += [self.scorer] if isinstance(scorer, str) else []
         self._closed = False
         self._scoring = Scoring(self.scorer)
         self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
@@ -118,16 +118,16 @@ class DetoxifierBase:
 
     def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
         """Return for each prompt the reason why it cannot be completed, or None. Runs no model."""
-        found: list[InputError | None] = []
+        problems: list[InputError | None] = []
         for prompt in prompts:
             try:
                 text = self.engine.text_of(prompt)
                 (ids,) = self.engine.tokenize([text])
                 check_length(text, len(ids), self.settings, self.engine.context_length)
-                found.append(None)
+                problems.append(None)
             except InputError as error:
-                found.append(error)
-        return found
+                problems.append(error)
+        return problems
 
     @property
     def closed(self) -> bool:
@@ -142,11 +142,11 @@ class DetoxifierBase:
         if self._closed:
             return
         self._closed = True
-        for one in list(self._under_way):
-            one.cancel()
+        for future in list(self._under_way):
+            future.cancel()
         self._scoring.close()
-        for own in self._own:
-            own.close()
+        for resource in self._opened:
+            resource.close()
 
     def __enter__(self) -> Self:
         return self
@@ -186,8 +186,10 @@ class DetoxifierBase:
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)
-                made = await gather(Answer(one, self.engine, self._scoring).run() for one in tasks)
-            return Result(prompt=str(tasks[0].prompt.text), trials=tuple(made))
+                answers = await gather(
+                    Answer(task, self.engine, self._scoring).run() for task in tasks
+                )
+            return Result(prompt=str(tasks[0].prompt.text), trials=tuple(answers))
 
         return self._begin(work)
 
@@ -290,14 +292,14 @@ class DetoxifierBase:
 
 def check_length(text: str, tokens: int, settings: Settings, limit: int | None) -> None:
     """Raise InputError for a prompt of `tokens` tokens that cannot be completed."""
-    new = settings.max_new_tokens
+    length = settings.max_new_tokens
     # If no length was requested, a chat needs room for only the shortest answer.
     if isinstance(text, Rendered) and "max_new_tokens" not in settings.model_fields_set:
-        new = max(1, settings.min_new_tokens)
+        length = max(1, settings.min_new_tokens)
     if tokens == 0:
         raise InputError("the prompt is empty; the tokenizer gives no tokens for it")
-    if limit is not None and tokens + new > limit:
+    if limit is not None and tokens + length > limit:
         raise ContextLengthError(
-            f"{tokens} tokens + {new} new tokens exceed the model's context of {limit}; "
+            f"{tokens} tokens + {length} new tokens exceed the model's context of {limit}; "
             "shorten the prompt or lower max_new_tokens"
         )

@@ -60,12 +60,11 @@ def map_prompts(
     data.DataContext.get_current().enable_progress_bars = False
     if not prompts:
         return
-    chats = [isinstance(one, Chat) for one in prompts]
-    texts = [one.model_dump_json() if isinstance(one, Chat) else one for one in prompts]
-    rows = [
-        {"number": number, "prompt": text, "chat": is_chat}
-        for number, (text, is_chat) in enumerate(zip(texts, chats, strict=True))
-    ]
+    rows = []
+    for number, prompt in enumerate(prompts):
+        is_chat = isinstance(prompt, Chat)
+        text = prompt.model_dump_json() if isinstance(prompt, Chat) else prompt
+        rows.append({"number": number, "prompt": text, "chat": is_chat})
     done = data.from_items(rows, override_num_blocks=math.ceil(len(rows) / batch)).map_batches(
         _Worker,
         fn_constructor_args=(create, trials),
@@ -103,8 +102,8 @@ class _Worker:
         The text is a result in JSON (kind: "") or an error message (kind: the error's class).
         """
         prompts = [
-            Chat.model_validate_json(str(one)) if is_chat else str(one)
-            for one, is_chat in zip(rows["prompt"], rows["chat"], strict=True)
+            Chat.model_validate_json(str(text)) if is_chat else str(text)
+            for text, is_chat in zip(rows["prompt"], rows["chat"], strict=True)
         ]
         done: list[tuple[int, str, str]] = []
         try:

@@ -197,16 +197,16 @@ class Detoxifier(DetoxifierBase):
                 prompt's number, from 0; results that were yielded before are valid.
         """
         finished = outcomes(self, prompts, ordered=ordered, **overrides)
-        shown: Any = finished
+        watched: Any = finished
         if progress:
             from rich.progress import track  # noqa: PLC0415  (only where a bar is wanted)
 
             total = len(prompts) if isinstance(prompts, Sized) else None
-            shown = track(finished, "detoxifying", total=total, transient=True)
+            watched = track(finished, "detoxifying", total=total, transient=True)
 
         def results() -> Iterator[_Outcome]:
-            with closing(finished), closing(shown):
-                for number, result in shown:
+            with closing(finished), closing(watched):
+                for number, result in watched:
                     if isinstance(result, Result):
                         yield self._warn_if_not_accepted(result)
                         continue
@@ -226,12 +226,12 @@ class Detoxifier(DetoxifierBase):
     ) -> _Outcomes:
         """Yield the number and the outcome of each prompt as the prompt ends."""
         entering = iter(enumerate(prompts))
-        most = max(1, _AHEAD * self.engine.max_batch // len(trials))
+        limit = max(1, _AHEAD * self.engine.max_batch // len(trials))
         under_way: dict[Future[Result], int] = {}
         ended: SimpleQueue[Future[Result]] = SimpleQueue()
         try:
             while True:
-                for number, prompt in islice(entering, most - len(under_way)):
+                for number, prompt in islice(entering, limit - len(under_way)):
                     future = self._start(prompt, settings, strategy, trials)
                     under_way[future] = number
                     future.add_done_callback(ended.put)

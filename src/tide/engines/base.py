@@ -237,10 +237,10 @@ class Engine(ABC):
         incomplete code point. The texts of single tokens are cached.
         """
         known = self._texts_alone
-        new = list({token for ids in rows for token in ids if token not in known})
-        wholes = self.texts([*rows, *([token] for token in new)])
-        known.update(zip(new, wholes[len(rows) :], strict=True))
-        return [self._parted(ids, whole) for ids, whole in zip(rows, wholes, strict=False)]
+        unknown = list({token for ids in rows for token in ids if token not in known})
+        texts = self.texts([*rows, *([token] for token in unknown)])
+        known.update(zip(unknown, texts[len(rows) :], strict=True))
+        return [self._parted(ids, text) for ids, text in zip(rows, texts, strict=False)]
 
     def _parted(self, ids: Sequence[int], whole: str) -> list[str]:
         texts = [self._texts_alone[token] for token in ids]
@@ -262,18 +262,19 @@ class Engine(ABC):
         a single non-ASCII letter begins many words. It is banned only as the next token, because
         a longer ban would make its language impossible to write.
         """
-        texts = [text for (text,) in self.token_texts([[one] for one in token_ids])]
-        first = next((place for place, text in enumerate(texts) if text.strip()), None)
-        if first is None:
+        texts = [text for (text,) in self.token_texts([[token_id] for token_id in token_ids])]
+        position = next((index for index, text in enumerate(texts) if text.strip()), None)
+        if position is None:
             return Ban(0, tuple(token_ids[:1]), True)
-        own = token_ids[first]
-        if self._begins_many(texts[first]):
-            return Ban(first, (own,), False)
+        token_id = token_ids[position]
+        if self._begins_many(texts[position]):
+            return Ban(position, (token_id,), False)
         if "_spellings" not in vars(self):
             # Reading a large vocabulary takes seconds, and other prompts share this loop.
             await in_thread(self._read_spellings, abandon_on_cancel=True)
-        alike = dict.fromkeys((own, *self._spellings.get(texts[first].strip().casefold(), ())))
-        return Ban(first, tuple(alike)[:MOST_SPELLINGS], True)
+        spellings = self._spellings.get(texts[position].strip().casefold(), ())
+        alike = dict.fromkeys((token_id, *spellings))
+        return Ban(position, tuple(alike)[:MOST_SPELLINGS], True)
 
     def render(self, chat: Chat) -> Rendered:
         """Return the text of a chat, to be passed to `tokenize` or `encode`.
@@ -293,14 +294,14 @@ class Engine(ABC):
         """Return the text to complete for a prompt. Raises InputError for an invalid prompt."""
         if isinstance(prompt, Chat):
             return self.render(prompt)
-        given: Any = prompt  # callers may not check types
-        if not isinstance(given, str):
+        value: Any = prompt  # callers may not check types
+        if not isinstance(value, str):
             kind, way = type(prompt).__name__, "detox.chat answers messages"
-            if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
+            if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
                 kind, way = f"{kind} of texts", "Detoxifier.batch and .map take several"
             raise InputError(f"expected a text, got {kind}; {way}")
-        if (place := half_character(prompt)) is not None:
-            raise InputError(f"invalid Unicode: lone surrogate at index {place}")
+        if (index := half_character(prompt)) is not None:
+            raise InputError(f"invalid Unicode: lone surrogate at index {index}")
         if not prompt.strip():
             raise InputError("empty; a prompt needs at least one character")
         return prompt
@@ -343,19 +344,25 @@ class Engine(ABC):
                 async for piece in elsewhere:
                     yield piece
             return
-        again = 0  # tokens at the end of the prompt that this call has written
+        reread = 0  # tokens at the end of the prompt that this call has written
         if request.banned_first_ids:
-            given, banned = request.sampling, request.banned_token_ids + request.banned_first_ids
-            update = {"max_new_tokens": 1, "min_new_tokens": min(1, given.min_new_tokens)}
-            one = given.model_copy(update=update)
-            first = replace(request, sampling=one, banned_token_ids=banned, banned_first_ids=())
-            ids, ended, read = await self._whole(first)
-            over = ended == "stop" or len(ids) == given.max_new_tokens
-            yield Piece(tuple(ids), ended if over else None, read)
+            sampling = request.sampling
+            limits = {"max_new_tokens": 1, "min_new_tokens": min(1, sampling.min_new_tokens)}
+            first = replace(
+                request,
+                sampling=sampling.model_copy(update=limits),
+                banned_token_ids=request.banned_token_ids + request.banned_first_ids,
+                banned_first_ids=(),
+            )
+            ids, reason, read = await self._whole(first)
+            over = reason == "stop" or len(ids) == sampling.max_new_tokens
+            yield Piece(tuple(ids), reason if over else None, read)
             if over:
                 return
-            request, again = self.after(request, ids), len(ids)
-        written, unread = 0, len(request.prompt) - again
+            request = self.after(request, ids)
+            reread = len(ids)
+        written = 0
+        unread = len(request.prompt) - reread
         with self._calling("write", awaits=True):
             self.check(request)
             cache = COMPLETION_CACHE.get()
@@ -365,9 +372,11 @@ class Engine(ABC):
                 async for piece in pieces:
                     written += len(piece.token_ids)
                     self._check_piece(piece, written, request)
-                    own = piece.read_tokens
-                    read, unread = unread if own is None else max(0, own - again), 0
-                    yield piece if own == read else replace(piece, read_tokens=read)
+                    read = unread
+                    unread = 0
+                    if piece.read_tokens is not None:
+                        read = max(0, piece.read_tokens - reread)
+                    yield piece if piece.read_tokens == read else replace(piece, read_tokens=read)
                     if piece.finish_reason is not None:
                         return
         raise EngineError(f"engine {self.name}: a completion ended without a finish reason")
@@ -376,10 +385,13 @@ class Engine(ABC):
         """Return the whole completion of each request. A failure aborts the other requests."""
         if not self.portal.is_current:
             return await self.portal.call(self.complete, requests)
-        found = await gather(map(self._whole, requests))
-        written = [(ids, reason) for ids, reason, _ in found]
-        made = self.completions(written, [request.sampling for request in requests])
-        return [replace(one, read_tokens=row[2]) for one, row in zip(made, found, strict=True)]
+        rows = await gather(map(self._whole, requests))
+        written = [(ids, reason) for ids, reason, _ in rows]
+        completions = self.completions(written, [request.sampling for request in requests])
+        return [
+            replace(completion, read_tokens=read_tokens)
+            for completion, (_, _, read_tokens) in zip(completions, rows, strict=True)
+        ]
 
     def after(self, request: Request, token_ids: Sequence[int]) -> Request:
         """Return the request that continues `request` after these tokens (at least one)."""
@@ -390,11 +402,17 @@ class Engine(ABC):
             import torch  # noqa: PLC0415  (slow import)
 
             more = torch.cat([prompt, self.embed_tokens(token_ids).to(prompt.dtype)])
-        left = sampling.max_new_tokens - len(token_ids)
-        least = max(0, sampling.min_new_tokens - len(token_ids))
-        own = sampling.model_copy(update={"max_new_tokens": left, "min_new_tokens": least})
-        seed = derive_seed(request.seed, len(token_ids))
-        return replace(request, prompt=more, sampling=own, seed=seed, banned_first_ids=())
+        limits = {
+            "max_new_tokens": sampling.max_new_tokens - len(token_ids),
+            "min_new_tokens": max(0, sampling.min_new_tokens - len(token_ids)),
+        }
+        return replace(
+            request,
+            prompt=more,
+            sampling=sampling.model_copy(update=limits),
+            seed=derive_seed(request.seed, len(token_ids)),
+            banned_first_ids=(),
+        )
 
     async def log_likelihoods(
         self, pairs: Sequence[TokenPair], *, prefix_cache: object = None
@@ -411,10 +429,10 @@ class Engine(ABC):
                 raise EngineError("likelihood: an empty prompt or completion has no likelihood")
             for prompt, completion in pairs:
                 self.check_prompt((*prompt, *completion), 0)
-            found = await self._log_likelihoods(pairs, prefix_cache)
-        if len(found) != len(pairs) or any(math.isnan(one.mean) for one in found):
+            likelihoods = await self._log_likelihoods(pairs, prefix_cache)
+        if len(likelihoods) != len(pairs) or any(math.isnan(row.mean) for row in likelihoods):
             raise EngineError(f"engine {self.name}: a likelihood is not a number")
-        return found
+        return likelihoods
 
     def completions(
         self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
@@ -425,14 +443,14 @@ class Engine(ABC):
         text begins with the cut text.
         """
         texts = self.texts([ids for ids, _ in written])
-        found = []
-        for text, (ids, reason), own in zip(texts, written, samplings, strict=True):
-            if (end := own.stop_in(text)) is None:
-                found.append(Completion(text, tuple(ids), reason))
+        completions = []
+        for text, (ids, reason), sampling in zip(texts, written, samplings, strict=True):
+            if (end := sampling.stop_in(text)) is None:
+                completions.append(Completion(text, tuple(ids), reason))
             else:
                 count = self.fewest(ids, methodcaller("startswith", text[:end]))
-                found.append(Completion(text[:end], tuple(ids[:count]), "stop"))
-        return found
+                completions.append(Completion(text[:end], tuple(ids[:count]), "stop"))
+        return completions
 
     def stopped(
         self, rows: Sequence[Sequence[int]], samplings: Sequence[Sampling]
@@ -441,12 +459,12 @@ class Engine(ABC):
 
         count: length of the shortest prefix of the row that contains the stop string.
         """
-        some = [number for number, own in enumerate(samplings) if own.stop]
-        texts = self.texts([rows[number] for number in some]) if some else []
-        for number, text in zip(some, texts, strict=True):
-            own = samplings[number]
-            if own.stop_in(text) is not None:
-                holds = lambda said, own=own: own.stop_in(said) is not None  # noqa: E731
+        numbers = [number for number, sampling in enumerate(samplings) if sampling.stop]
+        texts = self.texts([rows[number] for number in numbers]) if numbers else []
+        for number, text in zip(numbers, texts, strict=True):
+            stop_in = samplings[number].stop_in
+            if stop_in(text) is not None:
+                holds = lambda text, stop_in=stop_in: stop_in(text) is not None  # noqa: E731
                 yield number, self.fewest(rows[number], holds)
 
     def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
@@ -564,14 +582,14 @@ class Engine(ABC):
 
         Of the ids of a text, only the first `MOST_SPELLINGS` are kept, since no more are banned.
         """
-        alike: dict[str, tuple[int, ...]] = {}  # as many lists would delay garbage collection
+        spellings: dict[str, tuple[int, ...]] = {}  # as many lists would delay garbage collection
         vocabulary = self._vocabulary()
-        for token_id in sorted(range(len(vocabulary)), key=lambda token: len(vocabulary[token])):
+        for token_id in sorted(range(len(vocabulary)), key=lambda index: len(vocabulary[index])):
             text = vocabulary[token_id].strip().casefold()
-            known = alike.get(text, ())
+            known = spellings.get(text, ())
             if len(known) < MOST_SPELLINGS:
-                alike[text] = (*known, token_id)
-        return alike
+                spellings[text] = (*known, token_id)
+        return spellings
 
     def _read_spellings(self) -> None:
         with self._calling("vocabulary"):

@@ -68,8 +68,8 @@ class EmbeddingEngine(Engine):
 
     def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
         rows: list[list[int]] = [
-            self._read(one)[0] if isinstance(one, Rendered) else self.tokenizer(one)["input_ids"]
-            for one in prompts
+            self._read(text)[0] if isinstance(text, Rendered) else self.tokenizer(text)["input_ids"]
+            for text in prompts
         ]
         if (outside := self._outside(rows)) is not None:
             token = self.tokenizer.convert_ids_to_tokens(outside)
@@ -79,13 +79,14 @@ class EmbeddingEngine(Engine):
 
     def _encode(self, text: str) -> Prompt:
         (ids,) = self._tokenize([text])
-        special = [i in self._special_ids for i in ids]
+        special = [token_id in self._special_ids for token_id in ids]
         if not isinstance(text, Rendered):
             return Prompt(text, tuple(ids), tuple(special))
         spans = self._read(text)[1]
-        fixed = (one or span != 0 for one, span in zip(special, spans, strict=True))
-        user = (span >= 0 and not one for one, span in zip(special, spans, strict=True))
-        return Prompt(str(text), tuple(ids), tuple(fixed), tuple(user))
+        marks = list(zip(special, spans, strict=True))
+        fixed = tuple(is_special or span != 0 for is_special, span in marks)
+        user = tuple(span >= 0 and not is_special for is_special, span in marks)
+        return Prompt(str(text), tuple(ids), fixed, user)
 
     @property
     def has_chat_template(self) -> bool:
@@ -134,11 +135,11 @@ class EmbeddingEngine(Engine):
         # The template has already written the tokens that begin a text.
         read = self.tokenizer(str(text), add_special_tokens=False, return_offsets_mapping=True)
         # A space between two tokens belongs to the second token.
-        places, last = [], 0
+        spans, last = [], 0
         for begin, end in read["offset_mapping"]:
-            places.append((min(begin, last), end))
+            spans.append((min(begin, last), end))
             last = max(last, end)
-        return read["input_ids"], text.spans_of(places)
+        return read["input_ids"], text.spans_of(spans)
 
     def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
         self.check_ids([token_ids])
@@ -191,13 +192,13 @@ class EmbeddingEngine(Engine):
         self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
         self.check_ids([ids for ids, _ in written])
-        found = super().completions(written, samplings)
-        for one in found:
-            ids = list(one.token_ids)
+        completions = super().completions(written, samplings)
+        for completion in completions:
+            ids = list(completion.token_ids)
             # Unknown ids decode to an empty text, as if the model had written nothing.
-            if ids and not one.text and not any(self.tokenizer.convert_ids_to_tokens(ids)):
+            if ids and not completion.text and not any(self.tokenizer.convert_ids_to_tokens(ids)):
                 raise EngineError(f"model {self.name}: its tokenizer knows none of the ids {ids}")
-        return found
+        return completions
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
         super()._check_piece(piece, written, request)
@@ -205,8 +206,11 @@ class EmbeddingEngine(Engine):
 
     def _outside(self, rows: Sequence[Sequence[int]]) -> int | None:
         """Return the first id without a row in the table, or None."""
-        every = (i for ids in rows for i in ids)
-        return next((i for i in every if not (isinstance(i, int) and 0 <= i < self._size)), None)
+        for ids in rows:
+            for token_id in ids:
+                if not (isinstance(token_id, int) and 0 <= token_id < self._size):
+                    return token_id
+        return None
 
     def _vocabulary(self) -> Sequence[str]:
         return self._texts([(i,) for i in range(min(len(self.tokenizer), self._size))])
@@ -223,8 +227,8 @@ class EmbeddingEngine(Engine):
         """
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415  (slow import)
 
-        own, fast = type(self.tokenizer), PreTrainedTokenizerFast
-        if all(getattr(own, way, None) is getattr(fast, way) for way in ("decode", "_decode")):
+        kind, fast = type(self.tokenizer), PreTrainedTokenizerFast
+        if all(getattr(kind, way, None) is getattr(fast, way) for way in ("decode", "_decode")):
             return partial(self.tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
         plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         return partial(self.tokenizer.decode, **plain)

@@ -78,8 +78,9 @@ class ScriptedEngine(Engine):
         x = self._embed_tokens(prompt) if isinstance(prompt, Sequence) else prompt
         text = self._respond(x, request.seed)
         end = request.sampling.stop_in(text)
-        ids = [one for one in self._ids(text[:end]) if one not in request.banned_token_ids]
-        yield Piece(tuple(ids), "length" if end is None else "stop")
+        banned = request.banned_token_ids
+        ids = tuple(token_id for token_id in self._ids(text[:end]) if token_id not in banned)
+        yield Piece(ids, "length" if end is None else "stop")
 
     async def _log_likelihoods(
         self, pairs: Sequence[TokenPair], prefix_cache: object

@@ -164,11 +164,11 @@ class VllmEngine(EmbeddingEngine):
         )
         prompt = request.prompt
         if isinstance(prompt, Sequence):
-            given: dict[str, Any] = {"prompt_token_ids": list(prompt)}
+            vllm_prompt: dict[str, Any] = {"prompt_token_ids": list(prompt)}
         else:  # vLLM expects contiguous CPU tensors of the model's dtype
-            given = {"prompt_embeds": prompt.detach().to("cpu", self.dtype).contiguous()}
+            vllm_prompt = {"prompt_embeds": prompt.detach().to("cpu", self.dtype).contiguous()}
         name = f"tide-{next(self._numbers)}"
-        async for output in self._engine.generate(given, values, name):
+        async for output in self._engine.generate(vllm_prompt, values, name):
             yield output
 
     def _verify(self) -> None:
@@ -264,8 +264,8 @@ async def difference(
     agreeing = []
     for number, factor in enumerate(factors):
         scaled = by_scaled[number * len(by_ids) : (number + 1) * len(by_ids)]
-        both = zip(by_ids, scaled, strict=True)
-        if all(abs(a[1] - b[1]) <= (_CLOSE if a[0] == b[0] else _TIE) for a, b in both):
+        pairs = zip(by_ids, scaled, strict=True)
+        if all(abs(a[1] - b[1]) <= (_CLOSE if a[0] == b[0] else _TIE) for a, b in pairs):
             agreeing.append(factor)
     if 1.0 in agreeing:
         return None

@@ -43,17 +43,17 @@ class Options(BaseModel):
         if unknown := values.keys() - fields.keys():
             known = f"known: {', '.join(fields)}" if fields else "it has none"
             raise InputError(f"{kind} {name}: no option {min(unknown)!r}; {known}")
-        given = {key: parse_value(fields[key], values[key]) for key in values}
-        return validated(cls, given, f"{kind} {name}: ")
+        parsed = {key: parse_value(fields[key], values[key]) for key in values}
+        return validated(cls, parsed, f"{kind} {name}: ")
 
     def spec(self, name: str) -> str:
         """Return the spec of `name`, with `strength` and all options that are not the default."""
-        shown, values = {}, dict(self)
+        options, values = {}, dict(self)
         for (written, field), value in zip(self.by_name().items(), values.values(), strict=True):
             default = field.get_default(call_default_factory=True, validated_data=values)
             if written == self.strength or value != default:
-                shown[written] = format_value(value)
-        return format_spec(name, shown)
+                options[written] = format_value(value)
+        return format_spec(name, options)
 
 
 def parse_value(field: FieldInfo, text: str) -> Any:

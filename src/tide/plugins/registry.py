@@ -71,14 +71,14 @@ class Registry:
         if self._entry_points_read:
             return
         plural = "strategies" if self.kind == "strategy" else f"{self.kind}s"
-        found = dict(self._targets)
+        targets = dict(self._targets)
         for point in _installed().select(group=f"tide.{plural}"):
-            if found.setdefault(point.name, point.value) != point.value:
+            if targets.setdefault(point.name, point.value) != point.value:
                 raise InputError(
                     f"{self.kind} {point.name!r}: two installed packages use this name, or one "
                     "uses the name of a built-in; uninstall one"
                 )
-        self._targets, self._entry_points_read = found, True
+        self._targets, self._entry_points_read = targets, True
 
 
 @cache
@@ -86,27 +86,29 @@ def _installed() -> Any:
     return entry_points()  # cached, as it opens the metadata of every package
 
 
-def _imported(what: str, target: str) -> Any:
+def _imported(origin: str, target: str) -> Any:
     """Import `module:attribute` or `path/file.py:attribute`.
 
-    what: beginning of the error's message. Raises InputError or MissingDependencyError.
+    origin: beginning of the error's message. Raises InputError or MissingDependencyError.
     """
-    place, _, attribute = target.rpartition(":")
+    source, _, attribute = target.rpartition(":")
     try:
         with local_imports():
-            module = _run_file(Path(place)) if place.endswith(".py") else import_module(place)
+            module = _run_file(Path(source)) if source.endswith(".py") else import_module(source)
     except MissingDependencyError:
         raise
     except (Exception, SystemExit) as error:  # third-party code may fail in any way
         hint = (
-            f"; for the file write {place}.py:{attribute}" if Path(f"{place}.py").is_file() else ""
+            f"; for the file write {source}.py:{attribute}"
+            if Path(f"{source}.py").is_file()
+            else ""
         )
         raise InputError(
-            f"{what}: {place} cannot be imported: {first_line(error)}{hint}"
+            f"{origin}: {source} cannot be imported: {first_line(error)}{hint}"
         ) from error
-    if not callable(found := getattr(module, attribute, None)):
-        raise InputError(f"{what}: {place} has no class or function {attribute!r}")
-    return found
+    if not callable(value := getattr(module, attribute, None)):
+        raise InputError(f"{origin}: {source} has no class or function {attribute!r}")
+    return value
 
 
 def _run_file(path: Path) -> ModuleType:

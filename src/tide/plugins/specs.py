@@ -161,12 +161,12 @@ def alternatives(spec: str, option: str = "spec") -> list[str]:
     choices = [_alternatives(item) for item in _pieces(rest, option)]
     if math.prod(map(len, choices)) > _MOST:
         raise InputError(f"{option}: {spec[:40]!r} expands to more than {_MOST} methods")
-    return [f"{name}:{','.join(one)}" for one in itertools.product(*choices)]
+    return [f"{name}:{','.join(combination)}" for combination in itertools.product(*choices)]
 
 
 def _alternatives(item: str) -> list[str]:
     key, equals, value = item.partition("=")
-    return [f"{key}{equals}{one}" for one in _split(value, "|")]
+    return [f"{key}{equals}{choice}" for choice in _split(value, "|")]
 
 
 def _bounded(text: str, option: str) -> str:
@@ -178,18 +178,22 @@ def _bounded(text: str, option: str) -> str:
 
 def _head(text: str, names: Container[str]) -> tuple[str, str | None]:
     """Return the name at the start of `text`, and the text after its colon (or None)."""
-    own = _CLASS.match(text)
+    match = _CLASS.match(text)
     # A registered name is never a module, so `hf:ID` is not read as `module:Class`.
-    if own and own[1] not in names and ("." in own[1] or "/" in own[1] or own[2][0].isupper()):
-        rest = text[own.end() :]
-        return own[0], rest[1:] if rest else None
+    if (
+        match
+        and match[1] not in names
+        and ("." in match[1] or "/" in match[1] or match[2][0].isupper())
+    ):
+        rest = text[match.end() :]
+        return match[0], rest[1:] if rest else None
     name, colon, rest = text.partition(":")
     return name.strip(), rest if colon else None
 
 
 def _number(usage: str, rest: str) -> tuple[str, str]:
-    found = _NUMBER.fullmatch(rest) if "NUMBER" in usage else None
-    return (found[1], found[2]) if found else ("", rest)
+    match = _NUMBER.fullmatch(rest) if "NUMBER" in usage else None
+    return (match[1], match[2]) if match else ("", rest)
 
 
 def _is_open(spec: str, wrappers: Wrappers, names: Container[str]) -> bool:

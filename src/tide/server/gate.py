@@ -273,16 +273,16 @@ def traced(error: Exception) -> str:
     The message may quote a prompt, so it is added only if TIDE_DEBUG is set.
     """
     kinds: list[str] = []
-    place = said = ""
+    place = reason = ""
     cause: BaseException | None = error
     while cause is not None and len(kinds) < 5:
         kinds.append(type(cause).__name__)
-        if isinstance(cause, ServerFailed) and not said:
-            said = f": {cause.what}"
+        if isinstance(cause, ServerFailed) and not reason:
+            reason = f": {cause.problem}"
         cause = cause.__cause__ or cause.__context__
     if error.__traceback__ is not None and not isinstance(error, Refused):
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f" at {os.path.basename(last.filename)}:{last.lineno}"
     if os.environ.get("TIDE_DEBUG"):
-        said = f": {error}"
-    return f"{' from '.join(kinds)}{place}{said}"
+        reason = f": {error}"
+    return f"{' from '.join(kinds)}{place}{reason}"

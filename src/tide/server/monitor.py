@@ -71,13 +71,13 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
     if task.chat is not None and "parts" in engine.capabilities:
         text = thoughts.add(text) + thoughts.end()  # enforced texts have no thoughts
     pieces = draft.pieces
-    if thoughts.said:
+    if thoughts.reasoning:
         (ids,) = engine.tokenize([text])
         pieces = (Piece(tuple(ids), draft.finish_reason),)
     monitored = MonitoredAnswer(task, engine, scoring, pieces)
     if task.in_parts:
         parts = Parts(
-            reasoning=draft.parts.reasoning + thoughts.said, tool_calls=draft.parts.tool_calls
+            reasoning=draft.parts.reasoning + thoughts.reasoning, tool_calls=draft.parts.tool_calls
         )
         return await monitored.forecast_whole(text, parts)
     return await monitored.forecast(text)

@@ -211,7 +211,7 @@ def test_reasoning_that_the_text_begins_with(
         thoughts = Thoughts()
         parts = [text[i : i + size] for i in range(0, len(text), size)]
         assert "".join([*map(thoughts.add, parts), thoughts.end()]) == rest
-        assert thoughts.said == reasoning
+        assert thoughts.reasoning == reasoning
     text_server.message = lambda body: WIRES["Ollama"](Said(text, "Before. "))
     for asks in ({}, ASKS):
         found, said, _ = answered(text_engine, Chat.of([USER], asks))

@@ -55,7 +55,7 @@ class Listed(BaseModel):
 
 
 # Chat questions that test whether a server continues an answer.
-_ASKED = ("What do you do in the morning?", "Tell me about the town where you live.")
+_QUESTIONS = ("What do you do in the morning?", "Tell me about the town where you live.")
 _PROBES = (
     "The people of the town were kind, and in the morning",
     "She opened the window and said that",
@@ -118,8 +118,8 @@ async def _find_model(upstream: Upstream, name: str) -> tuple[str, int | None]:
         if model in contexts:
             return model, contexts[model]
     if len(contexts) > 1:
-        some = ", ".join(list(contexts)[:5])
-        raise ServerFailed(f"has no model {name!r}; set --model to one of", some)
+        names = ", ".join(list(contexts)[:5])
+        raise ServerFailed(f"has no model {name!r}; set --model to one of", names)
     ((model, context),) = contexts.items()
     return model, context
 
@@ -141,12 +141,12 @@ async def _find_banned(
     bias = {str(token): NEVER for token in await banned.ids([first])}
     try:
         more = {"prompt": prompt, "logit_bias": bias}
-        other = words_of(await _complete(upstream, server, more))
+        biased = words_of(await _complete(upstream, server, more))
     except ServerFailed as error:
         if error.status not in _UNKNOWN_FIELDS:
             raise
-        other = [first]
-    if bias and same_word(first) != same_word((other or [""])[0]):
+        biased = [first]
+    if bias and same_word(first) != same_word((biased or [""])[0]):
         return banned
     _log.warning("%s: logit_bias with ids of %s does not work", upstream.url, banned.name)
     return None
@@ -157,8 +157,8 @@ async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str,
 
     The server is sent the first half of an earlier answer, and must write the second half.
     """
-    for asked in _ASKED:
-        messages = [{"role": "user", "content": asked}]
+    for question in _QUESTIONS:
+        messages = [{"role": "user", "content": question}]
         body = {"messages": messages, "max_tokens": _PROBED}
         try:
             whole = words_of(await _complete(upstream, server, body))
@@ -175,12 +175,14 @@ async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str,
         for more in _CONTINUED:
             continuing = body | {"messages": [*messages, half_answer], **more}
             try:
-                other = await _complete(upstream, server, continuing)
+                continuation = await _complete(upstream, server, continuing)
             except ServerUnreachable:
                 raise
             except ServerFailed:
                 continue
-            if other and (other.startswith(rest) or rest.startswith(other)):
+            if not continuation:
+                continue
+            if continuation.startswith(rest) or rest.startswith(continuation):
                 return dict(more)
     return None
 

@@ -36,16 +36,16 @@ from tide.plugins.options import checked
 _MAX_BATCH = 64
 
 
-def _one_address(given: Any) -> Any:
+def _one_address(address: Any) -> Any:
     """Return the only item of a list; the command line collects addresses in a list."""
-    if not isinstance(given, list | tuple):
-        return given
-    if len(given) > 1:
+    if not isinstance(address, list | tuple):
+        return address
+    if len(address) > 1:
         raise ValueError(
             "takes one address; to share the load among servers, give the address of a balancer in "
             "front of them (nginx, vLLM's router, a Kubernetes service)"
         )
-    return given[0] if given else None
+    return address[0] if address else None
 
 
 class OpenAIEngine(Engine):
@@ -254,15 +254,15 @@ class StreamedAnswer:
         self.aside = Aside(inline=False)
 
     @property
-    def least(self) -> int:
+    def min_left(self) -> int:
         """Number of tokens that must still be written before the text may end."""
         written = 0 if self._whole else len(self.words)
         return max(0, self._request.sampling.min_new_tokens - written)
 
     @property
     def left(self) -> int:
-        most = self._request.sampling.max_new_tokens - len(self.words)
-        return min(most, _DRAWN) if self._drawn and not self._whole else most
+        left = self._request.sampling.max_new_tokens - len(self.words)
+        return min(left, _DRAWN) if self._drawn and not self._whole else left
 
     def body(self, server: Capabilities) -> dict[str, Any]:
         """Return the body of an HTTP request for the rest of the answer."""
@@ -285,7 +285,7 @@ class StreamedAnswer:
 
     def _sampling(self, server: Capabilities) -> dict[str, Any]:
         sampling, seed = self._request.sampling, self._request.seed
-        place = len(self.words), self._redraws
+        draw = len(self.words), self._redraws
         heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
         body = {
             **server.off,
@@ -293,18 +293,18 @@ class StreamedAnswer:
             "max_tokens": self.left,
             "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
             # Few servers take more than 31 bits.
-            "seed": (derive_seed(seed, *place) if any(place) else seed) % 2**31,
+            "seed": (derive_seed(seed, *draw) if any(draw) else seed) % 2**31,
             "stream": True,
         }
         if sampling.top_p < 1:  # some servers refuse 1; `off` holds 1 for all other servers
             body["top_p"] = sampling.top_p
         if sampling.top_k:
             body["top_k"] = sampling.top_k
-        if self.least:
+        if self.min_left:
             # No stop strings are sent, since an answer does not say whether a stop string or the
             # model ended it. The text is cut later.
             if "min_tokens" in server.off:
-                body["min_tokens"] = min(self.least, self.left)
+                body["min_tokens"] = min(self.min_left, self.left)
         elif sampling.stop:
             body["stop"] = list(sampling.stop)
         return body

@@ -85,15 +85,15 @@ class Aside:
     def add(self, delta: Delta) -> None:
         """Add a piece of the answer. Raises ServerFailed for too many tool calls."""
         self._reasoning += delta.thought
-        for new in delta.tool_calls or ():
-            call = self._call_of(new)
+        for call_delta in delta.tool_calls or ():
+            call = self._call_of(call_delta)
             if call is None:
                 if len(self._calls) == _MOST_CALLS:
                     raise ServerFailed(f"called more than {_MOST_CALLS} tools")
-                self._calls.append(new.model_copy(deep=True))
+                self._calls.append(call_delta.model_copy(deep=True))
                 continue
-            call.id = call.id or new.id
-            function, more = call.function, new.function
+            call.id = call.id or call_delta.id
+            function, more = call.function, call_delta.function
             function.name = function.name or more.name
             function.arguments = (function.arguments or "") + (more.arguments or "")
 
@@ -101,7 +101,7 @@ class Aside:
     def parts(self) -> Parts:
         """The assembled parts. Raises ServerFailed for a tool call without a name."""
         calls = []
-        reasoning = whole_characters(self._reasoning) + self.thoughts.said
+        reasoning = whole_characters(self._reasoning) + self.thoughts.reasoning
         texts = [reasoning]
         for call in self._calls:
             name = call.function.name
@@ -113,19 +113,19 @@ class Aside:
         tokens = sum(len(words_of(text)) for text in texts)
         return Parts(reasoning=reasoning, tool_calls=tuple(calls), num_tokens=tokens)
 
-    def _call_of(self, new: CallDelta) -> CallDelta | None:
-        """Return the tool call that `new` continues, or None if `new` begins a call.
+    def _call_of(self, delta: CallDelta) -> CallDelta | None:
+        """Return the tool call that `delta` continues, or None if `delta` begins a call.
 
         Ollama, and older versions of vLLM and SGLang, leave out the index or send one index for all
         calls. So another id begins another call, and so does a name without an index.
         """
-        alike = [call for call in self._calls if call.index == new.index]
+        alike = [call for call in self._calls if call.index == delta.index]
         if not alike:
             return None
         last = alike[-1]
-        if new.id and last.id and new.id != last.id:
+        if delta.id and last.id and delta.id != last.id:
             return None
-        if new.index is None and new.function.name and not (new.id and new.id == last.id):
+        if delta.index is None and delta.function.name and not (delta.id and delta.id == last.id):
             return None
         return last
 
@@ -172,8 +172,8 @@ class Event(BaseModel):
         if not self.error and self.object != "error":
             return
         error = self.error or self.message
-        said = error.get("message") if isinstance(error, dict) else error
-        raise ServerFailed("an error in a stream", shown(str(said))[:300])
+        text = error.get("message") if isinstance(error, dict) else error
+        raise ServerFailed("an error in a stream", shown(str(text))[:300])
 
 
 def read_event(data: bytes) -> Event:
@@ -246,7 +246,8 @@ async def streamed(
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    most, read = LONGEST_TOKEN * body["max_tokens"], 0
+    most_characters = LONGEST_TOKEN * body["max_tokens"]
+    read = 0
     last: tuple[str, FinishReason] | None = None
     limit = MIB + 4096 * body["max_tokens"]
     characters, index = Text(), 0
@@ -256,23 +257,23 @@ async def streamed(
             event.check()
             for part in event.choices:
                 index = _checked_index(part.index, index)
-                new = part.read(chat)
-                text, reason = new.content or "", _end_of(part.finish_reason, new, has_tools)
+                delta = part.read(chat)
+                text, reason = delta.content or "", _end_of(part.finish_reason, delta, has_tools)
                 if reason == "eos_token":
                     text = ""  # TGI writes the token that ends the text, such as "</s>"
                 # Ollama, LocalAI and TGI send the reason "" before the end.
                 end = _ENDS.get(reason) if reason else None
-                read += len(text) + new.size
-                if read > most:
+                read += len(text) + delta.size
+                if read > most_characters:
                     raise ServerFailed(f"wrote more than {body['max_tokens']} tokens")
                 if aside is not None:
-                    aside.add(new)
+                    aside.add(delta)
                 if reason and end is None:
                     raise ServerFailed("ended a text with unknown finish_reason", repr(reason))
                 text = characters.add(text)
                 if last is not None:
                     # Some servers send the end twice; Azure sends a filter's results after it.
-                    if new.size or (text, end) not in (("", None), ("", last[1]), last):
+                    if delta.size or (text, end) not in (("", None), ("", last[1]), last):
                         raise ServerFailed("sent more text after the finish_reason")
                 elif end is not None:
                     last = text, end
@@ -295,9 +296,9 @@ def _checked_index(index: int | str | None, before: int) -> int:
     return now
 
 
-def _end_of(reason: str | None, new: Delta, has_tools: bool) -> str | None:
+def _end_of(reason: str | None, delta: Delta, has_tools: bool) -> str | None:
     """Return the finish reason in lower case. Raises ServerFailed for a refused answer."""
-    if new.tool_calls and not has_tools:
+    if delta.tool_calls and not has_tools:
         raise ServerFailed("called a tool although the request had no tools")
     reason = reason and reason.lower()
     if reason == "tool_calls" and has_tools:

@@ -154,8 +154,8 @@ def _raise_for_status(reply: Reply, path: str) -> None:
     status = reply.status
     if 200 <= status < 300:
         return
-    what = f"HTTP {status} to {path}"
+    problem = f"HTTP {status} to {path}"
     if status in _FORBIDDEN:
-        what = f"rejects the API key, or requires one (HTTP {status})"
+        problem = f"rejects the API key, or requires one (HTTP {status})"
     kind = ServerUnreachable if status in _UNREACHABLE else ServerFailed
-    raise kind(what, reply.message(), status=status)
+    raise kind(problem, reply.message(), status=status)

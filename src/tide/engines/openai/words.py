@@ -82,13 +82,13 @@ def text_of(token_ids: tuple[int, ...]) -> str:
 
 
 class Words:
-    """Cuts streamed text into at most `most` words; the last word holds the rest of the text.
+    """Cuts streamed text into at most `limit` words; the last word holds the rest of the text.
 
     `add` and `end` return complete words, which do not depend on how the stream cuts the text.
     """
 
-    def __init__(self, most: int) -> None:
-        self._left = most
+    def __init__(self, limit: int) -> None:
+        self._left = limit
         self._rest = ""
         self._last: list[str] = []  # the text of the last allowed word
 
@@ -110,8 +110,9 @@ class Words:
     def end(self) -> list[str]:
         """End the text."""
         words = words_of("".join([self._rest, *self._last]))
-        most = max(0, self._left - 1)
-        return [*words[:most], *(["".join(words[most:])] if words[most:] else [])]
+        single = max(0, self._left - 1)
+        rest = "".join(words[single:])
+        return [*words[:single], rest] if rest else words
 
 
 # Words are tokenized after this text, since some tokenizers add a space at the start of a text.
