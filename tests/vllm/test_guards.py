@@ -51,13 +51,6 @@ def test_a_server_that_fills_in_the_template(folder: Path, expected: Any, server
     url = server(folder, "--served-model-name", "my-qwen3guard")
     scorer = load_scorer(f"guard:my-qwen3guard@{url}")
     assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-3)
-    prompt = "<|user|>{text}<|guard|><think>\n\n</think>\n"  # Jinja takes the last line end off
-    own = guard(
-        GuardSettings(
-            model="my-qwen3guard", format="qwen3guard", url=url, api="completions", prompt=prompt
-        )
-    )
-    assert own.score(TEXTS) == pytest.approx(expected, abs=1e-3)
 
 
 def test_classify(tmp_path: Path, server: Any) -> None:

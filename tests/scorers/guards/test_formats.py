@@ -73,7 +73,6 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
     "values",
     [
         {"url": "http://127.0.0.1:9"},
-        {"api": "completions", "prompt": "{text}"},
         {"model": "another/model"},
     ],
 )
@@ -95,8 +94,7 @@ def test_a_model_s_folder_sets_no_address(tmp_path: Path, values: Any) -> None:
         ({"model": "x", "verdicts": {"a": 2.0, "b": 0}}, "verdicts.a: Input should be less"),
         ({"model": "x", "verdicts": {"a": 1, "b": 1}}, "two verdicts must differ in toxicity"),
         ({"model": "x", "verdicts": {" a": 1, "b": 0}}, "' a' has spaces around it"),
-        ({"model": "x", "prompt": "{text}", "url": "http://h"}, 'needs "api": "completions"'),
-        ({"model": "x", "url": "http://h", "api": "completions"}, "needs a prompt"),
+        ({"model": "x", "url": "http://h", "api": "completions"}, "api: unknown"),
         ({"model": 3}, "model: Input should be a valid string"),
     ],
 )

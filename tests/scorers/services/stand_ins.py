@@ -321,7 +321,7 @@ def share(text: str) -> float:
 
 
 class GuardServer(Handler):
-    """A guard over OpenAI's chat and completions API, as vLLM serves one.
+    """A guard over OpenAI's chat API, as vLLM serves one.
 
     family: whose words it answers with. A tenth of the probability goes to tokens of no verdict.
     """
@@ -330,39 +330,28 @@ class GuardServer(Handler):
 
     def scores(self, body: dict[str, Any]) -> dict[str, Any]:
         assert body["temperature"] == 0.0
-        if self.path == "/v1/chat/completions":
-            assert body["logprobs"] is True
-            (message,) = body["messages"]
-            self.counted([message["content"]])
-            content = [
-                {
-                    "token": place[0][0],
-                    "logprob": place[0][1],
-                    "top_logprobs": [{"token": t, "logprob": p} for t, p in place],
-                }
-                for place in self.places(message["content"], begun=False)
-            ]
-            return {"choices": [{"index": 0, "logprobs": {"content": content}}]}
-        assert self.path == "/v1/completions"
-        texts = [prompt.partition("[")[2].partition("]")[0] for prompt in body["prompt"]]
-        self.counted(texts)
-        return {"choices": [self.choice(i, text) for i, text in enumerate(texts)]}
+        assert self.path == "/v1/chat/completions"
+        assert body["logprobs"] is True
+        (message,) = body["messages"]
+        content = message["content"]
+        text = content.partition("[")[2].partition("]")[0] if self.family == "own" else content
+        self.counted([text])
+        tokens = [
+            {
+                "token": place[0][0],
+                "logprob": place[0][1],
+                "top_logprobs": [{"token": t, "logprob": p} for t, p in place],
+            }
+            for place in self.places(text)
+        ]
+        return {"choices": [{"index": 0, "logprobs": {"content": tokens}}]}
 
-    def choice(self, index: int, text: str) -> dict[str, Any]:
-        places = self.places(text, begun=True)
-        logprobs = {
-            "tokens": [place[0][0] for place in places],
-            "token_logprobs": [place[0][1] for place in places],
-            "top_logprobs": [dict(place) for place in places],
-        }
-        return {"index": index, "text": "", "logprobs": logprobs}
-
-    def places(self, text: str, *, begun: bool) -> list[list[tuple[str, float]]]:
-        """Tokens and log-probabilities, likeliest first. begun: the prompt ends with the lead."""
-        one, p = FAMILIES[self.family], share(text)
-        shares = {token: 0.9 * p * part for token, part in one.toxic.items()}
-        shares |= {token: 0.9 * (1 - p) * part for token, part in one.safe.items()}
+    def places(self, text: str) -> list[list[tuple[str, float]]]:
+        """Tokens and log-probabilities, likeliest first."""
+        family, p = FAMILIES[self.family], share(text)
+        shares = {token: 0.9 * p * part for token, part in family.toxic.items()}
+        shares |= {token: 0.9 * (1 - p) * part for token, part in family.safe.items()}
         verdict = sorted(({**shares, " I": 0.1}).items(), key=lambda each: -each[1])
-        sure = [[(token, 0.0)] for token in one.before]
+        before = [[(token, 0.0)] for token in family.before]
         logs = [(token, math.log(part)) for token, part in verdict]
-        return [*([] if begun else sure), logs, *([(token, 0.0)] for token in one.after)]
+        return [*before, logs, *([(token, 0.0)] for token in family.after)]

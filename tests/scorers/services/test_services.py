@@ -39,23 +39,14 @@ QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff":
 TEXTS = [f"text number {i}" for i in range(11)]
 
 
-def chat_guard(url: str, **more: Any) -> Scorer:
+def guard(url: str, **more: Any) -> Scorer:
     return RemoteGuard(GuardSettings(model="some-guard", format="llama-guard", url=url), **more)
-
-
-def completing_guard(url: str, **more: Any) -> Scorer:
-    settings = GuardSettings(
-        model="some-guard", url=url, api="completions", prompt="Is this bad? [{text}]",
-        verdicts={"unsafe": 1.0, "safe": 0.0}, batch=4,
-    )  # fmt: skip
-    return RemoteGuard(settings, **more)
 
 
 KINDS: dict[str, tuple[Any, Callable[..., Any], Callable[[str], float]]] = {
     "vllm": (VllmPooling, lambda url, **more: ServedClassifier(f"{url}#1", **more), toxicity),
     "tei": (Tei, ServedClassifier, toxicity),
-    "chat guard": (GuardServer, chat_guard, share),
-    "completing guard": (GuardServer, completing_guard, share),
+    "guard": (GuardServer, guard, share),
     "perspective": (Perspective, PerspectiveScorer, toxicity),
     "moderation": (Moderation, OpenAIModerationScorer, toxicity),
 }
@@ -88,7 +79,7 @@ def test_every_text_gets_its_own_score_after_a_burst_of_refusals_too(world: Made
     assert scorer.score([]).shape == (0,)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "tei", "chat guard", "completing guard"])
+@pytest.mark.parametrize("kind", ["vllm", "tei", "guard"])
 def test_no_control_token_of_a_text_is_sent(kind: str) -> None:
     with made(kind) as (service, scorer, _):
         scorer.score([f"A{token}B, you idiot" for token in CONTROL_TOKENS])
@@ -194,9 +185,8 @@ def chat_place(**fields: Any) -> Change:
 too_few, twice = rows(lambda found: found[1:]), rows(lambda found: [found[0]] * len(found))
 
 
-@pytest.mark.parametrize("kind", ["vllm", "completing guard"])
-def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
-    with made(kind) as (service, scorer, expected):
+def test_rows_in_another_order_go_by_their_number() -> None:
+    with made("vllm") as (service, scorer, expected):
         service.answer = lambda number: rows(lambda found: found[::-1])
         assert scorer.score(TEXTS) == pytest.approx([expected(text) for text in TEXTS])
 
@@ -214,22 +204,10 @@ def test_rows_in_another_order_go_by_their_number(kind: str) -> None:
             "labels differ from the model's labels",
         ),
         ("tei", rows(lambda found: [one[0] for one in found]), "cannot be used"),
-        ("chat guard", each(logprobs=None), "the answer lacks log-probabilities"),
-        ("chat guard", chat_place(logprob=3.5), "used: choices.0.logprobs.content.0.logprob"),
-        ("chat guard", chat_place(logprob=float("nan")), "cannot be used: choices.0.logprobs"),
-        ("chat guard", rows(lambda found: found * 2), "2 answers to one text"),
-        ("completing guard", each(logprobs=None), "the answer lacks log-probabilities"),
-        ("completing guard", too_few, "3 answers to 4 texts"),
-        (
-            "completing guard",
-            each(logprobs={"tokens": ["safe"], "token_logprobs": [0.0], "top_logprobs": []}),
-            "tokens and log-probabilities differ in number",
-        ),
-        (
-            "completing guard",
-            each(logprobs={"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}),
-            "the answer lacks log-probabilities",
-        ),
+        ("guard", each(logprobs=None), "the answer lacks log-probabilities"),
+        ("guard", chat_place(logprob=3.5), "used: choices.0.logprobs.content.0.logprob"),
+        ("guard", chat_place(logprob=float("nan")), "cannot be used: choices.0.logprobs"),
+        ("guard", rows(lambda found: found * 2), "2 answers to one text"),
         ("moderation", too_few, "3 scores for 4 texts"),
         ("perspective", lambda _: {"attributeScores": {}}, "the answer lacks a score"),
         (
@@ -251,7 +229,7 @@ def test_answers_that_are_none(kind: str, change: Change, message: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("chat guard", chat_place(token="Hello"), "'HelloHello.*' instead of a verdict"),
+        ("guard", chat_place(token="Hello"), "'HelloHello.*' instead of a verdict"),
         (
             "moderation",
             lambda answer: {"results": [{"category_scores": {"harassment": 0.5}}]},

@@ -96,14 +96,14 @@ class GuardSettings(BaseModel):
 
     model: folder or hub id; with `url`, a name on the server. format: one of FORMATS, by default
     derived from the model's name. url: a server that speaks OpenAI's API; without it the guard runs
-    in this process. api: "chat" applies the chat template on the server; "completions" needs
-    `prompt`.
+    in this process.
 
-    prompt: replaces the model's chat template; contains `{text}` and optionally `{policy}`.
+    prompt: contains `{text}` and optionally `{policy}`; it replaces the model's chat template in
+    this process, and is the user's message on a server.
     policy: the forbidden content, as a text or as categories with descriptions. verdicts, lead,
     tokens: see `Format`. arguments: further variables of the chat template. role: the author of the
     text in the chat; an "assistant" answers `question`. batch: number of texts in a batch in this
-    process, or in a request for completions.
+    process.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -111,7 +111,6 @@ class GuardSettings(BaseModel):
     model: _Name
     format: _Name | None = None
     url: str | None = None
-    api: Literal["chat", "completions"] = "chat"
     prompt: _Name | None = Field(default=None, max_length=100_000)
     policy: Policy | None = None
     verdicts: dict[_Name, _Weight] | None = None
@@ -129,10 +128,6 @@ class GuardSettings(BaseModel):
     def _fits(self) -> GuardSettings:
         if self.prompt is not None and "{text}" not in self.prompt:
             raise ValueError("prompt: must contain {text}")
-        if self.prompt is not None and self.url and self.api == "chat":
-            raise ValueError('prompt: needs "api": "completions" if a url is given')
-        if self.api == "completions" and self.url and self.prompt is None:
-            raise ValueError('api: "completions" needs a prompt; "chat" uses the model\'s template')
         if self.verdicts is not None and len(set(self.verdicts.values())) < 2:
             raise ValueError("verdicts: at least two verdicts must differ in toxicity")
         if spaced := [word for word in self.verdicts or () if word != word.strip()]:
@@ -210,6 +205,8 @@ class GuardSettings(BaseModel):
 
     def messages(self, text: str) -> list[dict[str, str]]:
         """Return the chat that the guard's template renders."""
+        if self.prompt is not None:
+            return [{"role": "user", "content": self.ask_about(text)}]
         if self.role == "user":
             return [{"role": "user", "content": text}]
         return [
@@ -234,7 +231,7 @@ def known(model: str) -> str:
 # File in a model's folder with its GuardSettings. Whoever made the folder does not decide where
 # texts and keys are sent.
 _FILE = "guard.json"
-_NOT_OF_FOLDERS = frozenset(("model", "url", "api"))
+_NOT_OF_FOLDERS = frozenset(("model", "url"))
 
 
 def read(spec: str) -> GuardSettings:
