@@ -21,7 +21,7 @@ from tests.command import tide
 from tests.server.processes import TIDE, serving
 from tests.server.running import wait_until
 from tide.cli.app import app
-from tide.cli.serve import _listening, _logging_as_json
+from tide.cli.serve import _limit_threads, _listening, _logging_as_json, _progress
 from tide.core.sanitize import logger
 from tide.server.policies import PolicyFile
 
@@ -98,6 +98,29 @@ def test_sighup_while_loading_reloads_afterwards(tmp_path: Path) -> None:
     with serving(*TIDE, *options) as server:
         wait_until(lambda: '"reloaded"' in server.heard(), 60)
         assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_slow_loading_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tide.cli.serve._REPORTED", 0.05)
+    with _logging_as_json({"loading": "m"}), _progress("model"):
+        time.sleep(0.5)
+    first, *lines, last = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first["loading"] == "m"
+    assert {line["still loading"] for line in lines} == {"model"}
+    assert (last["loaded"], last["seconds"] >= 0.4) == ("model", True)
+
+
+def test_the_server_leaves_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored at the end
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    _limit_threads()
+    assert os.environ["OMP_NUM_THREADS"] == "4"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    _limit_threads()
+    assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
 def test_the_schema_is_that_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:

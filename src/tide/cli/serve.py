@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tide.server.policies import Policies
 
 PREFIX = "TIDE_SERVE"
+_REPORTED = 10.0  # seconds between two lines about loading
 _LAST_WORDS = 3.0  # seconds to send the errors of requests that the drain ended
 
 
@@ -156,6 +158,7 @@ def serve(
     one of the keys in TIDE_SERVE_KEYS (comma-separated) or in the file of --policies; without keys,
     only local clients are served.
     """
+    _limit_threads()
     bounds = validated(Limits, limits or {})
     if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
@@ -183,12 +186,14 @@ def serve(
     early: list[int] = []  # a SIGHUP that arrives during loading is obeyed after it
     if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
         signal.signal(signal.SIGHUP, lambda number, _: early.append(number))
-    with (
-        _listening(host, port) as listener,
-        _logging_as_json(loading),
-        closing(Policies(line, policies, limits=bounds, keys=keys, host=host)) as made,
-        load_engine(engine, model, **(engine_options or {})) as loaded,
-    ):
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listening(host, port))
+        stack.enter_context(_logging_as_json(loading))
+        with _progress("scorers"):
+            made = Policies(line, policies, limits=bounds, keys=keys, host=host)
+            stack.enter_context(closing(made))
+        with _progress("model"):
+            loaded = stack.enter_context(load_engine(engine, model, **(engine_options or {})))
         made.start(loaded)
         # Clients that are moved to this gateway still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
@@ -206,6 +211,41 @@ def serve(
         sys.setswitchinterval(1e-4)
         with stopping.expected():  # uvicorn raises the signal again after shutdown
             _server(app, bounds.drain).run(sockets=[listener])
+
+
+def _limit_threads() -> None:
+    """Let PyTorch use half of the cores; must be called before PyTorch is imported.
+
+    Model, scorers and the server's loop compute at the same time. With as many OpenMP threads as
+    cores for each, the threads wait for one another, on a busy machine for seconds.
+    """
+    if hasattr(os, "sched_getaffinity"):  # only Linux has it
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // 2)))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """Log every ten seconds that `what` is still loading, and at last that it is loaded."""
+    log = logger("tide.server")
+    started = time.monotonic()
+    loaded = threading.Event()
+
+    def report() -> None:
+        while not loaded.wait(_REPORTED):
+            seconds = round(time.monotonic() - started)
+            log.info(json.dumps({"still loading": what, "seconds": seconds}))
+
+    thread = threading.Thread(target=report, name="tide progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loaded.set()
+        thread.join()
+    log.info(json.dumps({"loaded": what, "seconds": round(time.monotonic() - started, 1)}))
 
 
 def _reload_soon(policies: Policies) -> None:
