@@ -30,7 +30,7 @@ from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models.train_pocket_scorer import REPOSITORY
-from scripts.write_ordinary import prompts_of
+from models.write_ordinary import prompts_of
 
 DATA = Path(os.environ.get("TIDE_DATA", "data"))
 EVERYDAY = REPOSITORY / "examples" / "everyday.txt"

@@ -34,7 +34,7 @@ from tide.scorers import load_scorer
 from tide.scorers.assessment import agreement, error_correlations
 from tide.scorers.base import Floats, Scorer, score_texts
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from probes import LIMITS
 from train_pocket_scorer import read_ordinary
 from train_sentence_scorer import labels
