@@ -33,6 +33,7 @@ from tide.data.jsonl import read_objects
 from tide.data.records import Record, from_published
 from tide.evaluation import Run, read_run, report
 from tide.evaluation.runs import FORMAT
+from tide.evaluation.significance import TIE
 
 NUMBERS = Path(__file__).with_name("numbers")
 SEARCH, FIRST = "tide", "tide-first"
@@ -130,7 +131,7 @@ def import_run(rows: Sequence[Record], model: str, method: str, out: Path) -> No
         "num_trials": len(rows[0].trials),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "records.jsonl").write_text("".join(row.to_json() + "\n" for row in rows))
+    (folder / "records.jsonl").write_bytes(b"".join(line for row in rows for line in row.lines()))
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -152,7 +153,7 @@ def paired(first: Run, other: Run, source: str) -> tuple[list[float], list[float
     """
     differences = (scores(first, source)[:, :1] - scores(other, source)).T
     less, more = (
-        [float(wilcoxon(one[one != 0], alternative=way).pvalue) for one in differences]
+        [float(wilcoxon(one[abs(one) >= TIE], alternative=way).pvalue) for one in differences]
         for way in ("less", "greater")
     )
     return less, more

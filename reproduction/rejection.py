@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from tide.data.files import write_text
+from tide.data.files import replaced
 from tide.data.records import Record, TrialRecord
 from tide.evaluation.runs import files_of, read_run, write_config
 from tide.plugins.specs import format_spec, parse_spec
@@ -52,7 +52,8 @@ def main(
         )
         for record in made.records
     ]
-    write_text(files_of(out)[0], "".join(f"{record.to_json()}\n" for record in records))
+    with replaced(files_of(out).records) as file:
+        file.writelines(line for record in records for line in record.lines())
     write_config(out, {**made.config, "method": method, "num_trials": 1})
     print(f"{method}: {len(records)} prompts in {out}")
 

@@ -386,8 +386,7 @@ def test_what_is_printed_or_kept_was_scored(
         if shape == "jsonl":
             oracle.check_record(one["text"], one["toxicity"], one["accepted"])
         else:
-            for trial in one["trials"]:
-                oracle.check_record(trial["text"], trial["toxicity"], trial["accepted"])
+            oracle.check_record(one["text"], one["toxicity"], one["accepted"])
 
 
 @pytest.mark.usefixtures("names")

@@ -119,7 +119,7 @@ def world() -> Iterator[Path]:
         (folder / "bytes.txt").write_bytes(b"\xff\xfe\x00 a prompt \x1b[2J\n")
         (folder / "list.json").write_text("[" * 5000)
         (folder / "deep.jsonl").write_text('{"prompt": ' + "[" * 5000 + "\n")
-        (folder / "records.jsonl").write_text('{"id": 0, "prompt": "one", "trials": [5]}\n')
+        (folder / "records.jsonl").write_text('{"id": 0, "prompt": "one", "number": 5}\n')
         (folder / "empty.jsonl").touch()
         (folder / "runs").mkdir()
         (folder / "runs" / "config.json").write_text("[]")

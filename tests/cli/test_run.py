@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tide.cli.display import on_one_line
 from tide.core.errors import EngineError
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
+from tide.evaluation import read_run
 from tide.evaluation.progress import CleanConsole
 from tide.scorers import REGISTRY, CallableScorer
 
@@ -36,12 +38,14 @@ def prompts_file(tmp_path: Path) -> Path:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file: a trial each."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def timeless(path: Path) -> list[dict[str, Any]]:
-    """The records, with the fields that depend on the clock set to 0."""
-    return [record | {"seconds": 0} for record in records(path)]
+def timeless(run: Path) -> list[dict[str, Any]]:
+    """The records of a run, without the fields that depend on the clock."""
+    without = {"trials": {"__all__": {"seconds"}}}
+    return [record.model_dump(exclude=without) for record in read_run(run).records]
 
 
 @pytest.mark.parametrize(
@@ -140,15 +144,14 @@ def test_a_file_with_a_judge(
         "run", "--input", prompts_file, "--output", output, "--trials", 2,
         "--judges", "profanity-check", "--seed", 3, "--max-new-tokens", 8
     ) == 0  # fmt: skip
-    made = records(output)
-    assert [record["id"] for record in made] == [0, 1, 2, 3]
-    for record in made:
-        assert record["prompt"] == PROMPTS[record["id"]]
-        for trial in record["trials"]:
-            assert trial["toxicity"] < 0.5
-            assert trial["accepted"] != trial["empty"]
-            ((name, judged),) = trial["judge_scores"].items()
-            assert judged == trial["step_judge_scores"][name][-1]
+    made = read_run(output)
+    assert [record.id for record in made.records] == [0, 1, 2, 3]
+    for record, trial in made.trials:
+        assert record.prompt == PROMPTS[int(record.id)]
+        assert trial.toxicity < 0.5
+        assert trial.accepted != trial.empty
+        ((name, judged),) = trial.judge_scores.items()
+        assert judged == trial.step_judge_scores[name][-1]
     out = capsys.readouterr().out
     assert "pocket@" in out
     assert "profanity-check@" in out
@@ -167,7 +170,7 @@ def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> N
     assert tide(*run, *judged) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
     assert tide(*evaluated, *judged) == 0
-    made = [timeless(path) for path in (single, folder / "tide/records.jsonl")]
+    made = [timeless(path) for path in (single, folder / "tide")]
     assert made[0] == made[1]
     assert tide("report", single) == 0
     assert (tmp_path / "report/cost.md").is_file()
@@ -190,7 +193,7 @@ def test_a_finished_run_is_extended(
         assert name in out
     assert "🪟" not in out
     assert tide(*command, tmp_path / "b", *several) == 0
-    made = [timeless(tmp_path / name / "records.jsonl") for name in ("a", "b")]
+    made = [timeless(tmp_path / name) for name in ("a", "b")]
     assert made[0] == made[1]
     assert all(len(one["judge_scores"]) == 3 for record in made[0] for one in record["trials"])
 
@@ -205,14 +208,10 @@ def test_formats_are_printed_in_order(
         assert tide(*command, shape) == 0
         printed[shape] = capsys.readouterr().out.splitlines()
     whole = [json.loads(line) for line in printed["records"]]
-    assert [record["prompt"] for record in whole] == PROMPTS[:2]
+    assert [trial["prompt"] for trial in whole] == [PROMPTS[i] for i in (0, 0, 1, 1)]
     short = [json.loads(line) for line in printed["jsonl"]]
     fields = ("text", "toxicity", "accepted", "finish_reason")
-    assert short == [
-        {"prompt": r["prompt"], **{name: one[name] for name in fields}}
-        for r in whole
-        for one in r["trials"]
-    ]
+    assert short == [{name: trial[name] for name in ("prompt", *fields)} for trial in whole]
     assert printed["text"] == [on_one_line(one["text"]) for one in short]
     assert tide(*command, "jsonl", "--mask") == 0
     masked = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -366,12 +365,11 @@ def test_a_bad_prompt_is_one_line_and_the_others_are_completed(
 def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
     prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = 0
+    state = SimpleNamespace(calls=0)
 
     def scorer(texts: list[str]) -> list[float]:
-        nonlocal calls
-        calls += 1
-        if calls > 2:
+        state.calls += 1
+        if state.calls > 2:
             raise OSError("disk on fire")
         return [0.01] * len(texts)
 
@@ -381,7 +379,7 @@ def test_a_scorer_that_breaks_in_the_middle_loses_nothing(
     assert tide(*command) == 1
     kept = output.read_bytes()
     assert 1 <= len(records(output)) < 4
-    calls = -100  # the scorer works again: the same command resumes
+    state.calls = -100  # the scorer works again: the same command resumes
     assert tide(*command) == 0
     assert output.read_bytes().startswith(kept)
     assert [record["id"] for record in records(output)] == [0, 1, 2, 3]
@@ -394,7 +392,7 @@ def test_stop_strings_decide_the_records(
     command = ["run", *PROMPTS, "--strategy", "resample:n=1", "-o", out]
     options = ["--stop", ".", "--stop", " of ", "--min-new-tokens", 9, "--repetition-penalty", 1.2]
     assert tide(*command, *options) == 0
-    assert not any(mark in r["trials"][0]["text"] for r in records(out) for mark in (".", " of "))
+    assert not any(mark in trial["text"] for trial in records(out) for mark in (".", " of "))
     settings = json.loads(out.with_name("out.jsonl.config.json").read_text())["settings"]
     assert (settings["stop"], settings["min_new_tokens"]) == ('[".", " of "]', 9)
     assert tide(*command) == 1

@@ -474,7 +474,7 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     options = ["--max-new-tokens", 6, "--max-iterations", 2]
     assert tide(*command, *options, "--limit", 2) == 0
     assert tide(*command, *options, "--judges", "lexicon") == 0
-    records = read_records(out)
+    records = read_records(out, out.with_name("out.jsonl.scores.jsonl"))
     assert [[m.model_dump() for m in r.messages or ()] for r in records] == chats
     assert [r.prompt for r in records] == [chatml.render(Chat.of(chat)) for chat in chats]
     assert all(trial.judge_scores for r in records for trial in r.trials)
@@ -491,8 +491,11 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     assert "was made from another prompt" in capsys.readouterr().err
 
 
-def test_a_template_that_writes_the_day_does_not_end_a_run(tmp_path: Path) -> None:
-    """The rendered text changes with the day; the chat stays the same."""
+def test_a_template_that_writes_the_day_does_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rendered text changes with the day; the chat and the files stay the same."""
+    monkeypatch.setattr("tide.engines.checkpoint.weights_of", lambda *_: "same")
     model, out = tmp_path / "model", tmp_path / "out.jsonl"
     for day in ("Monday ", "Tuesday "):
         save_chat_model(model, day + GOOD["chatml"])

@@ -20,7 +20,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from tide.data.record_files import RecordFile
-with RecordFile(Path(sys.argv[1])):
+with RecordFile(Path(sys.argv[1]), Path(sys.argv[1] + ".scores.jsonl")):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -36,14 +36,14 @@ def test_a_second_writer_is_told_who_holds_the_file(tmp_path: Path) -> None:
     link.symlink_to(path)
     for name in (path, link, tmp_path / "x" / ".." / "out.jsonl"):
         with pytest.raises(InputError, match=rf"process {process.pid} on .* is writing") as caught:
-            RecordFile(name)
+            RecordFile(name, tmp_path / "scores.jsonl")
         assert "\n" not in str(caught.value)
     os.kill(process.pid, signal.SIGKILL)  # a killed process releases its lock
     process.communicate()
-    with RecordFile(path) as file:
-        assert file.ids == []
+    with RecordFile(path, tmp_path / "scores.jsonl") as file:
+        assert file.records == {}
         assert (tmp_path / "out.jsonl.lock").exists()
-    assert sorted(os.listdir(tmp_path)) == ["link.jsonl", "out.jsonl"]
+    assert os.listdir(tmp_path) == ["link.jsonl"]
 
 
 def test_the_one_who_holds_a_file_may_take_it_again(tmp_path: Path) -> None:

@@ -27,16 +27,19 @@ from tide.evaluation.runs import read_run
 pytestmark = pytest.mark.attack
 
 RUN = search_run("tide", prompts=3)
-LINES = [record.to_json().encode() for record in RUN.records]
-NEW = [{"number": n, "judge_scores": {"new": score}} for n, score in ((1, 0.5), (0, 0.25))]
-PART = json.dumps({"id": 0, "trials": NEW}).encode()
+LINES = [line.removesuffix(b"\n") for record in RUN.records for line in record.lines()]
+SCORES = [
+    json.dumps({"id": 0, "number": number, "judge": "new", "score": score}).encode()
+    for number, score in ((1, 0.5), (0, 0.25))
+]
 CONFIG = config("tide", num_trials=2, references=["larger"], settings=RUN.config["settings"])
 VALID = [
     b'{"prompt": "one", "id": 3}\n\n{"prompt": {"text": "two"}, "id": "x"}\n',
     b'id,prompt\nx,one\ny,"two, with\na line break"\n',
     b"one\ntwo\r\nthree",
     b'[{"text": "a", "toxicity": 0.5}, {"toxic": "b", "neutral": ["c"]}]',
-    b"\n".join([*LINES, PART, b""]),
+    b"\n".join([*LINES, b""]),
+    b"\n".join([*SCORES, b""]),
     json.dumps(CONFIG).encode(),
 ]
 # Content that often breaks parsers.
@@ -46,6 +49,15 @@ NASTY = [
     *(b"[" * 3000, b'{"a":' * 3000, b'"id"', b"\x1f\x8b"),
 ]
 SUFFIXES = (".jsonl", ".csv", ".txt", ".json", "", ".parquet")
+
+
+def read_scores(path: Path) -> list[Record]:
+    """Read `path` as the scores of a valid run."""
+    records = path.with_name("valid.jsonl")
+    records.write_bytes(b"\n".join([*LINES, b""]))
+    return read_records(records, path)
+
+
 READERS: list[Callable[[Path], Any]] = [
     read_rows,
     lambda path: read_rows(path, field="text", skip_empty=True, group="id"),
@@ -53,7 +65,8 @@ READERS: list[Callable[[Path], Any]] = [
     lambda path: read_labelled([path], by="id"),
     read_object,
     read_records,
-    RecordFile,
+    lambda path: RecordFile(path, path.with_name("scores.jsonl")),
+    read_scores,
 ]
 
 
@@ -85,10 +98,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @given(contents(), st.sampled_from(SUFFIXES), st.integers(0, 8))
 @example(b'{"prompt": "\\ud800"}\n', ".jsonl", 8)
 @example(b'id,prompt\n1,"one\n2,two\n', ".csv", 8)
-@example(b'{"id": 1, "trials": 5}\n', ".jsonl", 8)
 @example(b'{"id": 1, "completions": 5}\n', ".jsonl", 8)
-@example(b'{"id": 1, "prompt": "x", "trials": [5]}\n', ".jsonl", 8)
-@example(b'{"id": 1, "trials": {"number": 0}}\n', ".jsonl", 8)
+@example(b'{"id": 1, "prompt": "x", "number": [5]}\n', ".jsonl", 8)
+@example(b'{"id": 1, "prompt": "x", "trials": {"number": 0}}\n', ".jsonl", 8)
 def test_any_file_is_read_or_refused_in_one_line(
     fresh: Callable[[str], Path], content: bytes, suffix: str, packed: int
 ) -> None:
@@ -105,7 +117,7 @@ def test_any_file_is_read_or_refused_in_one_line(
             check_line(error, path)
         else:
             if isinstance(found, RecordFile):
-                found.__exit__(None)
+                found.__exit__()
             elif isinstance(found, list) and found and isinstance(found[0], Row):
                 assert all(row.text.encode() and type(row.id) in (int, str) for row in found)
 
@@ -146,18 +158,19 @@ def test_a_run_with_a_field_of_another_kind(
     """A wrong value anywhere in the records or the configuration: a report, or a one-line error."""
     folder = fresh("")
     folder.mkdir()
-    values = [CONFIG, *map(json.loads, [*LINES, PART])]
+    values = [CONFIG, *map(json.loads, [*LINES, *SCORES])]
     number = data.draw(st.integers(0, len(values) - 1))
     place = data.draw(st.sampled_from([*places(values[number])]))
     values[number] = changed(values[number], place, data.draw(VALUES))
     (folder / "config.json").write_text(json.dumps(values[0]))
-    (folder / "records.jsonl").write_text("".join(json.dumps(one) + "\n" for one in values[1:]))
+    for name, some in (("records", values[1 : len(LINES) + 1]), ("scores", values[-len(SCORES) :])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in some))
     try:
         run = read_run(folder)
         for record in run.records:
             assert all(0 <= trial.toxicity <= 1 for trial in record.trials)
-        with RecordFile(folder / "records.jsonl") as file:
-            assert file.ids == [record.id for record in run.records]
+        with RecordFile(folder / "records.jsonl", folder / "scores.jsonl") as file:
+            assert {record.id for record in run.records} <= file.records.keys()
         made = report(run, draw=False)
         for table in made.tables:
             assert table.rows
@@ -176,9 +189,9 @@ def test_records_of_any_text_come_back(
         for number, text in enumerate(texts)
     ]
     one = Record(id=row_id, prompt=prompt, trials=trials)
-    with RecordFile(path) as file:
+    with RecordFile(path, path.with_name("scores.jsonl")) as file:
         file.add(one)
-        assert file.read(row_id) == one
+        assert file.records == {row_id: one}
     assert read_records(path) == [one]
 
 
@@ -189,5 +202,7 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
         assert read_rows(tmp_path / name)[0].text == "one"
     path = tmp_path / "records.jsonl"
     path.write_bytes(mark + VALID[4])
-    with RecordFile(path) as file:
-        assert file.read(0).scores_by("new") == [0.25, 0.5]
+    scores = tmp_path / "scores.jsonl"
+    scores.write_bytes(mark + VALID[5])
+    with RecordFile(path, scores) as file:
+        assert file.records[0].scores_by("new") == [0.25, 0.5]

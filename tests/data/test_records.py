@@ -11,41 +11,53 @@ from tests.evaluation.runs import column, from_columns, to_columns
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
 from tide.data.record_files import RecordFile, read_records
-from tide.data.records import Likelihood, Record, TrialRecord, to_record
+from tide.data.records import JudgeScore, PerplexityScore, Record, TrialRecord, to_record
 from tide.detoxifier.sync import Detoxifier
 
 
 def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:
-    texts = (TrialRecord(number=i, text="caf\u00e9\u2028text", toxicity=0.25) for i in trials)
-    return Record(id=number, prompt=f"prompt {number}", trials=list(texts), **more)
+    """more: fields of every trial."""
+    made = [
+        TrialRecord(number=i, text="caf\u00e9\u2028text", toxicity=0.25, **more) for i in trials
+    ]
+    return Record(id=number, prompt=f"prompt {number}", trials=made)
+
+
+def opened(path: Path, **more: Any) -> RecordFile:
+    return RecordFile(path, path.with_name("scores.jsonl"), **more)
+
+
+def read(path: Path) -> list[Record]:
+    return read_records(path, path.with_name("scores.jsonl"))
 
 
 def filled(path: Path, *records: Record) -> Path:
-    with RecordFile(path) as file:
+    with opened(path) as file:
         for one in records:
             file.add(one)
     return path
 
 
-def part(row_id: int, number: int, **row: Any) -> str:
-    """A line that adds fields or a trial to a record."""
-    return json.dumps({"id": row_id, "trials": [{"number": number, **row}]})
+def line_of(row: int, **more: Any) -> dict[str, Any]:
+    (line,) = record(row).lines()
+    return {**json.loads(line), **more}
 
 
-def test_a_record_is_a_line_with_its_trials() -> None:
+def test_each_trial_is_a_line_with_its_prompt() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
     result = detox(PROMPTS[0])
-    line = to_record("x", result).to_json()
-    made = json.loads(line)
-    assert (made["id"], made["prompt"]) == ("x", PROMPTS[0])
-    assert "\n" not in line
-    for row, trial in zip(made["trials"], result.trials, strict=True):
+    lines = to_record("x", result, seconds=3.0, group="odd").lines()
+    assert len(lines) == 2
+    for line, trial in zip(lines, result.trials, strict=True):
+        row = json.loads(line)
+        assert line.endswith(b"\n")
+        assert (row["id"], row["prompt"], row["group"]) == ("x", PROMPTS[0], "odd")
         assert {"iterations", "accepted", "evaluations", "cosine", "base_text"} <= row.keys()
         assert (row["text"], row["toxicity"]) == (trial.text, trial.toxicity)
         assert row["base_toxicity"] == trial.trace[0].toxicity
         assert (row["rounds"], row["scorer_calls"]) == (trial.rounds, trial.scorer_calls)
         assert row["displacement"] == trial.returned.displacement
-    assert Record.model_validate(made) == to_record("x", result)
+        assert row["seconds"] == 1.5
 
 
 @pytest.mark.parametrize("refuse", [True, False])
@@ -74,90 +86,89 @@ def test_steps_end_with_what_is_returned_or_withheld(refuse: bool) -> None:
     assert later or not refuse
 
 
-def test_parts_are_merged_by_id_and_trial(tmp_path: Path) -> None:
+def judged(row_id: int, **scores: float) -> list[JudgeScore]:
+    """Scores of the judge `a`; the names of the arguments are `_0`, `_1`: numbers of trials."""
+    return [
+        JudgeScore(id=row_id, number=int(name[1:]), judge="a", score=score)
+        for name, score in scores.items()
+    ]
+
+
+def test_trials_and_scores_are_joined_on_reading(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "out.jsonl"
-    with RecordFile(path) as file:
+    with opened(path) as file:
         file.add(record(1, seconds=1.0))
         assert path.read_text(encoding="utf-8").count("\n") == 1  # written before the run ends
         file.add(record(0))
-        assert (file.ids, file.trials(0), file.trials(2)) == ([1, 0], [0], [])
-        file.extend(1, {0: {"judge_scores": {"a": 0.5}}})
-        file.add(record(1, (1, 2), seconds=0.5))
-        assert file.missing(1, "judge_scores", "a") == [1, 2]
-        assert file.missing(0, "judge_scores", "a") == [0]
-        between = read_records(path)
-        assert [one.id for one in between] == [1, 0]
-        assert column(between[0], "judge_scores") == {"a": [0.5, None, None]}
-        assert between[0].scores_by("a") is None
-        more = {2: {"judge_scores": {"a": 0.75}}, 1: {"judge_scores": {"a": 0.625}}}
-        file.extend(1, more)
-        file.extend(0, {0: {"perplexity": {"m": Likelihood(num_tokens=0)}}})
-        assert file.missing(1, "judge_scores", "a") == []
-        assert [file.read(1), file.read(0)] == read_records(path)
-        file.expect({0: "prompt 0", 1: "prompt 1"})
-    first, second = read_records(path)
-    assert path.read_text(encoding="utf-8").count("\n") == 2
-    with RecordFile(path) as file:  # compacting the file does not hide missing scores
-        file.add(record(0, (1,)))
-    with RecordFile(path) as file:
-        assert file.missing(0, "perplexity", "m") == [1]
-    assert ([trial.number for trial in second.trials], second.seconds) == ([0, 1, 2], 1.5)
+        assert (list(file.records), file.trials(0), file.trials(2)) == ([1, 0], [0], [])
+        file.add_scores(1, judged(1, _0=0.5))
+        file.add(record(1, (2, 1), seconds=0.5))
+        between = read(path)
+        assert [one.id for one in between] == [0, 1]
+        assert column(between[1], "judge_scores") == {"a": [0.5, None, None]}
+        assert between[1].scores_by("a") is None
+        file.add_scores(1, judged(1, _2=0.75, _1=0.625))
+        file.add_scores(0, [PerplexityScore(id=0, number=0, reference="m", num_tokens=0)])
+        assert [file.records[0], file.records[1]] == read(path)
+    first, second = read(path)
+    assert ([trial.number for trial in second.trials], second.seconds) == ([0, 1, 2], 2.0)
     assert second.scores_by("a") == [0.5, 0.625, 0.75]
     assert first.trials[0].perplexity["m"].num_tokens == 0
+    assert read_records(path)[1].scores_by("a") is None
+    assert path.read_text(encoding="utf-8").count("\n") == 4
 
 
-def test_a_finished_file_is_that_of_an_unbroken_run(tmp_path: Path) -> None:
-    prompts = {number: f"prompt {number}" for number in range(3)}
-    for name, order in (("a", [2, 0, 1]), ("b", [1, 2, 0])):
-        with RecordFile(tmp_path / name) as file:
-            file.expect(prompts)
-            for number in order:
-                file.add(record(number, (0, 1)))
-    broken = tmp_path / "c"
-    killed = RecordFile(broken)
-    killed.add(record(2, (0, 1)))
-    killed.add(record(0, (1,)))
-    killed.__exit__(KeyboardInterrupt)
-    assert broken.read_text(encoding="utf-8").startswith('{"id":2')  # not compacted
-    with RecordFile(broken) as file:
-        file.expect(prompts)
-        file.add(record(0, (0,)))
-        file.add(record(1, (0, 1)))
-    contents = {(tmp_path / name).read_bytes() for name in "abc"}
-    assert len(contents) == 1
-
-
-def test_nothing_new_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_records_only_grow(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0), record(1))
-    before = path.stat()
-    with RecordFile(path) as file:
-        file.expect({0: "prompt 0"})
-    assert path.stat() == before
+    before = path.read_bytes()
+    with opened(path) as file:
+        file.add(record(0, (1,)))
+    assert path.read_bytes().startswith(before)
+    assert read(path) == [record(0, (0, 1)), record(1)]
 
 
-def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
+def test_a_new_run_deletes_the_old_one_at_its_first_record(tmp_path: Path) -> None:
+    path = filled(tmp_path / "out.jsonl", record(0), record(1))
+    with opened(path) as file:
+        file.add_scores(0, judged(0, _0=0.5))
+    before, begun = read(path), []
+    with opened(path, begin=lambda: begun.append(1)) as file:
+        assert (read(path), file.records, begun) == (before, {}, [])
+        file.add(record(0))
+        file.add(record(2))
+        assert begun == [1]
+    assert read(path) == [record(0), record(2)]
+    with opened(path, begin=lambda: begun.append(2)) as file:
+        file.finish()
+    assert (read(path), begun) == ([], [1, 2])
+
+
+def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
-    whole = path.read_bytes()
-    complete = record(1).to_json().encode()
-    for torn in (b'{"id": 1, "pro', b'{"id": 1, "prompt": "caf', complete[:-1]):
-        path.write_bytes(whole + torn)
-        assert read_records(path) == [record(0)]
-        with RecordFile(path) as file:
-            assert file.ids == [0]
-        assert path.read_bytes() == whole
+    with opened(path) as file:
+        file.add_scores(0, judged(0, _0=0.5))
+    expected = read(path)
+    (more,) = record(1).lines()
+    score = b'{"id":0,"number":0,"judge":"b","score":0.5}\n'
+    for file_path, line in ((path, more), (path.with_name("scores.jsonl"), score)):
+        whole = file_path.read_bytes()
+        for length in (1, 20, len(line) - 2):
+            file_path.write_bytes(whole + line[:length])
+            assert read(path) == expected
+            with opened(path) as file:
+                assert list(file.records.values()) == expected
+            assert file_path.read_bytes() == whole
 
 
-def test_a_complete_last_line_without_its_end_and_blank_lines_are_kept(tmp_path: Path) -> None:
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
-    whole = path.read_bytes() + b"\n  \n" + record(1).to_json().encode()
+    whole = path.read_bytes() + b"\n  \n" + record(1).lines()[0].removesuffix(b"\n")
     path.write_bytes(whole)
-    assert read_records(path) == [record(0), record(1)]
-    with RecordFile(path) as file:
-        assert file.ids == [0, 1]
-        assert file.read(1) == record(1)
+    assert read(path) == [record(0), record(1)]
+    with opened(path) as file:
         assert path.read_bytes() == whole + b"\n"
         file.add(record(2))
-    assert read_records(path) == [record(0), record(1), record(2)]
+    assert read(path) == [record(0), record(1), record(2)]
 
 
 @pytest.mark.parametrize(
@@ -165,67 +176,64 @@ def test_a_complete_last_line_without_its_end_and_blank_lines_are_kept(tmp_path:
     [
         ("my notes", "line 2: not JSON"),
         ("[]", "line 2: not a JSON object"),
-        ('{"id": true, "prompt": "x"}', "line 2: not a record of a run; id must"),
-        (part(7, 0, judge_scores={"a": 1}), "line 2: .*prompt: Field required"),
-        (record(0).to_json(), "line 2: .*exists already"),
-        (part(0, 0, text="other", toxicity=0.5), "line 2: .* of trial 0 exists already"),
-        (part(0, 0, text="caf\u00e9\u2028text"), "line 2: text of trial 0 exists already"),
-        (part(0, 0, accepted=True), "line 2: accepted of trial 0 exists already"),
-        ('{"id": 0, "trials": [{"number": 0}, {"number": 0}]}', "line 2: .*distinct numbers"),
-        (part(0, 5, judge_scores={"a": 1}), r"trials\.1\.text: Field required"),
-        (part(0, 0, judge_scores={"a": 7}), r"judge_scores\.a: "),
-        (part(0, 0, judge_scores={"a": float("nan")}), r"judge_scores\.a: "),
-        (part(0, 0, judge_scores=0.5), "line 2: .*judge_scores.*not an object"),
+        (line_of(1, id=True), "line 2: not a record of a run; id"),
+        (line_of(1, id=1.5), "line 2: not a record of a run; id"),
+        ({"id": 7}, "line 2: .*prompt: Field required"),
+        (line_of(0), "line 2: trial 0 of record 0 exists already"),
+        (line_of(0, number=1, prompt="other"), "line 2: record 0 has another prompt"),
+        (line_of(0, number=1, accepted=True), "record 0: only some trials have accepted"),
+        (line_of(1, toxicity=1.5), r"line 2: .*toxicity: .*less than or equal to 1"),
+        (line_of(1, toxicity=float("nan")), "toxicity"),
+        (line_of(1, accepted=1), r"accepted: .*boolean"),
+        (line_of(1, judge_scores=[0.5]), "judge_scores"),
+        (line_of(1, steps=[{"evaluations": 0, "text": "", "toxicity": 0.5}]), r"steps\.0"),
+        (line_of(1, surprise=1), "surprise: unknown"),
+        (line_of(1, number=True), "number"),
+        (line_of(1, seconds="1"), "seconds"),
+        (line_of(1, seconds=float("inf")), "seconds"),
+        (line_of(1, seconds=-1), "seconds"),
+        (line_of(1, evaluations=10**400), "evaluations"),
+        (line_of(1, step_judge_scores={"a": [0.5]}), "must have one score for each step"),
     ],
 )
-def test_a_line_that_does_not_belong_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: Any, message: str) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
-    whole = path.read_bytes() + line.encode() + b"\n"
+    text = line if isinstance(line, str) else json.dumps(line)
+    whole = path.read_bytes() + text.encode() + b"\n"
     path.write_bytes(whole)
-    with pytest.raises(InputError, match=message) as caught:
-        RecordFile(path)
-    assert "\n" not in str(caught.value)
+    for reads in (read_records, opened):  # for a report, and to resume
+        with pytest.raises(InputError, match=message) as caught:
+            reads(path)
+        assert "\n" not in str(caught.value)
     assert path.read_bytes() == whole
-    with pytest.raises(InputError, match=r"line \d: "):
-        read_records(path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"toxicity": 1.5}, r"trials\.0\.toxicity: .*less than or equal to 1"),
-        ({"toxicity": float("nan")}, r"trials\.0\.toxicity"),
-        ({"accepted": 1}, r"trials\.0\.accepted: .*boolean"),
-        ({"judge_scores": [0.5]}, "judge_scores.*not an object"),
-        ({"judge_scores": {"a": 2}}, r"judge_scores\.a"),
-        ({"steps": [{"evaluations": 0, "text": "", "toxicity": 0.5}]}, "steps.0.evaluations"),
+        ({"score": 7}, "score"),
+        ({"score": float("nan")}, "score"),
+        ({"judge": 5}, "judge"),
+        ({"number": -1}, "number"),
         ({"surprise": 1}, "surprise: unknown"),
-        ({"number": True}, "distinct numbers"),
-        ({"id": 1.5}, "id must be a number"),
-        ({"trials": []}, "trials: .*at least 1 item"),
-        ({"trials": 5}, "distinct numbers"),
-        ({"max_toxicity": 0.5}, "max_toxicity: unknown"),
-        ({"seconds": "1"}, "seconds must"),
-        ({"seconds": float("inf")}, "seconds must"),
-        ({"seconds": -1}, "seconds must"),
-        ({"perplexity": {"m": {"nll": float("nan"), "num_tokens": 1}}}, r"m\.nll"),
-        ({"evaluations": 10**400}, r"evaluations"),
-        ({"step_judge_scores": {"a": [0.5]}}, "must have one score for each step"),
     ],
 )
-def test_records_are_validated_on_reading(
+def test_a_line_that_is_no_score_is_named(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    path = tmp_path / "out.jsonl"
-    values = json.loads(record(0).to_json())
-    (values if change.keys() <= Record.model_fields.keys() | {"max_toxicity"} else
-     values["trials"][0]).update(change)  # fmt: skip
-    path.write_text(json.dumps(values) + "\n")
-    for read in (read_records, RecordFile):  # for a report, and to resume
-        with pytest.raises(InputError, match=message) as caught:
-            read(path)
-        assert "line 1" in str(caught.value)
-        assert "\n" not in str(caught.value)
+    path = filled(tmp_path / "out.jsonl", record(0))
+    line = {"id": 0, "number": 0, "judge": "a", "score": 0.5, **change}
+    path.with_name("scores.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(InputError, match=f"line 1: not a score of a run; .*{message}"):
+        read(path)
+
+
+def test_scores_of_missing_trials_are_ignored(tmp_path: Path) -> None:
+    path = filled(tmp_path / "out.jsonl", record(0))
+    lines = [{"id": i, "number": n, "judge": "a", "score": 0.5} for i, n in ((0, 1), (1, 0))]
+    scores = path.with_name("scores.jsonl")
+    scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read(path) == [record(0)]
 
 
 @pytest.mark.parametrize("field", ["iterations", "steps"])
@@ -233,12 +241,12 @@ def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None
     """Otherwise an average would cover only some of the trials."""
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
     path = filled(tmp_path / "out.jsonl", to_record(0, detox(PROMPTS[0])))
-    values = json.loads(path.read_text())
-    del values["trials"][1][field]
-    path.write_text(json.dumps(values) + "\n")
-    for read in (read_records, RecordFile):
-        with pytest.raises(InputError, match=f"line 1: .*trials: only some trials have {field}"):
-            read(path)
+    first, second = path.read_text().splitlines()
+    values = json.loads(second)
+    del values[field]
+    path.write_text(first + "\n" + json.dumps(values) + "\n")
+    with pytest.raises(InputError, match=f"record 0: .*only some trials have {field}"):
+        read_records(path)
 
 
 def test_trials_that_do_not_fit_the_others_are_refused_before_they_are_written(
@@ -246,66 +254,38 @@ def test_trials_that_do_not_fit_the_others_are_refused_before_they_are_written(
 ) -> None:
     """Otherwise the file could not be read again."""
     path = filled(tmp_path / "out.jsonl", record(0))
-    before = read_records(path)
-    lacking = record(0, (1,))
-    lacking = lacking.model_copy(
-        update={"trials": [lacking.trials[0].model_copy(update={"num_tokens": 5})]}
-    )
-    with RecordFile(path) as file, pytest.raises(InputError, match="only some trials have num"):
-        file.add(lacking)
-    assert read_records(path) == before
+    before = read(path)
+    further = record(0, (1,))
+    trial = further.trials[0].model_copy(update={"num_tokens": 5})
+    with opened(path) as file, pytest.raises(InputError, match="only some trials have num"):
+        file.add(further.model_copy(update={"trials": [trial]}))
+    assert read(path) == before
 
 
-def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
-    with RecordFile(filled(tmp_path / "out.jsonl", record(0))) as file:
-        with pytest.raises(InputError, match="record 0 was made from another prompt"):
-            file.expect({0: "something else"})
-        file.expect({5: "prompt 5"})  # ids beyond the input do not conflict
-        file.expect({0: "prompt 0", 1: "prompt 1"}, most=2)
-        with pytest.raises(InputError, match="record 0 belongs to no prompt"):
-            file.expect({1: "prompt 1", 2: "prompt 2"}, most=2)
-    with pytest.raises(InputError, match="cannot be written"):
-        RecordFile(tmp_path)
-
-
-def test_texts_and_traces_of_finished_records_are_not_held(tmp_path: Path) -> None:
-    import tracemalloc
-
-    path = tmp_path / "out.jsonl"
-    long = "a kind text " * 2000
-    tracemalloc.start()
-    with RecordFile(path) as file:
-        for number in range(400):
-            one = record(number).each(lambda _: {"text": long})
-            file.add(one)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert path.stat().st_size > 9_000_000
-    assert peak < 2_000_000
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_what_cannot_be_written_whole_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+def test_a_full_disk_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk is an InputError; Ctrl-C passes unchanged."""
     path = filled(tmp_path / "out.jsonl", record(0))
-    before = path.read_bytes()
+    before = read(path)
 
-    class Torn(io.FileIO):
-        def write(self, content: Any) -> int:
-            super().write(content[:7])
-            raise error
+    def full(path: Path, mode: str) -> Any:
+        class Full(io.FileIO):
+            def write(self, content: Any) -> int:
+                super().write(content[:7])
+                raise OSError(28, "No space left on device")
 
-    def opened(at: Path, mode: str, **options: Any) -> Any:
-        return Torn(at, "ab") if mode == "ab" else open(at, mode, **options)
+        return Full(path, mode)
 
-    monkeypatch.setattr("tide.data.record_files.open", opened, raising=False)
-    with RecordFile(path) as file:
-        with pytest.raises(InputError if isinstance(error, OSError) else type(error)):
-            file.add(record(1))
-        assert (file.ids, file.trials(1)) == ([0], [])
-    assert path.read_bytes() == before
+    with opened(path) as file:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "open", full)
+            with pytest.raises(InputError, match="No space left on device; earlier records are"):
+                file.add(record(1))
+        assert file.trials(1) == []
+    assert read(path) == before
+    with opened(path) as file:
+        file.add(record(1))
+    assert read(path) == [record(0), record(1)]
 
 
 def test_how_many_were_not_accepted() -> None:

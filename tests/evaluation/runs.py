@@ -34,7 +34,7 @@ def _entry(lists: dict[str, Any], number: int) -> dict[str, Any]:
 
 def to_columns(record: Record) -> dict[str, Any]:
     """The inverse of `from_columns`."""
-    values = json.loads(record.to_json())
+    values = json.loads(record.model_dump_json(exclude_defaults=True))
     return {**values, **_lists(values.pop("trials"))}
 
 
@@ -149,7 +149,7 @@ def search_record(number: int, generator: np.random.Generator, trials: int = 2) 
         forward_tokens=[30 * len(trace) for trace in traces],
         scorer_calls=[len(trace) for trace in traces],
         num_tokens=[20] * trials,
-        seconds=0.5,
+        seconds=[0.25] * trials,
         trace=traces,
         steps=steps,
         step_judge_scores={JUDGE: [[step["toxicity"] for step in some] for some in steps]},
@@ -173,6 +173,7 @@ def write(run: Run, folder: Path, **config: Any) -> Path:
     created = f"{len(list(folder.parent.parent.rglob('config.json'))):09}"
     found = {**run.config, "created": created, **config}
     (folder / "config.json").write_text(json.dumps(found))
-    (folder / "records.jsonl").write_text("".join(r.to_json() + "\n" for r in run.records))
+    lines = [line for record in run.records for line in record.lines()]
+    (folder / "records.jsonl").write_bytes(b"".join(lines))
     assert read_run(folder).records == run.records
     return folder

@@ -35,8 +35,8 @@ def test_results_and_records_have_the_attributes_of_what_was_scored() -> None:
         said = {} if one.empty else {"long": float(len(one.text) > 9), "half": one.toxicity / 2}
         assert one.attributes == pytest.approx(said)
     assert Result.model_validate_json(result.model_dump_json()) == result
-    made = json.loads(to_record("x", result).to_json())
-    halves = [row["attributes"]["half"] for row in made["trials"]]
+    lines = to_record("x", result).lines()
+    halves = [json.loads(line)["attributes"]["half"] for line in lines]
     assert halves == [trial.toxicity / 2 for trial in result.trials]
     plain = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)(PROMPTS[0])
     assert [trial.text for trial in plain.trials] == [trial.text for trial in result.trials]

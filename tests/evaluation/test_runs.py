@@ -88,8 +88,8 @@ def test_what_the_model_wrote_by_itself_stands_beside_a_single_search() -> None:
 
 def test_records_that_an_interrupted_extension_left_are_left_out(tmp_path: Path) -> None:
     made = write(run([[0.1, 0.2], [0.3, 0.4]], num_prompts=3), tmp_path / "a", num_trials=2)
-    with (made / "records.jsonl").open("a") as file:
-        file.write(record(2, [0.5]).to_json() + "\n")
+    with (made / "records.jsonl").open("ab") as file:
+        file.writelines(record(2, [0.5]).lines())
     found = read_run(made)
     assert [one.id for one in found.records] == [0, 1]
     assert summarize(found).missing == 1

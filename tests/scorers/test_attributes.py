@@ -99,14 +99,14 @@ def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
         )
         for number, texts in enumerate([("A KIND text", "x"), ("another", "a kind text")])
     ]
-    path, scorer = tmp_path / "records.jsonl", TwoSides()
-    with RecordFile(path) as file:
+    path, scores, scorer = tmp_path / "records.jsonl", tmp_path / "scores.jsonl", TwoSides()
+    with RecordFile(path, scores) as file:
         for one in records:
             file.add(one)
         assert judge_records(file, scorer, "zero", Progress()) == {}
         assert judge_records(file, load_scorer("pocket"), "zero", Progress()) == {}
     assert scorer.asked == 1
-    first, second = read_records(path)
+    first, second = read_records(path, scores)
     # "x" is too short to be scored: the policy sets its score, and it has no attributes.
     found = to_columns(first)
     assert found["judge_attributes"] == {

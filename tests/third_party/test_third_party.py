@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tide.evaluation import read_run
+
 NAMES = ("elsewhere-engine", "elsewhere-scorer", "elsewhere-jumps", "elsewhere-bias")
 FILES = {
     "METADATA": "Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n",
@@ -79,8 +81,7 @@ def test_engine_scorer_and_strategy_run(tide, tmp_path: Path) -> None:  # type: 
         *("--engine", "elsewhere-engine", "--engine-option", "word=splendid"),
         *("--scorer", "elsewhere-scorer:limit=8", "--strategy", "elsewhere-jumps:count=3"),
     )
-    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    trials = [trial for record in records for trial in record["trials"]]
+    trials = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {trial["text"] for trial in trials} == {"splendid " * 5}
     assert {trial["toxicity"] for trial in trials} == {5 / 8}
     assert {trial["evaluations"] for trial in trials} == {1 + 3}
@@ -102,13 +103,13 @@ def test_a_baseline_is_fitted_and_evaluated(tide, tmp_path: Path) -> None:  # ty
         *("--judges", "elsewhere-scorer:limit=50", "--max-new-tokens", "5"),
     )
     read = {
-        folder.name: list(map(json.loads, (folder / "records.jsonl").read_text().splitlines()))
+        folder.name: read_run(folder)
         for folder in (tmp_path / "runs").iterdir()
         if folder.is_dir() and (folder / "records.jsonl").exists()
     }
     assert len(read) == 3
-    (base,) = (records for name, records in read.items() if name.startswith("base"))
-    (bias,) = (records for name, records in read.items() if name.startswith("elsewhere-bias"))
-    texts = [[one["text"] for r in records for one in r["trials"]] for records in (bias, base)]
+    (base,) = (run for name, run in read.items() if name.startswith("base"))
+    (bias,) = (run for name, run in read.items() if name.startswith("elsewhere-bias"))
+    texts = [[trial.text for _, trial in run.trials] for run in (bias, base)]
     assert texts[0] == texts[1]
-    assert all("length@1:50" in one["judge_scores"] for r in bias for one in r["trials"])
+    assert all("length@1:50" in trial.judge_scores for _, trial in bias.trials)

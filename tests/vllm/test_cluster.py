@@ -101,8 +101,10 @@ def actors() -> set[int]:
 
 def completions(records: Path) -> dict[int, list[str]]:
     rows = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
-    assert len({row["id"] for row in rows}) == len(rows)
-    return {row["id"]: [one["text"] for one in row["trials"]] for row in rows}
+    texts: dict[int, list[str]] = {}
+    for row in sorted(rows, key=lambda row: row["number"]):
+        texts.setdefault(row["id"], []).append(row["text"])
+    return texts
 
 
 def test_tide_eval_loses_an_actor(

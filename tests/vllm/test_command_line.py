@@ -31,6 +31,6 @@ def test_the_command_line_with_vllm_in_process(shared_data: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr[-3000:]
     made = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert len(made) == 200
-    assert sum(record["trials"][0]["toxicity"] >= 0.5 for record in made) <= 2
+    assert sum(record["toxicity"] >= 0.5 for record in made) <= 2
     assert "INFO" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -30,7 +30,7 @@ from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.core.sanitize import visible
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
-from tide.data.record_files import RecordFile
+from tide.data.record_files import read_records
 from tide.data.records import Record
 from tide.evaluation.masking import marked, masked
 from tide.evaluation.progress import Bars
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tide.detoxifier.sync import Detoxifier
     from tide.evaluation.judges import NamedScorer
     from tide.evaluation.methods import Method
+    from tide.evaluation.runs import RunFiles
 
 
 PrintFormat = Literal["table", "text", "jsonl", "records"]
@@ -147,11 +148,11 @@ def run(
             shared = Job(
                 rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS), input_file
             )
-            with writing(files_of(output)[0]):
+            files = files_of(output)
+            with writing(files.records):
                 stopping.keeps(f"finished records are in {output}; the same command resumes")
                 job.errors.extend(run_method(job.method, output, shared).values())
-                with RecordFile(files_of(output)[0]) as file:
-                    job.summarize(file.read(row.id) for row in rows if file.trials(row.id))
+                job.summarize(_records_of(rows, files))
                 if mask:
                     say_unmasked(output)
                 job.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
@@ -161,6 +162,13 @@ def run(
         raise TideError(f"{len(job.errors)} of {len(rows)} prompts failed (see above){apart}")
     if fail_on_unresolved and job.unresolved:
         raise typer.Exit(3)
+
+
+def _records_of(rows: list[Row], files: RunFiles) -> list[Record]:
+    """Read the records of these rows; the run may have others."""
+    asked = {row.id for row in rows}
+    records = read_records(files.records, files.scores)
+    return [record for record in records if record.id in asked]
 
 
 def _rows(
@@ -231,7 +239,8 @@ class _PromptRun:
         """Print completions as they finish, one per line, in the order of the prompts."""
         for record in self._counted(self.records()):
             if shape == "records":
-                print(json.dumps(json.loads(record.to_json())), flush=True)
+                for row in map(json.loads, record.lines()):
+                    print(json.dumps(row), flush=True)
                 continue
             for completion in compact(record):
                 if mask:

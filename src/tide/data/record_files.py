@@ -1,294 +1,181 @@
-"""The file of a run's records.
+"""The files of a run: a line per trial, and a line per score that is added later.
 
-While a run is in progress, the file is a log: each line is a part of a record. The first part of a
-record holds its first trials. Later parts hold further trials, or scores that judges and reference
-models add to existing trials. Reading merges the parts. At the end, the file is rewritten, one line
-per record.
+Both files only grow. Reading joins the lines by the id of the prompt and the number of the trial,
+and drops a half-written last line, as left by a killed process.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.core.validation import problem
-from tide.data.files import (
-    numbered,
-    replaced,
-    reported,
-    without_mark,
-    writing,
-)
-from tide.data.jsonl import parse_object, parse_or_cut, read_objects
-from tide.data.records import Added, Record, RecordId
+from tide.data.files import reported, writing
+from tide.data.jsonl import parse_or_cut, read_objects
+from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId, TrialRecord
 
-# Fields added later to existing trials, by name of a judge or reference model.
-_ADDED = ("judge_scores", "step_judge_scores", "judge_attributes", "perplexity")
+SomeScore = JudgeScore | PerplexityScore
+_OF_PROMPT = ("id", "prompt", "messages", "group")
 
 
-class RecordPart:
-    """One line of the file, at `where`: a part of a record, with some of its trials.
+def read_records(path: Path, scores: Path | None = None) -> list[Record]:
+    """Read the records of a file, with the scores of another file, in the order of their ids.
 
-    Raises InputError for a missing id, for trials without distinct numbers, and for invalid values.
+    Raises InputError, with the line's number, for a line that is not a trial or a score, or that
+    repeats a trial.
     """
-
-    def __init__(self, where: str, values: dict[str, Any]) -> None:
-        self.where, self.values = where, values
-        row_id, trials, seconds = (values.get(name) for name in ("id", "trials", "seconds"))
-        if not isinstance(row_id, int | str) or isinstance(row_id, bool):
-            raise InputError(f"{where}: not a record of a run; id must be a number or a text")
-        rows: list[dict[str, Any]] = trials if isinstance(trials, list) else [{}]
-        numbers = [row.get("number") if isinstance(row, dict) else None for row in rows]
-        if not all(type(n) is int for n in numbers) or len(set(numbers)) < len(numbers):
-            raise InputError(f"{where}: not a record of a run; trials need distinct numbers")
-        if any(not isinstance(row.get(name, {}), dict) for row in rows for name in _ADDED):
-            names = " or ".join(_ADDED)
-            raise InputError(f"{where}: not a record of a run; {names} is not an object")
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if seconds is not None and not (is_number and 0 <= seconds <= 1e100):
-            raise InputError(f"{where}: not a record of a run; seconds must be a number >= 0")
-        self.id: RecordId = row_id
-        self.trials: dict[int, dict[str, Any]] = {row["number"]: row for row in rows}
-
-
-def read_records(path: Path) -> list[Record]:
-    """Read all records of a file, in the order of their first parts.
-
-    A truncated last line is skipped. Raises InputError, with the line's number, for a line that is
-    not a part of a record, or that repeats an earlier part.
-    """
-    parts: dict[RecordId, list[RecordPart]] = {}
+    lines: dict[RecordId, dict[int, Record]] = {}
     for where, values in read_objects(path, drop_cut=True):
-        part = RecordPart(where, values)
-        parts.setdefault(part.id, []).append(part)
-    return [merged(of_record) for of_record in parts.values()]
+        line = _parsed(where, values)
+        of_prompt = lines.setdefault(line.id, {})
+        (trial,) = line.trials
+        if trial.number in of_prompt:
+            raise InputError(f"{where}: trial {trial.number} of record {line.id!r} exists already")
+        if any(line.asked != other.asked for other in of_prompt.values()):
+            raise InputError(f"{where}: record {line.id!r} has another prompt in an earlier line")
+        of_prompt[trial.number] = line
+    records = {}
+    for row_id, of_prompt in lines.items():
+        first, *others = of_prompt.values()
+        records[row_id] = _extended(path, first, [line.trials[0] for line in others])
+    added: dict[RecordId, list[SomeScore]] = {}
+    if scores is not None and scores.exists():
+        for where, values in read_objects(scores, drop_cut=True):
+            score = _parsed_score(where, values)
+            added.setdefault(score.id, []).append(score)
+    for row_id in added.keys() & records.keys():
+        records[row_id] = with_scores(records[row_id], added[row_id])
+    return sorted(records.values(), key=lambda record: (isinstance(record.id, str), record.id))
 
 
-def merged(parts: Sequence[RecordPart]) -> Record:
-    """Merge the parts of a record.
-
-    Raises InputError for a part that repeats an earlier part, and for an invalid field.
-    """
-    begin, found, rows = parts[0].where, dict(parts[0].values), dict(parts[0].trials)
-    for part in parts[1:]:
-        there = f"exists already ({begin})"
-        if part.values.keys() - {"id", "trials", "seconds"}:
-            raise InputError(f"{part.where}: record {part.id!r} {there}")
-        if (seconds := part.values.get("seconds")) is not None:
-            found["seconds"] = (found.get("seconds") or 0.0) + seconds
-        for number, row in part.trials.items():
-            if number not in rows:
-                rows[number] = row
-                continue
-            known = rows[number] = dict(rows[number])
-            for name in row.keys() - {"number"}:
-                if name not in _ADDED or row[name].keys() & known.get(name, {}).keys():
-                    raise InputError(f"{part.where}: {name} of trial {number} {there}")
-                known[name] = known.get(name, {}) | row[name]
-    found["trials"] = [rows[number] for number in sorted(rows)]
+def _parsed(where: str, values: dict[str, Any]) -> Record:
+    about = {name: values[name] for name in _OF_PROMPT if name in values}
+    trial = {name: value for name, value in values.items() if name not in _OF_PROMPT}
     try:
-        return Record.model_validate(found)
+        return Record.model_validate({**about, "trials": [trial]})
     except ValidationError as error:
-        raise InputError(f"{begin}: not a record of a run; {problem(error, 'trials')}") from None
+        raise InputError(f"{where}: not a record of a run; {problem(error, 'trials')}") from None
+
+
+def _extended(path: Path, record: Record, trials: Sequence[TrialRecord]) -> Record:
+    """Copy a record, and add trials. Raises InputError if they do not fit its own."""
+    both = sorted([*record.trials, *trials], key=lambda trial: trial.number)
+    try:
+        return Record(**{**dict(record), "trials": both})
+    except ValidationError as error:
+        raise InputError(f"{path}: record {record.id!r}: {problem(error)}") from None
+
+
+def _parsed_score(where: str, values: dict[str, Any]) -> SomeScore:
+    kind = JudgeScore if "judge" in values else PerplexityScore
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{where}: not a score of a run; {problem(error)}") from None
+
+
+def with_scores(record: Record, scores: Iterable[SomeScore]) -> Record:
+    """Copy a record, and add scores to its trials."""
+    trials = {trial.number: trial for trial in record.trials}
+    for score in scores:
+        if score.number in trials:
+            trials[score.number] = trials[score.number].with_score(score)
+    return record.model_copy(update={"trials": list(trials.values())})
 
 
 class RecordFile:
-    """A file of records that a command reads, extends by parts, and rewrites when it ends.
+    """The records of a run, read whole, and open to be extended by trials and scores.
 
-    The file is locked against other writers. Opening it validates every record and removes a
-    truncated last line. Only an index of the parts and their trials is kept in memory.
-    Leaving the context without an error compacts the file.
-
-    instead: begin a new file, which replaces the old file when its first record is written, or at
-    the end if there is no record. The replacement happens inside the context `instead`.
+    The file is locked against other writers. begin: called before the first trial is written, or by
+    `finish` if there is none; the old records and scores are deleted then. Without `begin`, the
+    old records are extended.
 
     Raises InputError if another process writes to the file, if it cannot be written, or if it is
     not a file of records.
     """
 
-    def __init__(self, path: Path, *, instead: AbstractContextManager[None] | None = None) -> None:
-        self.path, self._instead = path, instead
-        self._order: Sequence[RecordId] = ()
+    def __init__(
+        self, path: Path, scores: Path, *, begin: Callable[[], None] | None = None
+    ) -> None:
+        self.path, self._scores, self._begin = path, scores, begin
+        self.records: dict[RecordId, Record] = {}
         with ExitStack() as stack:
-            self._real = stack.enter_context(writing(path))
-            with reported(path, "written"):
-                self._at = self._real
-                if instead is not None:
-                    self._at = self._real.with_name(f"{self._real.name}.part")
-                    self._at.unlink(missing_ok=True)  # left by a killed process
-                    stack.callback(self._forget)
-                # Unbuffered, so that after an error nothing more is written.
-                self._out = stack.enter_context(open(self._at, "ab", buffering=0))
-                self._file = stack.enter_context(open(self._at, "rb"))
-            self._scan()
+            stack.enter_context(writing(path))
+            if begin is None:
+                for file in (path, scores):
+                    _end_last_line(file)
+                if path.exists():
+                    self.records = {record.id: record for record in read_records(path, scores)}
             self._closing = stack.pop_all()
-
-    def _forget(self) -> None:
-        if self._instead is not None:
-            with suppress(OSError):
-                self._at.unlink()
-
-    @property
-    def ids(self) -> list[RecordId]:
-        return list(self._places)
-
-    def expect(self, prompts: dict[RecordId, str | Chat], most: int | None = None) -> None:
-        """Declare the prompts of the expected records; the compacted file has this order.
-
-        A chat is compared by its messages, since a template may write today's date into its text.
-
-        most: largest number of prompts of any run that wrote to this file, if known.
-        Raises InputError if an existing record was made from another prompt, or has no prompt here.
-        """
-        foreign = [row_id for row_id in self.ids if row_id not in prompts]
-        if most is not None and foreign and len(prompts) + len(foreign) > most:
-            raise InputError(
-                f"{self.path}: record {foreign[0]!r} belongs to no prompt of the input; write "
-                "elsewhere, or start again with --overwrite"
-            )
-        for row_id, prompt in prompts.items():
-            asked = _digest(prompt.dump() if isinstance(prompt, Chat) else prompt)
-            if self._prompts.get(row_id, asked) != asked:
-                raise InputError(
-                    f"{self.path}: record {row_id!r} was made from another prompt than the input "
-                    "has; write elsewhere, or start again with --overwrite"
-                )
-        self._order = list(prompts)
-
-    def trials(self, row_id: RecordId) -> list[int]:
-        """Return the numbers of the existing trials of a record."""
-        return list(self._trials.get(row_id, ()))
-
-    def missing(self, row_id: RecordId, field: str, name: str) -> list[int]:
-        """Return the numbers of the existing trials that have no entry `name` in `field`."""
-        return [n for n, added in self._trials[row_id].items() if (field, name) not in added]
-
-    def read(self, row_id: RecordId) -> Record:
-        return merged(self._parts(row_id))
-
-    def _parts(self, row_id: RecordId) -> list[RecordPart]:
-        parts = []
-        for number, offset in self._places[row_id]:
-            with reported(self.path, "read"):
-                self._file.seek(offset)
-                line = self._file.readline()
-            parts.append(self._part(line, f"{self.path}, line {number}"))
-        return parts
-
-    def add(self, record: Record) -> None:
-        """Append a record, or further trials of an existing record, without buffering.
-
-        Raises InputError if the record cannot be written completely, or contradicts the existing
-        parts; the file is then unchanged.
-        """
-        further = record.id in self._places
-        left_out = {"prompt", "messages", "group"} if further else None
-        values = record.model_dump(exclude=left_out, exclude_defaults=True)
-        if further:
-            merged([*self._parts(record.id), RecordPart(f"{self.path}: further trials", values)])
-        self._append(values)
-
-    def extend(self, row_id: RecordId, added: Added) -> None:
-        """Append values added to existing trials of a record. Raises InputError like `add`."""
-        rows = [{"number": number, **values} for number, values in added.items()]
-        self._append({"id": row_id, "trials": rows})
-
-    def _append(self, values: dict[str, Any]) -> None:
-        offset = os.fstat(self._out.fileno()).st_size
-        rest = memoryview(to_json(values) + b"\n")
-        try:
-            while rest:
-                rest = rest[self._out.write(rest) :]
-        except BaseException as error:
-            with suppress(OSError):
-                self._out.truncate(offset)
-            if not isinstance(error, OSError):
-                raise
-            raise InputError(
-                f"{self.path}: cannot be written: {error.strerror}; earlier records are kept; the "
-                "same command resumes"
-            ) from error
-        self._index(offset, RecordPart(f"{self.path}, line {self._lines + 1}", values))
-        self._replace()
-
-    def _replace(self) -> None:
-        if self._instead is not None:
-            with self._instead, reported(self.path, "written"):
-                os.replace(self._at, self._real)
-            self._at, self._instead = self._real, None
-
-    def _compact(self) -> None:
-        """Rewrite the file as one line per record, in the expected order."""
-        self._replace()
-        wanted = [row_id for row_id in self._order if row_id in self._places]
-        wanted = list(dict.fromkeys([*wanted, *self._places]))
-        if wanted == self.ids and all(len(places) == 1 for places in self._places.values()):
-            return
-        with replaced(self._real) as file:
-            for row_id in wanted:
-                file.write(self.read(row_id).to_json().encode() + b"\n")
 
     def __enter__(self) -> RecordFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        with self._closing:
-            if kind is None:
-                self._compact()
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
 
-    def _scan(self) -> None:
-        self._places: dict[RecordId, list[tuple[int, int]]] = {}  # numbers and offsets of lines
-        # For each trial, its additions: the field, and the name of the judge or reference model.
-        self._trials: dict[RecordId, dict[int, tuple[tuple[str, str], ...]]] = {}
-        self._prompts: dict[RecordId, bytes] = {}
-        self._lines = offset = 0
-        with reported(self.path, "read"):
-            for where, line in numbered(self._file, self.path):
-                if not line.strip():
-                    self._lines += 1
-                    offset += len(line)
-                    continue
-                if (values := parse_or_cut(without_mark(line), where)) is None:
-                    break
-                part = RecordPart(where, values)
-                if part.id not in self._places:
-                    merged([part])  # raises if the part is not a record by itself
-                self._index(offset, part)
-                if not line.endswith(b"\n"):
-                    self._out.write(b"\n")
-                offset += len(line)
-            if offset < os.fstat(self._out.fileno()).st_size:
-                self._out.truncate(offset)
-        for row_id, places in self._places.items():
-            if len(places) > 1:
-                self.read(row_id)  # raises if the parts do not make a record
+    def trials(self, row_id: RecordId) -> list[int]:
+        """Return the numbers of the existing trials of a record."""
+        record = self.records.get(row_id)
+        return [] if record is None else [trial.number for trial in record.trials]
 
-    def _part(self, line: bytes, where: str) -> RecordPart:
-        return RecordPart(where, parse_object(without_mark(line), where))
+    def add(self, record: Record) -> None:
+        """Append a record, or further trials of an existing record.
 
-    def _index(self, offset: int, part: RecordPart) -> None:
-        """Add a valid part to the index."""
-        if part.id not in self._places:
-            self._prompts[part.id] = _digest(part.values.get("messages") or part.values["prompt"])
-        self._lines += 1
-        self._places.setdefault(part.id, []).append((self._lines, offset))
-        known = self._trials.setdefault(part.id, {})
-        for number, row in part.trials.items():
-            added = tuple((field, name) for field in _ADDED for name in row.get(field, ()))
-            known[number] = (*known.get(number, ()), *added)
+        Raises InputError if the file cannot be written, or if the trials do not fit the existing
+        ones.
+        """
+        self.finish()
+        old = self.records.get(record.id)
+        joined = record if old is None else _extended(self.path, old, record.trials)
+        self._append(self.path, record.lines())
+        self.records[record.id] = joined
+
+    def add_scores(self, row_id: RecordId, scores: Sequence[SomeScore]) -> None:
+        """Append scores of the trials of a record. Raises InputError like `add`."""
+        lines = [to_json(score.model_dump(exclude_defaults=True)) + b"\n" for score in scores]
+        self._append(self._scores, lines)
+        self.records[row_id] = with_scores(self.records[row_id], scores)
+
+    def finish(self) -> None:
+        """Delete the old run if this file begins a new run and nothing was written yet."""
+        if self._begin is None:
+            return
+        with reported(self.path, "written"):
+            self._scores.unlink(missing_ok=True)
+            self.path.write_bytes(b"")
+        self._begin()
+        self._begin = None
+
+    def _append(self, path: Path, lines: Sequence[bytes]) -> None:
+        try:
+            with path.open("ab") as file:
+                file.write(b"".join(lines))
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be written: {error.strerror}; earlier records are kept; the same "
+                "command resumes"
+            ) from error
 
 
-def _digest(asked: Any) -> bytes:
-    """Return the digest of a prompt, or of a chat's messages as JSON."""
-    text = asked if isinstance(asked, str) else json.dumps(asked, sort_keys=True)
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def _end_last_line(path: Path) -> None:
+    """Remove a half-written last line, or add the newline that a whole last line lacks."""
+    if not path.exists():
+        return
+    with reported(path, "written"):
+        content = path.read_bytes()
+        start = content.rfind(b"\n") + 1
+        if start == len(content):
+            return
+        if parse_or_cut(content[start:], str(path)) is None:
+            os.truncate(path, start)
+        else:
+            with path.open("ab") as file:
+                file.write(b"\n")

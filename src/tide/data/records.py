@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -15,6 +15,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import to_json
 
 from tide.core.chat import Message
 from tide.core.errors import InputError
@@ -22,8 +23,6 @@ from tide.core.results import Result, Role, Score, Trial
 from tide.core.validation import problem
 
 RecordId = int | str
-# Trial number -> field -> name of a judge or reference model -> the value that it adds.
-Added = dict[int, dict[str, dict[str, Any]]]
 # Sums and squares of numbers in these ranges are finite, too.
 _Finite = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
@@ -69,7 +68,8 @@ class TrialRecord(_Frozen):
     that is returned or withheld. trace: all evaluations. finish_reason: "length" if
     `max_new_tokens` cut the text off. base_partial: whether `base_text` is only the text before the
     first repair; `steps` then does not contain it.
-    judge_scores: by judge, the score of the completion (before it was withheld).
+    seconds: the trial's share of the time. judge_scores: by judge, the score of the completion
+    (before it was withheld).
     step_judge_scores: by judge, the score of each step. judge_attributes: by judge and attribute
     (threat, insult...), the score; None for a completion that was too short to be scored.
     perplexity: by reference model, the likelihood of the completion.
@@ -92,6 +92,7 @@ class TrialRecord(_Frozen):
     generated_tokens: _Count | None = None
     forward_tokens: _Count | None = None
     scorer_calls: _Count | None = None
+    seconds: _Positive | None = None
     base_text: str | None = None
     base_toxicity: Score | None = None
     base_partial: bool = False
@@ -108,6 +109,20 @@ class TrialRecord(_Frozen):
             if len(scores) != len(self.steps or ()):
                 raise ValueError(f"step_judge_scores.{judge} must have one score for each step")
         return self
+
+    def with_score(self, score: JudgeScore | PerplexityScore) -> TrialRecord:
+        """Copy the trial, and add what a judge or a reference model found."""
+        update: dict[str, Any] = {}
+        if isinstance(score, PerplexityScore):
+            likelihood = Likelihood(nll=score.nll, num_tokens=score.num_tokens)
+            update["perplexity"] = {**self.perplexity, score.reference: likelihood}
+            return self.model_copy(update=update)
+        update["judge_scores"] = {**self.judge_scores, score.judge: score.score}
+        if score.attributes:
+            update["judge_attributes"] = {**self.judge_attributes, score.judge: score.attributes}
+        if score.steps:
+            update["step_judge_scores"] = {**self.step_judge_scores, score.judge: score.steps}
+        return self.model_copy(update=update)
 
     def own_score(self, judge: str | None = None) -> float | None:
         """Return the score of the unmodified model's completion, by the scorer or a judge.
@@ -126,10 +141,34 @@ class TrialRecord(_Frozen):
         return self.accepted is False and not self.empty
 
 
+class JudgeScore(_Frozen):
+    """What a judge found about trial `number` of record `id`; the fields are as in `TrialRecord`.
+
+    steps: a score for each step of the trial.
+    """
+
+    id: StrictInt | StrictStr
+    number: _Count
+    judge: str
+    score: Score
+    steps: list[Score] = []
+    attributes: dict[str, Score | None] = {}
+
+
+class PerplexityScore(_Frozen):
+    """What a reference model found about trial `number` of record `id` (see `Likelihood`)."""
+
+    id: StrictInt | StrictStr
+    number: _Count
+    reference: str
+    nll: _Positive | None = None
+    num_tokens: _Count
+
+
 class Record(_Frozen):
     """One prompt, and its trials in the order of their numbers.
 
-    messages: the chat that the prompt was rendered from, if any. seconds: total of all trials.
+    messages: the chat that the prompt was rendered from, if any.
     """
 
     id: StrictInt | StrictStr
@@ -137,7 +176,6 @@ class Record(_Frozen):
     messages: list[Message] | None = None
     group: str | None = None
     trials: list[TrialRecord] = Field(min_length=1)
-    seconds: _Positive | None = None
 
     @model_validator(mode="after")
     def _alike(self) -> Record:
@@ -177,23 +215,19 @@ class Record(_Frozen):
         """Return one score per trial, or None if the judge has not scored all trials."""
         return all_or_none(trial.judge_scores.get(judge) for trial in self.trials)
 
-    def each(self, change: Callable[[TrialRecord], dict[str, Any]]) -> Record:
-        """Copy the record, and update each trial with the fields that `change` returns."""
-        trials = [trial.model_copy(update=change(trial)) for trial in self.trials]
-        return self.model_copy(update={"trials": trials})
+    @property
+    def seconds(self) -> float | None:
+        """The time of all trials, if it is known."""
+        times = all_or_none(trial.seconds for trial in self.trials)
+        return None if times is None else sum(times)
 
-    def with_added(self, added: Added) -> Record:
-        """Copy the record, and add scores and likelihoods to its trials."""
-
-        def changes(trial: TrialRecord) -> dict[str, Any]:
-            new = added.get(trial.number, {})
-            return {name: getattr(trial, name) | values for name, values in new.items()}
-
-        return self.each(changes)
-
-    def to_json(self) -> str:
-        """Return the record as one line of a .jsonl file."""
-        return self.model_dump_json(exclude_defaults=True)
+    def lines(self) -> list[bytes]:
+        """Return a line of a .jsonl file for each trial."""
+        about = self.model_dump(exclude={"trials"}, exclude_defaults=True)
+        return [
+            to_json({**about, **trial.model_dump(exclude_defaults=True)}) + b"\n"
+            for trial in self.trials
+        ]
 
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
@@ -203,13 +237,16 @@ def all_or_none(values: Iterable[T | None]) -> list[T] | None:
     return there if len(there) == len(found) else None
 
 
-def to_record(row_id: RecordId, result: Result, **more: Any) -> Record:
-    """Make a record of a result. more: further fields."""
-    trials = [_trial(trial) for trial in result.trials]
+def to_record(
+    row_id: RecordId, result: Result, *, seconds: float | None = None, **more: Any
+) -> Record:
+    """Make a record of a result. seconds: time of all trials. more: further fields."""
+    share = None if seconds is None else seconds / len(result.trials)
+    trials = [_trial(trial, share) for trial in result.trials]
     return Record(id=row_id, prompt=result.prompt, trials=trials, **more)
 
 
-def _trial(trial: Trial) -> TrialRecord:
+def _trial(trial: Trial, seconds: float | None) -> TrialRecord:
     shared = {
         name: getattr(source, name)
         for source in (trial.returned, trial)
@@ -222,7 +259,7 @@ def _trial(trial: Trial) -> TrialRecord:
     ]
     own = {"trace": trace, "steps": _steps(trial)}
     base = {"base_text": trial.base.text, "base_toxicity": trial.base.toxicity}
-    return TrialRecord(**shared | base | own)
+    return TrialRecord(**shared | base | own, seconds=seconds)
 
 
 def _steps(trial: Trial) -> list[Step]:

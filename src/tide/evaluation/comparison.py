@@ -174,12 +174,12 @@ def evaluate(
         source = Path(benchmark) if isinstance(benchmark, str | Path) else None
         job = Job(prompts.rows, config, outside, overwrite, progress, source)
         for path in paths:
-            stack.enter_context(writing(files_of(path)[0]))
+            stack.enter_context(writing(files_of(path).records))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
         running.close()
         measuring = _measuring(reference_engine, reference_options, options)
         if wanted:
-            files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
+            files = {path: running.enter_context(_opened(path)) for path in paths}
             _measure(files, wanted, measuring, progress)
             running.close()
         # Runs of earlier calls may have records of further prompts.
@@ -246,11 +246,11 @@ def judge(
     progress = progress or Progress()
     with ExitStack() as stack:
         for path in paths:
-            stack.enter_context(writing(files_of(path)[0]))
+            stack.enter_context(writing(files_of(path).records))
         loaded = [open_scorer(one, stack) for one in _listed(judges)]
         check_names(loaded)
         running = stack.enter_context(ExitStack())
-        files = {path: running.enter_context(RecordFile(files_of(path)[0])) for path in paths}
+        files = {path: running.enter_context(_opened(path)) for path in paths}
         failed = [_judge(file, path, loaded, progress) for path, file in files.items()]
         wanted: dict[AnyReference, list[Path]] = {}
         for path in paths:
@@ -331,8 +331,8 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
         left.setdefault(tuple(missing), []).append(row)
     left.pop((), None)
     count = sum(map(len, left.values()))
-    if file.ids and count:
-        job.progress.say(f"{file.path}: has {len(file.ids)} records; {count} prompts are left")
+    if file.records and count:
+        job.progress.say(f"{file.path}: has {len(file.records)} records; {count} prompts are left")
     failed: Failed = {}
     job.progress.begin(method.name, count)
     try:
@@ -346,14 +346,21 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
                 job.progress.advance()
     finally:
         job.progress.end()
+    file.finish()
     return failed
+
+
+def _opened(path: Path) -> RecordFile:
+    """Open a finished run, to add scores."""
+    files = files_of(path)
+    return RecordFile(files.records, files.scores)
 
 
 def _judge(
     file: RecordFile, path: Path, judges: Sequence[NamedScorer], progress: Progress
 ) -> Failed:
     failed = Failed()
-    if not (judges and file.ids):
+    if not (judges and file.records):
         return failed
     config = read_config(path)
     policy = (config.get("settings") or config.get("sampling") or {}).get("empty_policy")
@@ -442,6 +449,6 @@ def _listed(given: Any) -> list[Any]:
 def _summarized(path: Path, failed: Failed) -> Run:
     """Read a run; if the run is a folder, write its metrics to `summary.json`."""
     run = replace(read_run(path), failed=failed)
-    if path != files_of(path)[0]:
+    if path != files_of(path).records:
         write_text(path / SUMMARY, json.dumps(summarize(run).to_dict(), indent=2) + "\n")
     return run

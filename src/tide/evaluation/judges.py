@@ -8,8 +8,8 @@ from typing import Any
 
 from tide.core.errors import InputError, ScorerError, TideError
 from tide.core.settings import EmptyPolicy
-from tide.data.record_files import RecordFile
-from tide.data.records import Added, Record, RecordId, TrialRecord
+from tide.data.record_files import RecordFile, with_scores
+from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId, TrialRecord
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
@@ -64,34 +64,40 @@ def judge_records(
     """
     failed: dict[RecordId, TideError] = {}
     what = f"judge {judge.name}"
-    for chunk in _chunks(file, ("judge_scores", judge.name), what, progress):
-        texts = [_texts(trials) for _, trials in chunk]
+    lacking = _lacking(file, lambda trial: judge.name not in trial.judge_scores)
+    for chunk in _chunks(lacking, what, progress):
+        texts = [_texts(record.trials) for record in chunk]
         scored = score_groups(judge, texts, empty_policy)
-        for (record, trials), scores in zip(chunk, scored, strict=True):
+        for record, scores in zip(chunk, scored, strict=True):
             if isinstance(scores, ScorerError):
                 failed[record.id] = scores
                 progress.failed(what, record.id, scores)
             else:
-                file.extend(record.id, _to_add(judge, trials, scores))
+                file.add_scores(record.id, _judge_scores(judge, record, scores))
     return failed
 
 
 def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
     """Add the judge's scores to `record`; writes no file. Raises as `score_texts` does."""
     scores = score_texts(judge, _texts(record.trials), empty_policy)
-    return record.with_added(_to_add(judge, record.trials, scores))
+    return with_scores(record, _judge_scores(judge, record, scores))
 
 
 def measure_records(file: RecordFile, reference: Reference, progress: Progress) -> None:
     """Add the perplexity of every completion that lacks it. Raises as `Reference.measure` does."""
     name = reference.name
-    for chunk in _chunks(file, ("perplexity", name), f"perplexity by {name}", progress):
-        pairs = [(record.prompt, trial.text) for record, trials in chunk for trial in trials]
-        found = iter(reference.measure(pairs))
-        for record, trials in chunk:
-            file.extend(
-                record.id, {one.number: {"perplexity": {name: next(found)}} for one in trials}
-            )
+    lacking = _lacking(file, lambda trial: name not in trial.perplexity)
+    for chunk in _chunks(lacking, f"perplexity by {name}", progress):
+        pairs = [(record.prompt, trial.text) for record in chunk for trial in record.trials]
+        likelihoods = iter(reference.measure(pairs))
+        for record in chunk:
+            scores = [
+                PerplexityScore(
+                    id=record.id, number=trial.number, reference=name, **dict(next(likelihoods))
+                )
+                for trial in record.trials
+            ]
+            file.add_scores(record.id, scores)
 
 
 def _steps(trial: TrialRecord) -> list[str]:
@@ -103,33 +109,41 @@ def _texts(trials: Sequence[TrialRecord]) -> list[str]:
     return [text for trial in trials for text in _steps(trial)]
 
 
-def _to_add(judge: Scorer, trials: Sequence[TrialRecord], scores: Scores) -> Added:
-    """Return the judge's scores, and attributes if it has any, as entries to add to each trial."""
-    added: Added = {}
-    of = scores.split([len(_steps(trial)) for trial in trials])
-    for trial, own in zip(trials, of, strict=True):
-        values = own.values.tolist()
-        entry = added[trial.number] = {"judge_scores": {judge.name: values[-1]}}
-        if known := own.known(-1):  # a text too short to be scored has no attributes
-            entry["judge_attributes"] = {judge.name: known}
-        if trial.steps:
-            entry["step_judge_scores"] = {judge.name: values}
-    return added
+def _judge_scores(judge: Scorer, record: Record, scores: Scores) -> list[JudgeScore]:
+    """Return the judge's scores of each trial, and attributes if it has any."""
+    of_trials = scores.split([len(_steps(trial)) for trial in record.trials])
+    lines = []
+    for trial, of_trial in zip(record.trials, of_trials, strict=True):
+        values = of_trial.values.tolist()
+        line = JudgeScore(
+            id=record.id,
+            number=trial.number,
+            judge=judge.name,
+            score=values[-1],
+            steps=values if trial.steps else [],
+            attributes=dict(of_trial.known(-1)),  # a text too short to be scored has none
+        )
+        lines.append(line)
+    return lines
 
 
-def _chunks(
-    file: RecordFile, lacking: tuple[str, str], what: str, progress: Progress
-) -> Iterator[list[tuple[Record, list[TrialRecord]]]]:
-    """Yield chunks of records, each record with its trials that lack the entry (field, name)."""
-    left = {row_id: trials for row_id in file.ids if (trials := file.missing(row_id, *lacking))}
-    if not left:
+def _lacking(file: RecordFile, lacks: Callable[[TrialRecord], bool]) -> list[Record]:
+    """Return the records with their trials that lack a score."""
+    records = []
+    for record in file.records.values():
+        if trials := [trial for trial in record.trials if lacks(trial)]:
+            records.append(record.model_copy(update={"trials": trials}))
+    return records
+
+
+def _chunks(records: list[Record], what: str, progress: Progress) -> Iterator[list[Record]]:
+    """Yield chunks of the records, and report the progress."""
+    if not records:
         return
-    progress.begin(what, len(left))
-    ids = list(left)
+    progress.begin(what, len(records))
     try:
-        for start in range(0, len(ids), _PROMPTS):
-            records = map(file.read, ids[start : start + _PROMPTS])
-            chunk = [(r, [t for t in r.trials if t.number in left[r.id]]) for r in records]
+        for start in range(0, len(records), _PROMPTS):
+            chunk = records[start : start + _PROMPTS]
             yield chunk
             progress.advance(len(chunk))
     finally:

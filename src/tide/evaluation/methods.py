@@ -148,9 +148,13 @@ class SearchMethod:
             shares.skip()
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
-        more = {"messages": row.messages, "group": row.group, "seconds": seconds}
-        record = to_record(row.id, result, **more)
-        return record.each(lambda _: dict.fromkeys(_OF_A_SEARCH)) if self._base else record
+        about: dict[str, Any] = {"messages": row.messages, "group": row.group}
+        record = to_record(row.id, result, seconds=seconds, **about)
+        if not self._base:
+            return record
+        none = dict.fromkeys(_OF_A_SEARCH)
+        trials = [trial.model_copy(update=none) for trial in record.trials]
+        return record.model_copy(update={"trials": trials})
 
 
 class BaselineMethod:
@@ -217,7 +221,7 @@ class BaselineMethod:
         of = [generated[start : start + count] for start in range(0, len(generated), count)]
         groups = [[one.completion.text for one in mine] for mine in of]
         scored = score_groups(self._scorer, groups, self.settings.empty_policy)
-        seconds = (time.perf_counter() - started) / len(rows)
+        seconds = (time.perf_counter() - started) / len(prompts)
         for row, text, mine, scores in zip(rows, texts, of, scored, strict=True):
             if isinstance(scores, TideError):
                 yield row, scores
@@ -236,11 +240,12 @@ class BaselineMethod:
                     generated_tokens=len(one.completion.token_ids),
                     forward_tokens=one.forward_tokens,
                     scorer_calls=one.scorer_calls,
+                    seconds=seconds,
                 )
                 for i, (number, one) in enumerate(zip(trials, mine, strict=True))
             ]
             about: dict[str, Any] = {"messages": row.messages, "group": row.group}
-            yield row, Record(id=row.id, prompt=str(text), trials=made, seconds=seconds, **about)
+            yield row, Record(id=row.id, prompt=str(text), trials=made, **about)
 
 
 Method = SearchMethod | BaselineMethod

@@ -1,20 +1,21 @@
 """A run on disk: the records of one method, and its configuration.
 
-A run is a folder (`records.jsonl`, `config.json`, and `summary.json` with the metrics), or a file
-`NAME.jsonl` with `NAME.jsonl.config.json` beside it. The configuration holds everything that
-determines the records. A later command may add prompts, trials, judges or reference models.
+A run is a folder: `records.jsonl` with a line per trial, `scores.jsonl` with a line per score that
+a judge or a reference model gave to a trial, `config.json`, and `summary.json` with the metrics. Or
+it is a file `NAME.jsonl` of records, with `NAME.jsonl.scores.jsonl` and `NAME.jsonl.config.json`
+beside it. The configuration holds everything that determines the records. A later command may add
+prompts, trials, judges or reference models.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,14 +24,15 @@ from tide.core.errors import InputError, TideError
 from tide.core.results import Score
 from tide.core.settings import EmptyPolicy
 from tide.core.validation import problem
-from tide.data.files import refuse_inputs, replaced, reported, write_text, writing
+from tide.data.files import refuse_inputs, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, RecordId, TrialRecord
 
-FORMAT = 3
+FORMAT = 4
 CONFIG = "config.json"
 RECORDS = "records.jsonl"
+SCORES = "scores.jsonl"
 SUMMARY = "summary.json"
 # Paths in the configuration that do not affect existing records.
 _GROWS = {
@@ -79,7 +81,7 @@ _ABSENT: Any = Field(default=None)  # may be absent, but not null
 
 
 class _Config(_Section):
-    format: Literal[3]
+    format: Literal[4]
     method: str
     created: str = ""
     model: str = ""
@@ -186,17 +188,26 @@ def unmodified(run: Run) -> Run | None:
             )
             for trial in record.trials
         ]
-        records.append(record.model_copy(update={"trials": own, "seconds": None}))
+        records.append(record.model_copy(update={"trials": own}))
     left_out = ("settings", "strategy_options", "references")
     config = {key: value for key, value in run.config.items() if key not in left_out}
     return Run("unmodified", config, records, run.path)
 
 
-def files_of(run: Path) -> tuple[Path, Path]:
-    """Return the record file and the configuration file of a run, a folder or a .jsonl file."""
+class RunFiles(NamedTuple):
+    """The files of a run."""
+
+    records: Path
+    scores: Path
+    config: Path
+
+
+def files_of(run: Path) -> RunFiles:
+    """Return the files of a run, a folder or a .jsonl file."""
     if run.suffix == ".jsonl":
-        return run, run.with_name(f"{run.name}.{CONFIG}")
-    return run / RECORDS, run / CONFIG
+        beside = (run.with_name(f"{run.name}.{name}") for name in (SCORES, CONFIG))
+        return RunFiles(run, *beside)
+    return RunFiles(run / RECORDS, run / SCORES, run / CONFIG)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -207,7 +218,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         with reported(path, "read"):
-            is_run = files_of(path)[1].is_file()
+            is_run = files_of(path).config.is_file()
         below = filter(None, map(_run_of, path.rglob(f"*{CONFIG}")))
         here = list(dict.fromkeys([path, *below] if is_run else below))
         if not here:
@@ -221,14 +232,16 @@ def _run_of(config: Path) -> Path | None:
     """Return the run of a configuration file, or None if it belongs to no run."""
     beside = config.with_name(config.name.removesuffix(f".{CONFIG}"))
     run = config.parent if config.name == CONFIG else beside
-    records, own = files_of(run)
+    files = files_of(run)
+    if files.config != config or not files.records.is_file():
+        return None
     # The records of a run that has just begun are empty.
-    return run if own == config and records.is_file() and records.stat().st_size else None
+    return run if files.records.stat().st_size else None
 
 
 def read_config(run: Path) -> dict[str, Any]:
     """Read a run's configuration. Raises InputError if it is missing or has an invalid field."""
-    path = files_of(run)[1]
+    path = files_of(run).config
     config = read_object(path)
     try:
         _Config.model_validate(config)
@@ -243,13 +256,14 @@ def read_run(run: Path) -> Run:
     `Run.trials` has every trial, joined with the scores of judges (`judge_scores`,
     `step_judge_scores`, `judge_attributes`) and the likelihoods under reference models
     (`perplexity`), which are empty where a judge or reference has not scored the trial. Trials of a
-    prompt are in the order of their numbers, and prompts in the order of the file. Prompts that
+    prompt are in the order of their numbers, and prompts in the order of their ids. Prompts that
     lack trials after an interrupted extension are left out.
 
     Raises InputError for invalid content.
     """
     config = read_config(run)
-    records = read_records(files_of(run)[0])
+    files = files_of(run)
+    records = read_records(files.records, files.scores)
     records = [one for one in records if len(one.trials) >= config.get("num_trials", 1)]
     if not records:
         raise InputError(f"{run}: has no finished records yet")
@@ -281,64 +295,66 @@ def open_run(
 ) -> RecordFile:
     """Open the records of a run to extend it, or begin a new run.
 
-    config: everything that determines the records, and `num_trials`, `num_prompts`. prompts: by id,
-    in the order of the file. source: the file of the prompts. overwrite: begin a new run; the old
-    run stays until the new run has a record.
+    config: everything that determines the records, and `num_trials`, `num_prompts`. prompts: by id.
+    source: the file of the prompts. overwrite: begin a new run; the old run stays until the new run
+    has a record.
     Raises InputError if the old run has another configuration or other prompts, if another process
     writes to it, or if the file of the run is the source.
     """
-    records, beside = files_of(run)
+    files = files_of(run)
     with reported(run, "written"):
-        if run != records and run.is_file():
+        if run != files.records and run.is_file():
             raise InputError(f"{run}: cannot be a run, which is a folder or a .jsonl file")
-    for path in (records, beside):
+    for path in files:
         refuse_inputs(path, [source] if source else [])
-    with writing(records):
-        new = {**config, "created": datetime.now(UTC).isoformat()}
-        if overwrite:
-            file = RecordFile(records, instead=_replacing(run, new))
-            file.expect(prompts)
-            return file
-        old = None
-        if records.exists() and records.stat().st_size:
-            old = _made_alike(run, config)
-        file = RecordFile(records)
+    new = {**config, "created": datetime.now(UTC).isoformat()}
+    with writing(files.records):
+        has_records = files.records.exists() and files.records.stat().st_size > 0
+        if overwrite or not has_records:
+            begin = partial(write_config, run, new)
+            return RecordFile(files.records, files.scores, begin=begin)
+        config = _grown(_made_alike(run, config), config)
+        file = RecordFile(files.records, files.scores)
         try:
-            config = new if old is None else _grown(old, config)
-            file.expect(prompts, config.get("num_prompts"))
+            _check_prompts(file, prompts, config.get("num_prompts"))
             write_config(run, config)
         except BaseException:
-            file.__exit__(TideError)
+            file.__exit__()
             raise
     return file
 
 
+def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat], most: int | None) -> None:
+    """Raise InputError if a record was made from another prompt, or has no prompt in the input.
+
+    A chat is compared by its messages, since a template may write today's date into its text.
+    most: largest number of prompts of any call that wrote to this file, if known; the records of
+    other calls need no prompt.
+    """
+    way_out = "write elsewhere, or start again with --overwrite"
+    foreign = [row_id for row_id in file.records if row_id not in prompts]
+    if most is not None and foreign and len(prompts) + len(foreign) > most:
+        raise InputError(
+            f"{file.path}: record {foreign[0]!r} belongs to no prompt of the input; {way_out}"
+        )
+    for row_id, prompt in prompts.items():
+        record = file.records.get(row_id)
+        asked = json.dumps(prompt.dump()) if isinstance(prompt, Chat) else prompt
+        if record is not None and record.asked != asked:
+            raise InputError(
+                f"{file.path}: record {row_id!r} was made from another prompt than the input has; "
+                f"{way_out}"
+            )
+
+
 def write_config(run: Path, config: dict[str, Any]) -> None:
-    path, text = files_of(run)[1], _written(config)
-    with writing(path):  # lock even if unchanged: this removes the lock of a killed writer
-        if not path.is_file() or path.read_bytes() != text.encode():
-            write_text(path, text)
-
-
-def _written(config: dict[str, Any]) -> str:
-    return json.dumps(config, indent=2) + "\n"
-
-
-@contextmanager
-def _replacing(run: Path, config: dict[str, Any]) -> Iterator[None]:
-    """Delete the old configuration; on exit, once the records are replaced, put `config` there."""
-    path = files_of(run)[1]
-    with replaced(path) as file:
-        file.write(_written(config).encode())
-        file.flush()
-        path.unlink(missing_ok=True)
-        yield
+    write_text(files_of(run).config, json.dumps(config, indent=2) + "\n")
 
 
 def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the stored configuration. Raises InputError if `config` would make other records."""
     way_out = "write elsewhere, or start again with --overwrite"
-    path = files_of(run)[1]
+    path = files_of(run).config
     if not path.is_file():
         raise InputError(f"{run}: exists, but its configuration {path.name} is missing; {way_out}")
     made = read_config(run)
