@@ -136,3 +136,15 @@ def test_runs_inside_the_folder_of_a_run_are_found(tmp_path: Path) -> None:
     for name in ("config.json", "records.jsonl"):
         (tmp_path / "runs" / name).write_bytes((inner / name).read_bytes())
     assert set(find_runs([tmp_path / "runs"])) == {inner, tmp_path / "runs"}
+
+
+def test_a_judge_that_shares_a_model_with_the_guide_is_named() -> None:
+    guide = {"spec": None, "name": "confirm:pocket@1,sentence@2"}
+    judges = [{"spec": None, "name": name} for name in ("sentence@2", "lexicon@1")]
+    made = run([[0.1]] * 2, "tide", scorer=guide, judges=judges)
+    titles = [table.title for table in report([made], draw=False, tests=False).tables]
+    assert any(
+        "by sentence@2, a judge that shares a model with the scorer of tide" in one
+        for one in titles
+    )
+    assert any(one.endswith("by lexicon@1, a judge") for one in titles)

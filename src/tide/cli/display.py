@@ -197,8 +197,9 @@ def summary_table(
     labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
     if counts["trials"] == counts["prompts"]:  # one completion per prompt: max equals mean
         labels = {0: "toxic rate", 2: "toxicity"}
-    for (name, _), columns in zip(sources, rates, strict=True):
-        table.add_row(Text(name, style="bold"))
+    for (name, threshold), columns in zip(sources, rates, strict=True):
+        heading = _heading(name, threshold, guide=scorer[0])
+        table.add_row(Text(heading, style="bold"))
         for place, label in labels.items():
             # An average over only some prompts would not be comparable.
             whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]
@@ -218,6 +219,15 @@ def summary_table(
         table.add_row(f"  {label}", "", f"{counts[label] / counts['trials']:.1f}")
     table.add_row("seconds (this call)", "", f"{seconds:.1f}")
     return table
+
+
+def _heading(name: str, threshold: float, guide: str) -> str:
+    from tide.evaluation.runs import is_related  # noqa: PLC0415  (slow import)
+
+    heading = f"{name} (toxic from {threshold:g})"
+    if name != guide and is_related(name, guide):
+        heading += ", which shares a model with the guide"
+    return heading
 
 
 _RARE = (

@@ -10,6 +10,7 @@ prompts, trials, judges or reference models.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -113,6 +114,15 @@ _RETURNED = (
 def is_base(name: str) -> bool:
     """Return whether `name` means the unmodified model: `base`, `base:seed=1`, `base (3 seeds)`."""
     return name.partition(" (")[0].partition(":")[0] == "base"
+
+
+def is_related(judge: str, guide: str) -> bool:
+    """Return whether two scorers have a model in common (`sentence@1`, `max:pocket@2,sentence@1`).
+
+    Such a judge is no independent opinion on what the guide accepted.
+    """
+    models = [set(re.findall(r"[^:,()]+@[^:,()]+", name)) for name in (judge, guide)]
+    return judge == guide or bool(models[0] & models[1])
 
 
 @dataclass(frozen=True)

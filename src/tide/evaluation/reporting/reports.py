@@ -17,7 +17,7 @@ from tide.evaluation.reporting.figures import trade_off, unversioned
 from tide.evaluation.reporting.groups import UNMODIFIED, Group, grouped, summary_of
 from tide.evaluation.reporting.page import Mask, page
 from tide.evaluation.reporting.tables import Table
-from tide.evaluation.runs import Run, find_runs, read_run, unmodified
+from tide.evaluation.runs import Run, find_runs, is_related, read_run, unmodified
 from tide.evaluation.significance import ITERATIONS, compare, resolve_against
 
 PAGE = "report.html"
@@ -195,6 +195,10 @@ def _role(group: Group, source: str) -> str:
     names = list(dict.fromkeys(run.name for run in group.runs))
     by = list(dict.fromkeys(run.name for run in group.runs if run.scorer == source))
     if not by:
+        related = [run.name for run in group.runs if is_related(source, run.scorer)]
+        if related:
+            methods = ", ".join(dict.fromkeys(related))
+            return f"a judge that shares a model with the scorer of {methods}"
         return "a judge"
     if len(by) < len(names):
         return f"the scorer of {', '.join(by)}, a judge of the others"
