@@ -25,6 +25,8 @@ from tide.server.monitor import Monitor
 from tide.server.policies import CommandLine, Mode, Policies
 
 MODEL = "scripted"
+# Seconds that a test waits before it fails; on a busy machine every step may take many.
+PATIENCE = 120.0
 
 
 class Running:
@@ -35,7 +37,7 @@ class Running:
     ) -> None:
         self.url, self.engine, self.scorer, self.server = url, engine, scorer, server
         self.policies = policies
-        self.http = httpx.Client(base_url=url, timeout=30)
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
 
     def ask(self, prompt: Any = "a second one", **more: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": prompt, **more})
@@ -57,7 +59,7 @@ class Running:
     def connect(self) -> socket.socket:
         """A new connection."""
         host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=20)
+        return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
     def metric(self, name: str) -> float:
         """The value of a series, named with its labels as in /metrics; 0 if there is none."""
@@ -111,11 +113,11 @@ def listening(app: Any, drain: float = 5) -> Iterator[tuple[str, uvicorn.Server]
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, "timed out"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,7 +20,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from tests.server.running import MODEL, Running, running, wait_until
+from tests.server.running import MODEL, PATIENCE, Running, running, wait_until
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.core.settings import Settings
@@ -194,7 +195,7 @@ def test_a_queue_that_is_full_says_when_to_come_again() -> None:
     with running(held.engine, limits=Limits(max_under_way=3)) as server:
         asking = threading.Thread(target=lambda: server.ask(n=3))
         asking.start()
-        assert held.writing.wait(20)
+        assert held.writing.wait(PATIENCE)
         full = server.ask()
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) >= 1
@@ -213,7 +214,7 @@ def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
     with running(held.engine, scorer, toxicity_threshold=0.001, max_iterations=1000) as server:
         body = f'{{"prompt": "{PROMPTS[0]}", "n": 3, "stream": {str(stream).lower()}}}'
         with post(server, body.encode()):
-            assert held.writing.wait(20)
+            assert held.writing.wait(PATIENCE)
         wait_until(lambda: server.metric("tide_completions_under_way") == 0)
         route = 'route="/v1/completions",status="499"'
         wait_until(lambda: server.metric(f"tide_requests_total{{{route}}}") == 1)
@@ -278,7 +279,7 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
         await asyncio.sleep(0.2)
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=5)
+        await asyncio.wait(tasks, timeout=PATIENCE)
         assert all(task.cancelled() for task in tasks), tasks
 
     asyncio.run(check())
@@ -307,7 +308,7 @@ def test_a_client_that_does_not_read_is_left() -> None:
     async def ask() -> None:
         scope = {"type": "http", "method": "POST", "path": "/", "client": ("127.0.0.1", 5)}
         scope["headers"] = [(b"host", b"localhost")]
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE):
             await Gate(app, policies)(scope, receive, full)
         assert ended.is_set()
 
@@ -317,7 +318,7 @@ def test_a_client_that_does_not_read_is_left() -> None:
 
 def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
     held = Held()
-    with running(held.engine, limits=Limits(keep_alive=0.05, request_seconds=0.4)) as server:
+    with running(held.engine, limits=Limits(keep_alive=0.05, request_seconds=2)) as server:
         streamed = server.ask(stream=True)
         assert streamed.status_code == 200
         assert streamed.text.startswith(": keep-alive\n\n: keep-alive\n\n")
@@ -335,28 +336,25 @@ def test_requests_that_outlast_the_drain_end_with_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     held = Held()
-    answers: dict[bool, httpx.Response] = {}
-    with running(held.engine, limits=Limits(keep_alive=0.05), drain=0.3) as server:
-
-        def ask(stream: bool) -> None:
-            answers[stream] = httpx.post(
-                f"{server.url}/v1/completions", json={"prompt": "x", "stream": stream}, timeout=60
-            )
-
-        threads = [threading.Thread(target=ask, args=(stream,)) for stream in (True, False)]
-        for thread in threads:
-            thread.start()
+    found: list[httpx.Response] = []
+    with (
+        running(held.engine, limits=Limits(keep_alive=0.05), drain=0.3) as server,
+        server.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as one,
+    ):
+        lines = one.iter_lines()
+        assert next(lines) == ": keep-alive"
+        url = f"{server.url}/v1/completions"
+        ask = partial(httpx.post, url, json={"prompt": "x"}, timeout=PATIENCE)
+        asking = threading.Thread(target=lambda: found.append(ask()))
+        asking.start()
         wait_until(lambda: held.begun == 2)
-        time.sleep(0.2)  # the stream has begun with keep-alives
         server.server.should_exit = True
-        for thread in threads:
-            thread.join()
-    assert answers[False].status_code == 503
-    assert answers[False].json()["error"]["code"] == "shutting_down"
-    assert answers[True].status_code == 200
-    *_, last, done, rest = answers[True].text.split("\n\n")
+        *_, last, _, done, _ = lines
+        asking.join()
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
-    assert (done, rest) == ("data: [DONE]", "")
+    assert done == "data: [DONE]"
+    assert found[0].status_code == 503
+    assert found[0].json()["error"]["code"] == "shutting_down"
     assert "Exception in ASGI application" not in caplog.text
 
 

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.running import Running, running, wait_until
+from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.server.test_drafts import Babbler, Rude
 from tide.core.errors import ScorerUnavailableError
 from tide.core.seeds import derive_seed
@@ -120,7 +120,7 @@ def test_a_scorer_that_fails_or_hangs_changes_no_answer_and_is_counted(
     go_on = threading.Event()
 
     def scorer(texts: Sequence[str]) -> np.ndarray:
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
         raise ScorerUnavailableError("down: it quotes a wombat")
 
     options: dict[str, Any] = {"mode": "monitor", "limits": Limits(max_under_way=8), **BACKTRACK}
@@ -165,7 +165,7 @@ def test_forecasts_that_a_stop_interrupts_are_recorded(tmp_path: Path) -> None:
     log = tmp_path / "monitor.jsonl"
 
     def scorer(texts: Sequence[str]) -> np.ndarray:
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
         return np.zeros(len(texts))
 
     limits = Limits(drain=0.2)

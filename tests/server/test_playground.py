@@ -18,7 +18,7 @@ from tide.server.limits import Limits
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 expect = playwright_api.expect
-expect.set_options(timeout=20_000)  # on a busy machine a search takes a while
+expect.set_options(timeout=120_000)  # on a busy machine a search takes a while
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from pydantic import SecretStr
 
-from tests.server.running import Running, running, wait_until
+from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.server.test_drafts import Babbler, Rude
 from tests.server.test_monitor import plain, streamed
 from tide.core.errors import InputError
@@ -129,7 +129,9 @@ def test_mixed_requests_at_once_are_each_answered_by_their_own_policy(five: Path
         async def all_at_once() -> list[httpx.Response]:
             headers = {"authorization": f"Bearer {KEYS['all']}"}
             bodies = ({"prompt": "x y", "seed": n, "tide": {"policy": name}} for name, n in jobs)
-            async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=60) as http:
+            async with httpx.AsyncClient(
+                base_url=server.url, headers=headers, timeout=PATIENCE
+            ) as http:
                 return await asyncio.gather(
                     *(http.post("/v1/completions", json=body) for body in bodies)
                 )
@@ -208,12 +210,12 @@ def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:
         found: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: found.append(server.ask("x", seed=2)))
         asking.start()
-        assert writing.wait(20)
+        assert writing.wait(PATIENCE)
         written(path, policies={"b": {"never": ["weather"]}, "c": {"scorer": RUDE}})
         server.policies.reload()
         assert server.policies.table.policies["c"] is kept  # unchanged, so not made again
         go_on.set()
-        asking.join(30)
+        asking.join(PATIENCE)
         assert found[0].json()["tide"]["policy"] == "a"
         assert server.ask("x", seed=2).json()["tide"]["policy"] == "b"
         assert "weather" not in server.ask("x", seed=2).json()["choices"][0]["text"]

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.running import Running, running, wait_until
+from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import CallableScorer, load_scorer
@@ -185,22 +185,22 @@ def test_moderations(server: Running) -> None:
 def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scored() -> None:
     def scorer(texts: list[str]) -> list[float]:
         asked.append(texts)
-        assert go.wait(20)
+        assert go.wait(PATIENCE)
         return [0.0] * len(texts)
 
     asked: list[list[str]] = []
     go = threading.Event()
-    limits = Limits(max_waiting_texts=4, request_seconds=20)
+    limits = Limits(max_waiting_texts=4, request_seconds=PATIENCE)
     with running(scorer=scorer, limits=limits) as server:
         threads = []
         for texts in (["one"], ["two", "three"]):
             body = {"input": texts}
-            ask = partial(httpx.post, f"{server.url}/v1/moderations", json=body, timeout=20)
+            ask = partial(httpx.post, f"{server.url}/v1/moderations", json=body, timeout=PATIENCE)
             threads.append(threading.Thread(target=ask))
             threads[-1].start()
             wait_until(lambda: bool(asked))
         with suppress(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/moderations", json={"input": "left"}, timeout=0.3)
+            httpx.post(f"{server.url}/v1/moderations", json={"input": "left"}, timeout=2)
         wait_until(lambda: server.metric("tide_requests_in_flight") == 3)
         full = server.http.post("/v1/moderations", json={"input": ["a", "b"]})
         assert full.status_code == 429

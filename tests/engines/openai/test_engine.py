@@ -421,7 +421,7 @@ def test_pieces_come_as_they_are_written(connect: Connect, server: TextServer) -
 
 def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) -> None:
     engine = connect()
-    server.pause = 0.02
+    server.pause = 0.1
     long = GREEDY.model_copy(update={"max_new_tokens": 400})
 
     async def leave() -> None:
@@ -429,7 +429,7 @@ def test_an_abandoned_request_is_let_go(connect: Connect, server: TextServer) ->
             await anext(pieces)
 
     asyncio.run(leave())
-    end = time.monotonic() + 5.0  # the whole text would take 8 s
+    end = time.monotonic() + 30.0  # the whole text would take 40 s
     while not server.left:
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -455,7 +455,7 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
 
     began = time.monotonic()
     found = asyncio.run(ask())
-    assert time.monotonic() - began < 20  # the flood has no end
+    assert time.monotonic() - began < 60  # the flood has no end
     assert all(isinstance(one, EngineError | CompletionError) for one in found), found
     assert all(server.url in str(one) for one in found)
 
@@ -475,7 +475,7 @@ def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer)
             await asyncio.sleep(0.4)
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks, timeout=5)
+            await asyncio.wait(tasks, timeout=60)
             assert all(task.cancelled() for task in tasks)
 
         asyncio.run(leave())

@@ -103,7 +103,7 @@ def test_token_ids_that_are_none(answer: Any, server: TextServer) -> None:
 
 def test_a_whole_answer_instead_of_a_stream(server: TextServer) -> None:
     whole = {"choices": [{"index": 0, "text": " fine", "finish_reason": "length"}]}
-    with OpenAIEngine("tiny", base_url=server.url, deadline=0.4) as engine:
+    with OpenAIEngine("tiny", base_url=server.url) as engine:
         server.answer = lambda path, body: (200, whole) if path == "/v1/completions" else None
         with pytest.raises(CompletionError, match="did not stream its answer"):
             completed(engine, engine.tokenize(["kind"]), GREEDY, [0])
