@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,14 @@ from benchmarks.writing import completed
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from tests.llama_cpp.convert import convert
 from tests.models import CONTEXT, VOCAB, save_causal_lm, save_classifier
-from tide.core.errors import CompletionError, EngineError, InputError, ScorerError
+from tide import pocket
+from tide.core.errors import CompletionError, EngineError, InputError, ScorerError, TideError
+from tide.core.pretrained import read_config
 from tide.core.settings import Sampling
+from tide.engines import load_engine
+from tide.engines.checkpoint import read_vocabulary, source_of
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import load_scorer
 
@@ -188,6 +193,32 @@ def test_code_of_a_folder_never_runs_unasked(
     assert not ran.exists()
     with pytest.raises(InputError, match="trust_remote_code"):
         TransformersEngine(tmp_path / "lm", trust_remote_code="perhaps")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("door", ["guard", "openai", "gguf", "embeddings"])
+def test_code_of_a_tokenizer_never_runs(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard input is not asked, and says yes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ran, folder = tmp_path / "ran", save_causal_lm(tmp_path / "lm", "llama")
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    own = {"auto_map": {"AutoTokenizer": ["own.Mine", "own.Mine"]}}
+    fields("tokenizer_config.json", tokenizer_class="Mine", **own)(folder)
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
+    with suppress(TideError):
+        if door == "guard":
+            load_scorer(f"guard:{folder}#llama-guard")
+        elif door == "openai":
+            load_engine("openai", "m", base_url="http://127.0.0.1:9", tokenizer=str(folder))
+        elif door == "gguf":
+            fields(auto_map={"AutoConfig": "own.Mine", "AutoTokenizer": "own.Mine"})(folder)
+            convert(pocket.CHAT, folder / "small.gguf")
+            source_of(folder / "small.gguf")
+        else:
+            read_vocabulary(str(folder), read_config(str(folder)), torch.float32)
+    assert (asked, ran.exists()) == ([], False)
 
 
 def test_only_prompts_with_a_token_outside_the_table_are_refused(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 import tide
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
-from tide.core.errors import EngineError, InputError, ScorerError, UnresolvedError
+from tide.core.errors import EngineError, InputError, ScorerError, TideError, UnresolvedError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.detoxifier.base import resolved
+from tide.detoxifier.base import DetoxifierBase, resolved
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
+from tide.engines import REGISTRY as ENGINES
 from tide.engines.scripted import ScriptedEngine
 from tide.scorers import REGISTRY as SCORERS
 from tide.search import resolve_settings
@@ -312,6 +313,32 @@ def test_close_frees_an_engine_and_a_scorer_that_it_loaded(monkeypatch: pytest.M
         assert detox(PROMPTS[0]).prompt == PROMPTS[0]
     assert detox.engine.closed
     assert detox.scorer.closed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("door", [Detoxifier, AsyncDetoxifier])
+@pytest.mark.parametrize("fails", ["loading", "checking"])
+def test_constructor_that_raises_closes_what_it_loaded(
+    door: type[DetoxifierBase], fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class Loaded(ScriptedEngine):
+        def __init__(self, model: str) -> None:
+            if fails == "loading":
+                raise EngineError("cannot be loaded")
+            super().__init__(lambda x, seed: "fine")
+            made.append(self)
+
+    class Watched(Closing):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "watched": Watched})
+    monkeypatch.setattr(ENGINES, "_targets", {**ENGINES._targets, "loaded": Loaded})
+    with pytest.raises(TideError, match=r"cannot be loaded|repetition_penalty: not supported"):
+        door("some-model", scorer="watched", engine="loaded", repetition_penalty=1.2)
+    assert [part.closed for part in made] == [True] * (1 if fails == "loading" else 2)
 
 
 def test_every_door_has_one_default() -> None:

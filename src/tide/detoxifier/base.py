@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
@@ -99,18 +100,21 @@ class DetoxifierBase:
         self.settings, self._strategy = resolved(preset, name, overrides, settings)
         if not isinstance(model, Engine):
             ENGINES.load(engine)
-        self.scorer = load_scorer(scorer)
         if options and isinstance(model, Engine):
             raise InputError(
                 f"{min(options)}: give it to load_engine; this engine is loaded already"
             )
-        self.engine: Engine = (
-            model if isinstance(model, Engine) else load_engine(engine, model, **options)
-        )
-        self._check(self.settings, self._strategy)
         # The caller closes objects that the caller passed in.
-        self._opened: list[Engine | Scorer] = [] if isinstance(model, Engine) else [self.engine]
-        self._opened += [self.scorer] if isinstance(scorer, str) else []
+        with ExitStack() as loaded:
+            self.scorer = load_scorer(scorer)
+            if isinstance(scorer, str):
+                loaded.callback(self.scorer.close)
+            if isinstance(model, Engine):
+                self.engine: Engine = model
+            else:
+                self.engine = loaded.enter_context(load_engine(engine, model, **options))
+            self._check(self.settings, self._strategy)
+            self._loaded = loaded.pop_all()
         self._closed = False
         self._scoring = Scoring(self.scorer)
         self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
@@ -145,8 +149,7 @@ class DetoxifierBase:
         for future in list(self._under_way):
             future.cancel()
         self._scoring.close()
-        for resource in self._opened:
-            resource.close()
+        self._loaded.close()
 
     def __enter__(self) -> Self:
         return self
