@@ -112,6 +112,22 @@ def test_a_fit_of_other_weights_is_not_kept(
     assert refused in capsys.readouterr().err
 
 
+def test_a_fit_by_an_edited_scorer_is_not_kept(model: Path, data: Path, tmp_path: Path) -> None:
+    """`all` begins with critic-control, which learns from the scores of generated texts."""
+    scorer, fitted = tmp_path / "s.py", tmp_path / "out"
+    values = {**SETTINGS, "steps": 1}
+    for divisor, refused in ((99, False), (98, True)):
+        scorer.write_text(
+            "def length(texts):\n"
+            f"    return [len(text) % {divisor} / {divisor} for text in texts]\n"
+        )
+        if not refused:
+            fit("critic-control", data, fitted, model=model, scorer=f"{scorer}:length", **values)
+            continue
+        with pytest.raises(InputError, match="made with other settings or weights"):
+            fit("all", data, fitted, model=model, scorer=f"{scorer}:length", **values)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

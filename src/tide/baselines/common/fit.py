@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, astuple, dataclass, field
 from functools import cache
 from hashlib import blake2b
@@ -17,12 +18,15 @@ from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings, Training
 from tide.baselines.common.artefacts import check_vocabulary, fingerprint, save_artefact, warn_of
 from tide.core.errors import EngineError, InputError, guarded
+from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
 from tide.core.validation import validated
 from tide.data.files import read_whole
 from tide.data.labelled import LabelledText, Pair, read_entries
 from tide.engines.checkpoint import context_length
 from tide.engines.local.engine import load_model
+from tide.scorers import load_scorer
+from tide.scorers.base import code_of
 
 TOXIC, NON_TOXIC = 0.5, 0.1
 _LEAST = 20  # minimum rows of each kind for a fit
@@ -253,6 +257,11 @@ def fit(
     def weights(of: str) -> str:
         return fingerprint(load_model(of, place, dtype)[1])
 
+    @cache
+    def made(spec: str) -> str:
+        with closing(load_scorer(spec)) as loaded:
+            return f"{loaded.name} {code_of(loaded)}".strip()
+
     figures: dict[str, dict[str, float]] = {}
     learned: dict[str | None, dict[bool, Fitted]] = {}
     for create in learning:
@@ -263,6 +272,8 @@ def fit(
             # Baselines that cannot use an auxiliary model ignore it.
             "auxiliary": None if usable is None else str(usable),
             "scorer": judge,
+            "scorer_made": None if judge is None else made(judge),
+            "code": code_digest(create),
             "data": labelled.digest,
             "settings": chosen.model_dump(),
         }
