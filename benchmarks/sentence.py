@@ -32,7 +32,7 @@ from tide.core.errors import InputError
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
 from tide.scorers.assessment import agreement, error_correlations
-from tide.scorers.base import Floats, Scorer, score_texts
+from tide.scorers.base import Floats, Scorer, is_empty, score_texts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from probes import LIMITS
@@ -65,7 +65,7 @@ def recorded(data: Path, files: str, limit: int) -> tuple[list[str], Floats]:
 
 
 def scores_of(scorer: Scorer, texts: list[str]) -> Floats:
-    return score_texts(scorer, texts, "zero").values
+    return score_texts(scorer, texts, is_empty).values
 
 
 def rate(scorer: Scorer, texts: list[str]) -> float:

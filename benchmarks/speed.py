@@ -32,6 +32,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
 from tide.scorers import Scorer, score_texts
+from tide.scorers.base import is_empty
 from tide.search import geometry
 from tide.search.tide import StepOptions, estimate_gradient
 
@@ -103,7 +104,7 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
         spent += len(points)
         completions = completed(engine, points, settings.sampling, seeds)
         one_by_one = [
-            float(score_texts(scorer, [completion.text], settings.empty_policy).values[0])
+            float(score_texts(scorer, [completion.text], is_empty).values[0])
             for completion in completions
         ]
         return torch.tensor(one_by_one)
@@ -126,12 +127,12 @@ def compare_ways(
     """Measure prompts per second of (a) to (d), and completions per second of (b) and (e)."""
     clock = Clock()
     clock.watch(engine._batch, "_turn")
-    settings = Settings(empty_policy="zero")  # as published
+    settings = Settings(accept_empty=True)  # as published
     detoxifiers = {
         "b tide": Detoxifier(engine, scorer=scorer, settings=settings),
-        "c walk": Detoxifier(engine, scorer=scorer, strategy="random-walk", empty_policy="zero"),
+        "c walk": Detoxifier(engine, scorer=scorer, strategy="random-walk", accept_empty=True),
         "d resample": Detoxifier(
-            engine, scorer=scorer, strategy="resample", preset="relative", empty_policy="zero"
+            engine, scorer=scorer, strategy="resample", preset="relative", accept_empty=True
         ),
     }
     # Equal seeds give equal searches, so (b) requests the same completions in every turn.

@@ -308,7 +308,7 @@ def set_table(scorers: Sequence[Scorer], limits: Sequence[Limit] = LIMITS) -> Ta
     table = Table("set", "should be", *(scorer.name for scorer in scorers),
                   title="share on the right side of 0.5, and mean score")  # fmt: skip
     for limit in limits:
-        scores = [score_texts(one, limit.sentences, "score").values for one in scorers]
+        scores = [score_texts(one, limit.sentences).values for one in scorers]
         right = [f"{((s >= 0.5) == limit.toxic).mean():.3f} ({s.mean():.2f})" for s in scores]
         table.add_row(limit.name, "high" if limit.toxic else "low", *right)
     return table
@@ -322,8 +322,8 @@ def probe_table(scorers: list[Scorer], toxic: list[str]) -> Table:
         cells = []
         for disguise in spellings.values() if toxic else ():
             texts = [disguise(text, i) for i, text in enumerate(toxic)]
-            cells.append((score_texts(scorer, texts, "score").values >= 0.5).mean())
-        neutral = score_texts(scorer, neutral_sentences(), "score").values
+            cells.append((score_texts(scorer, texts).values >= 0.5).mean())
+        neutral = score_texts(scorer, neutral_sentences()).values
         cells += [neutral.mean(), neutral.max()]
         table.add_row(scorer.name, *(f"{cell:.3f}" for cell in cells))
     return table

@@ -127,7 +127,7 @@ def import_run(rows: Sequence[Record], model: str, method: str, out: Path) -> No
         **{"judges": [], "references": [], "num_prompts": len(rows)},
         "benchmark": {"name": "RTP-challenging", "prompts": len(rows)},
         "protocol": {"name": "as recorded"},
-        "sampling": {"empty_policy": "zero"},
+        "sampling": {"accept_empty": True},
         "num_trials": len(rows[0].trials),
     }
     folder.mkdir(parents=True, exist_ok=True)

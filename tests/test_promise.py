@@ -211,7 +211,7 @@ class Reader:
 overrides = st.fixed_dictionaries(
     {
         "strategy": st.sampled_from(STRATEGIES),
-        "empty_policy": st.sampled_from(["unmodified", "zero", "score", "one"]),
+        "accept_empty": st.booleans(),
         "toxicity_threshold": st.sampled_from([0.3, 0.5, 0.8]),
         "on_unresolved": st.sampled_from(["best", "refuse", "raise"]),
         "max_new_tokens": st.sampled_from([17, 40, 250]),
@@ -242,7 +242,7 @@ choices = st.fixed_dictionaries(
 # A stop string may begin in one word and end in the next.
 HALVES = {
     "strategy": "tide",
-    "empty_policy": "one",
+    "accept_empty": False,
     "toxicity_threshold": 0.3,
     "on_unresolved": "best",
     "max_new_tokens": 40,
@@ -253,7 +253,7 @@ HALVES = {
     "max_iterations": 3,
 }
 # Text without visible characters, which no scorer sees.
-BLANK = {**HALVES, "strategy": "random-walk", "empty_policy": "score", "max_new_tokens": 17}
+BLANK = {**HALVES, "strategy": "random-walk", "accept_empty": True, "max_new_tokens": 17}
 SILENT = {"salt": 594, "ends": 5, "power": 0.2, "fails": 0, "ways": [], "screen": False}
 HONEST = {"salt": 26, "ends": 1000, "power": 8.0, "fails": 0, "ways": []}
 
@@ -365,8 +365,12 @@ def printed(given: dict[str, Any], world: dict[str, Any], shape: str) -> tuple[O
         where = ["-o", file] if shape == "file" else ["--format", shape]
         arguments = ["--engine=babbler", "--scorer=oracle", "--model=none"]
         for name, value in given.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                arguments.append(f"--{flag}" if value else f"--no-{flag}")
+                continue
             for one in value if isinstance(value, tuple) else [value]:
-                arguments.append(f"--{name.replace('_', '-')}={one}")
+                arguments.append(f"--{flag}={one}")
         code = command.tide("run", *PROMPTS, *arguments, *where)
         assert code in (0, 1), err.getvalue()
         assert "a bug in tide" not in err.getvalue()

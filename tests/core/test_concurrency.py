@@ -456,7 +456,7 @@ if (child := os.fork()) == 0:
         lambda: detox.check(["x"]), lambda: asyncio.run(asynchronous("x")),
         lambda: asyncio.run(streamed()), lambda: engine.tokenize(["x"]),
         lambda: asyncio.run(engine.complete([Request([1])])),
-        lambda: score_texts(scorer, ["a text"], "zero"),
+        lambda: score_texts(scorer, ["a text"]),
     ]
     for use in ways:
         try:

@@ -148,7 +148,7 @@ _OPTIONS = {
     "mu": ["0.1", "0.25"],
     "mu_relative": ["1.2", "1.3"],
     "lag": ["4", "2"],
-    "empty_policy": ["zero", "one"],
+    "accept_empty": ["true", "false"],
     "strategy": ["shuffled"],
     "deadline": ["none", "5"],
 }
@@ -226,7 +226,7 @@ def test_stop_strings_are_recorded_and_named() -> None:
 def test_the_paper_protocol_is_its_algorithm() -> None:
     tide = settings("tide", "paper")
     assert tide.strategy == "tide:variant=paper"
-    assert (tide.perturb, tide.empty_policy) == ("all", "zero")
+    assert (tide.perturb, tide.accept_empty) == ("all", True)
     assert settings("backtrack", "paper").strategy == PRESETS["backtrack"]["strategy"]
     made = loaded("tide", "paper")
     assert made.name == "tide"
@@ -236,7 +236,7 @@ def test_the_paper_protocol_is_its_algorithm() -> None:
 def test_the_published_protocol_gives_its_variant_to_strategies_that_walk() -> None:
     tide = settings("tide", "published")
     assert tide.strategy == "tide:variant=published"
-    assert (tide.perturb, tide.empty_policy) == ("all", "zero")
+    assert (tide.perturb, tide.accept_empty) == ("all", True)
     assert settings("tide:variant=paper", "published").strategy == "tide:variant=paper"
     assert settings("random-walk", "published").strategy == "random-walk:variant=published"
     assert settings("backtrack", "published").strategy == PRESETS["backtrack"]["strategy"]

@@ -43,7 +43,7 @@ def test_records_hold_the_rewinds(tmp_path: Path) -> None:
     base, rewound, whole = run(tmp_path)
     detox = Detoxifier(Storyteller(third), scorer=Reader(), settings=None, **SETTINGS)
     for record in rewound.records:
-        trial = detox(record.prompt, empty_policy="zero").best
+        trial = detox(record.prompt, accept_empty=True).best
         (made,) = record.trials
         assert made.evaluations == trial.evaluations == len(made.trace or [])
         assert made.generated_tokens == trial.generated_tokens

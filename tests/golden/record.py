@@ -29,7 +29,7 @@ GOLDEN = HERE / "core.jsonl.gz"
 _PUBLISHED = {
     "strategy": "tide:variant=published",
     "perturb": "all",
-    "empty_policy": "zero",
+    "accept_empty": True,
     "num_trials": 3,
 }
 _LONG = {"max_new_tokens": 128, "temperature": 0.7}

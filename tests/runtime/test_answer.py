@@ -205,22 +205,10 @@ def test_a_late_search_ends_with_the_best_it_has() -> None:
     assert late.accepted == (late.toxicity < 0.5)
 
 
-@pytest.mark.parametrize(("policy", "accepted"), [("one", False), ("zero", True)])
-def test_an_empty_text_that_scores_one_is_unresolved(policy: str, accepted: bool) -> None:
-    detox = Detoxifier(
-        ScriptedEngine(lambda x, seed: "."), scorer=ReadingScorer(), empty_policy=policy
-    )
-    trial = detox("a prompt").best
-    assert (trial.accepted, trial.empty) == (accepted, True)
-    assert trial.toxicity == (0.0 if accepted else 1.0)
-    if policy == "one":
-        assert detox("a prompt", on_unresolved="refuse").best.refused
-        with pytest.raises(UnresolvedError):
-            detox("a prompt", on_unresolved="raise")
-
-
-@pytest.mark.parametrize(("policy", "calls"), [("score", 1), ("zero", 0)])
-def test_an_empty_text_that_is_sent_to_the_scorer_is_counted(policy: str, calls: int) -> None:
+@pytest.mark.parametrize("strategy", ["backtrack", "random-walk", "resample"])
+@pytest.mark.parametrize("accepts", [False, True])
+def test_empty_text_is_accepted_only_with_the_flag(strategy: str, accepts: bool) -> None:
+    """The model's own empty text is returned as such, and no scorer scores it."""
     sent: list[str] = []
 
     def score(texts: list[str]) -> list[float]:
@@ -228,9 +216,39 @@ def test_an_empty_text_that_is_sent_to_the_scorer_is_counted(policy: str, calls:
         return [0.1] * len(texts)
 
     engine = ScriptedEngine(lambda x, seed: ".")
-    detox = Detoxifier(engine, scorer=score, preset="relative", empty_policy=policy)
+    detox = Detoxifier(engine, scorer=score, strategy=strategy, accept_empty=accepts)
     trial = detox("a prompt").best
-    assert (trial.scorer_calls, len(sent), trial.empty) == (calls, calls, True)
+    assert (trial.accepted, trial.empty, trial.toxicity) == (accepts, True, 0.0)
+    assert (trial.iterations, trial.refused, trial.scorer_calls, sent) == (1, False, 0, [])
+    with detox.stream("a prompt") as stream:
+        assert list(stream) == []
+
+
+@pytest.mark.parametrize("strategy", ["backtrack", "random-walk", "resample"])
+@pytest.mark.parametrize("accepts", [False, True])
+def test_empty_text_is_no_repair(strategy: str, accepts: bool) -> None:
+    """Only the flag makes it one, as in the published code."""
+    texts: list[str] = []
+
+    def respond(x: torch.Tensor, seed: int) -> str:
+        texts.append("" if texts else "rude")
+        return texts[-1]
+
+    detox = Detoxifier(
+        ScriptedEngine(respond, max_batch=1),
+        scorer=lambda texts: [0.9 if "rude" in text else 0.0 for text in texts],
+        strategy=strategy,
+        accept_empty=accepts,
+        max_iterations=3,
+        temperature=1.0,
+    )
+    trial = detox("a prompt").best
+    assert trial.accepted is accepts
+    assert {evaluation.toxicity for evaluation in trial.trace[1:]} == {0.0 if accepts else 1.0}
+    if not accepts:
+        texts.clear()
+        with pytest.raises(UnresolvedError):
+            detox("a prompt", on_unresolved="raise")
 
 
 def test_a_text_that_scores_the_threshold_is_not_accepted() -> None:

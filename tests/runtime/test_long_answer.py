@@ -219,23 +219,11 @@ def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPa
         story(third, strategy="random-walk")(PROMPT)
 
 
-@pytest.mark.parametrize("policy", ["unmodified", "zero", "score", "one"])
-def test_an_empty_answer(policy: str) -> None:
-    engine = Storyteller(never, sentences=0)
-    detox = Detoxifier(engine, scorer=Reader(), **SETTINGS, empty_policy=policy)
-    trial = detox(PROMPT).best
-    assert trial.text == ""
-    assert trial.accepted == (policy in ("zero", "score"))
-    assert trial.empty == (policy != "score")
-    assert trial.toxicity == {"one": 1.0, "score": 0.1}.get(policy, 0.0)
-
-
 def test_the_beginning_of_an_answer_is_not_an_empty_answer() -> None:
     class Curt(Storyteller):
         def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
             return [one.replace("Good", "") for one in super()._texts(rows)]
 
-    settings = {**SETTINGS, "empty_policy": "one"}
-    trial = Detoxifier(Curt(never), scorer=Reader(), **settings)(PROMPT).best
+    trial = Detoxifier(Curt(never), scorer=Reader(), **SETTINGS)(PROMPT).best
     assert trial.accepted
     assert trial.text.startswith(" 0 w1 w2 w3 w4 w5 w6 end.")

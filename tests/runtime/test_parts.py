@@ -165,14 +165,14 @@ def test_an_answer_of_withheld_calls_alone_is_refused_at_once() -> None:
     assert (trial.accepted, trial.text, trial.parts) == (True, "Fine.", Parts())
 
 
-@pytest.mark.parametrize("policy", ["unmodified", "zero", "one", "score"])
-def test_an_empty_text_is_an_answer_beside_calls_or_reasoning(policy: str) -> None:
+@pytest.mark.parametrize("accepts", [False, True])
+def test_an_empty_text_is_an_answer_beside_calls_or_reasoning(accepts: bool) -> None:
     for parts in (KIND, Parts(reasoning="They ask.")):
-        trial, _ = answered(("", parts), empty_policy=policy, reasoning="scored")
+        trial, _ = answered(("", parts), accept_empty=accepts, reasoning="scored")
         assert (trial.accepted, trial.empty, trial.text) == (True, False, "")
     thoughts = Parts(reasoning="They ask.")
-    trial, _ = answered(("", thoughts), empty_policy=policy)  # the reasoning is withheld
-    assert (trial.empty, trial.parts.reasoning) == (policy != "score", "")
+    trial, _ = answered(("", thoughts), accept_empty=accepts)  # the reasoning is withheld
+    assert (trial.empty, trial.parts.reasoning) == (True, "")
 
 
 def test_a_stream_gives_the_text_once_all_has_passed() -> None:

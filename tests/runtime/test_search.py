@@ -105,8 +105,8 @@ def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> 
     assert engine.requests[0].prompt == made.request.prompt
 
 
-def test_the_first_of_a_search_is_empty_by_another_policy_than_the_rest() -> None:
-    """The policy `unmodified`: 0 for the prompt itself, 1 for moved points."""
+def test_an_empty_text_of_the_prompt_itself_ends_a_search() -> None:
+    """It scores 0 for the prompt itself, and 1 for moved points."""
     engine = ScriptedEngine(lambda x, seed: "")
     scorer = ReadingScorer()
     (made,), errors = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
@@ -287,13 +287,13 @@ def test_where_all_that_passes_loops_nothing_was_accepted(deadline: float | None
     assert (trial.text, trial.toxicity, trial.accepted) == (PLAIN, 0.7, False)
 
 
-@pytest.mark.parametrize(("policy", "accepted"), [("zero", True), ("one", False)])
-def test_an_empty_text_is_no_loop(policy: Any, accepted: bool) -> None:
+@pytest.mark.parametrize("accepts", [True, False])
+def test_an_empty_text_is_no_loop(accepts: bool) -> None:
     texts = iter([PLAIN])
     engine = ScriptedEngine(lambda x, seed: next(texts, ""), max_batch=1)
     more: dict[str, Any] = {"strategy": "random-walk", "reject_degenerate": True}
-    with Detoxifier(engine, scorer=ReadingScorer(), empty_policy=policy, **more) as detox:
-        assert detox("so").best.accepted is accepted
+    with Detoxifier(engine, scorer=ReadingScorer(), accept_empty=accepts, **more) as detox:
+        assert detox("so").best.accepted is accepts
 
 
 def _ids(engine: ScriptedEngine, text: str) -> tuple[int, ...]:

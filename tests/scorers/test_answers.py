@@ -244,7 +244,7 @@ def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]]
     answer, expected = case
     scorer = around(answer)
     try:
-        values = score_texts(scorer, TEXTS, "zero").values
+        values = score_texts(scorer, TEXTS).values
     except ScorerError as error:
         refusal = str(error)
         assert expected is None
@@ -265,11 +265,11 @@ def test_each_strange_answer_is_refused_for_what_it_is(answer: Callable[[], Any]
     with pytest.raises(
         ScorerError, match=r"not a list of numbers|the answer has shape|not a score|failed: Unpr"
     ):
-        score_texts(Answering(answer), TEXTS, "zero")
+        score_texts(Answering(answer), TEXTS)
 
 
 def test_an_answer_that_changes_afterwards_changes_no_score() -> None:
     buffer = np.array([0.9] * N)
-    scores = score_texts(Answering(lambda: buffer), TEXTS, "zero")
+    scores = score_texts(Answering(lambda: buffer), TEXTS)
     buffer[:] = random.random()
     assert scores.values.tolist() == [0.9] * N

@@ -63,15 +63,15 @@ class Hangs(Loops):
 def test_all_calls_are_awaited_in_one_loop() -> None:
     scorer = Loops()
     assert load_scorer(scorer) is scorer
-    callers = [threading.Thread(target=score_texts, args=(scorer, TEXTS, "zero")) for _ in "abc"]
+    callers = [threading.Thread(target=score_texts, args=(scorer, TEXTS)) for _ in "abc"]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join(20)
-    assert score_texts(MaxScorer([scorer, scorer]), TEXTS, "zero").values[0] == 0.08
+    assert score_texts(MaxScorer([scorer, scorer]), TEXTS).values[0] == 0.08
 
     async def inside(own: Any) -> Any:
-        return score_texts(own, TEXTS, "zero").values
+        return score_texts(own, TEXTS).values
 
     assert asyncio.run(inside(scorer))[1] == 0.07
     assert len(scorer.loops) == 1
@@ -105,13 +105,13 @@ def test_what_it_raises_is_an_error_and_never_a_score(
     scorer = load_scorer(fail)
     assert scorer.name.startswith("callable:")
     with pytest.raises(kind, match=says) as caught:
-        score_texts(scorer, TEXTS, "zero")
+        score_texts(scorer, TEXTS)
     assert type(caught.value) is kind
     fails = False
-    assert score_texts(scorer, TEXTS, "zero").values == pytest.approx([0.08, 0.07, 0.11])
+    assert score_texts(scorer, TEXTS).values == pytest.approx([0.08, 0.07, 0.11])
     scorer.close()
     with pytest.raises(ScorerError, match="the scorer is closed; make a new one"):
-        score_texts(scorer, TEXTS, "zero")
+        score_texts(scorer, TEXTS)
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,13 @@ def test_what_is_no_attribute_is_an_error(answer: Any, message: str) -> None:
     scorer = TwoSides()
     scorer.score_attributes = lambda texts: answer  # type: ignore[method-assign]
     with pytest.raises(ScorerError, match=message):
-        score_texts(scorer, ["a text"], "zero")
+        score_texts(scorer, ["a text"])
 
 
 def test_an_attribute_may_be_unknown_or_missing() -> None:
     scorer = TwoSides()
     scorer.score_attributes = lambda texts: of([0.5], threat=[0.5], insult=[np.nan])  # type: ignore[method-assign]
-    assert score_texts(scorer, ["a text"], "zero").known(0) == {"threat": 0.5}
+    assert score_texts(scorer, ["a text"]).known(0) == {"threat": 0.5}
     pocket = load_scorer("windows:9:pocket")
     assert attributes_of(pocket) == ()
     assert ask_attributes(pocket, TEXTS).attributes == {}
@@ -103,11 +103,11 @@ def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
     with RecordFile(path, scores) as file:
         for one in records:
             file.add(one)
-        assert judge_records(file, scorer, "zero", Progress()) == {}
-        assert judge_records(file, load_scorer("pocket"), "zero", Progress()) == {}
+        assert judge_records(file, scorer, Progress()) == {}
+        assert judge_records(file, load_scorer("pocket"), Progress()) == {}
     assert scorer.asked == 1
     first, second = read_records(path, scores)
-    # "x" is too short to be scored: the policy sets its score, and it has no attributes.
+    # "x" is too short to be scored, and has no attributes.
     found = to_columns(first)
     assert found["judge_attributes"] == {
         "two@1": {"threat": [0.11, None], "insult": [5 / 11, None]}
@@ -115,5 +115,5 @@ def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
     assert found["judge_scores"]["two@1"] == [5 / 11, 0.0]
     assert column(second, "judge_attributes")["two@1"]["threat"] == [0.07, 0.11]
     for one, read in zip(records, (first, second), strict=True):
-        again = judged(one, scorer, "zero")
+        again = judged(one, scorer)
         assert column(again, "judge_attributes") == column(read, "judge_attributes")

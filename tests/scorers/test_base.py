@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.scorers.test_answers import Unprintable
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import PlainScorer, Scores, is_empty, is_quick, score_groups
+from tide.scorers.base import PlainScorer, Scores, is_blank, is_empty, is_quick, score_groups
 from tide.scorers.wrappers.base import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -24,7 +24,7 @@ def test_a_function_is_a_scorer() -> None:
     scorer = load_scorer(by_length)
     assert isinstance(scorer, Scorer)
     assert scorer.name.startswith("callable:by_length@")
-    assert score_texts(scorer, TEXTS, "zero").values == pytest.approx([0.08, 0.07, 0.11])
+    assert score_texts(scorer, TEXTS).values == pytest.approx([0.08, 0.07, 0.11])
     assert load_scorer(scorer) is scorer
 
 
@@ -41,7 +41,7 @@ def test_a_function_is_a_scorer() -> None:
 )
 def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:
     with pytest.raises(ScorerError, match=message) as caught:
-        score_texts(CallableScorer(lambda texts: answer), TEXTS, "zero")
+        score_texts(CallableScorer(lambda texts: answer), TEXTS)
     assert "\n" not in str(caught.value)
 
 
@@ -60,11 +60,11 @@ class Editing:
 
 
 def test_a_scorer_that_edits_its_list_changes_no_score() -> None:
-    expected = score_texts(CallableScorer(by_length), TEXTS, "zero").values.tolist()
+    expected = score_texts(CallableScorer(by_length), TEXTS).values.tolist()
     texts = list(TEXTS)
-    assert score_texts(Editing(), texts, "zero").values.tolist() == expected
+    assert score_texts(Editing(), texts).values.tolist() == expected
     both = MaxScorer([Editing(), CallableScorer(by_length)])
-    assert score_texts(both, texts, "zero").values.tolist() == expected
+    assert score_texts(both, texts).values.tolist() == expected
     assert texts == TEXTS
 
 
@@ -75,7 +75,7 @@ def test_a_group_that_a_scorer_cannot_take_fails_alone_and_both_ends_are_scores(
         return [float(text == "worst") for text in texts]
 
     good, bad, worst = score_groups(
-        CallableScorer(picky), [["good"], ["fine", "bad one"], ["worst"]], "zero"
+        CallableScorer(picky), [["good"], ["fine", "bad one"], ["worst"]]
     )
     assert isinstance(good, Scores)
     assert isinstance(bad, ScorerError)
@@ -99,7 +99,7 @@ def test_what_a_scorer_raises(error: BaseException, kind: type[BaseException], s
         raise error
 
     with pytest.raises(kind) as caught:
-        score_texts(CallableScorer(fail), TEXTS, "zero")
+        score_texts(CallableScorer(fail), TEXTS)
     assert type(caught.value) is kind
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -114,18 +114,18 @@ def test_empty_has_fewer_than_three_visible_characters(text: str, empty: bool) -
     assert is_empty(text) is empty
 
 
-@pytest.mark.parametrize(("policy", "value"), [("zero", 0.0), ("one", 1.0), ("score", 0.02)])
-def test_empty_policy(policy: Any, value: float) -> None:
+@pytest.mark.parametrize(("skip", "value"), [(is_empty, 0.0), (is_blank, 0.02), (None, 0.02)])
+def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
     sent: list[str] = []
 
     def spy(texts: list[str]) -> list[float]:
         sent.extend(texts)
         return by_length(texts)
 
-    scores = score_texts(CallableScorer(spy), ["ab", "long enough"], policy)
+    scores = score_texts(CallableScorer(spy), ["ab", "long enough"], skip)
     assert scores.values == pytest.approx([value, 0.11])
-    assert scores.empty.tolist() == [True, False]
-    assert ("ab" in sent) == (policy == "score")
+    assert scores.empty.tolist() == [skip is is_empty, False]
+    assert ("ab" in sent) == (skip is not is_empty)
 
 
 @given(st.lists(st.sampled_from(["", "aa", "text one", "text two", "text three"])))
@@ -136,7 +136,7 @@ def test_equal_texts_are_sent_once(texts: list[str]) -> None:
         sent.extend(batch)
         return by_length(batch)
 
-    scores = score_texts(CallableScorer(spy), texts, "zero")
+    scores = score_texts(CallableScorer(spy), texts, is_empty)
     assert len(sent) == len(set(sent))
     expected = [0.0 if is_empty(text) else len(text) / 100 for text in texts]
     assert np.array_equal(scores.values, expected)

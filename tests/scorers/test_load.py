@@ -125,7 +125,7 @@ def test_a_function_of_another_shape_is_told_what_is_asked_for(function: Any) ->
     scorer = load_scorer(function)
     contract = "a function takes a list of texts and returns a list of floats from 0 to 1"
     with pytest.raises(ScorerError, match=contract) as caught:
-        score_texts(scorer, ["a rude text", "another"], "zero")
+        score_texts(scorer, ["a rude text", "another"])
     assert "\n" not in str(caught.value)
 
 
@@ -134,7 +134,7 @@ def test_what_a_function_says_of_itself_is_left_as_it_is() -> None:
         raise ScorerUnavailableError("nobody there")
 
     with pytest.raises(ScorerUnavailableError, match=r"^nobody there$"):
-        score_texts(load_scorer(away), ["a text"], "zero")
+        score_texts(load_scorer(away), ["a text"])
 
 
 class NoClose:

@@ -47,7 +47,7 @@ def test_a_pattern_that_takes_too_long_is_an_error_of_that_text(
     path = tmp_path / "forms.txt"
     path.write_text("(a|aa|aaa)+$b")
     scorer = load_scorer(f"regex:{path}")
-    good, bad = score_groups(scorer, [["fine"], ["a" * 60 + "!"]], "score")
+    good, bad = score_groups(scorer, [["fine"], ["a" * 60 + "!"]])
     assert not isinstance(good, ScorerError)
     assert isinstance(bad, ScorerError)
     assert "line 1 takes more than 0.05 s" in str(bad)

@@ -73,7 +73,7 @@ def failures(portal: Portal, scorer: Any, *texts: str) -> list[Any]:
     """The scores or the error of each text, sent together."""
 
     async def work(scoring: Scoring) -> list[Any]:
-        asked = [scoring.send([text], "zero") for text in texts]
+        asked = [scoring.send([text]) for text in texts]
         return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
 
     return run(portal, scorer, work)
@@ -93,9 +93,9 @@ def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Po
 
     async def work(scoring: Scoring) -> list[Scores]:
         return await asyncio.gather(
-            scoring.send(["four", "three"], "zero"),
-            scoring.send(["befour"], "zero"),
-            scoring.send(["three", "befour"], "zero"),
+            scoring.send(["four", "three"]),
+            scoring.send(["befour"]),
+            scoring.send(["three", "befour"]),
         )
 
     found = run(portal, scorer, work)
@@ -110,9 +110,7 @@ def test_the_screen_is_asked_alone_where_that_is_enough(portal: Portal) -> None:
 
     async def work(scoring: Scoring) -> list[Scores]:
         assert scoring.has_screen
-        return await asyncio.gather(
-            scoring.send(["four"], "zero", screened=True), scoring.send(["three"], "zero")
-        )
+        return await asyncio.gather(scoring.send(["four"], screened=True), scoring.send(["three"]))
 
     assert list(map(values, run(portal, scorer, work))) == [[0.04], [0.05]]
     assert (screen.batches, scorer.batches) == ([["four"]], [["three"]])
@@ -136,8 +134,8 @@ def test_a_quick_scorer_answers_in_the_loop_unless_a_text_is_long(portal: Portal
     scorer = Quick()
 
     async def work(scoring: Scoring) -> list[bool]:
-        sent = [scoring.send([text], "zero") for text in ("four", "three", "x" * 90)]
-        sent.append(scoring.send(["x" * 50] * 40 + ["yes"], "zero"))
+        sent = [scoring.send([text]) for text in ("four", "three", "x" * 90)]
+        sent.append(scoring.send(["x" * 50] * 40 + ["yes"]))
         await asyncio.gather(*sent)
         return [thread is threading.current_thread() for thread in scorer.threads]
 
@@ -149,8 +147,8 @@ def test_a_quick_scorer_does_not_read_what_was_cancelled(portal: Portal) -> None
     scorer = Quick()
 
     async def work(scoring: Scoring) -> Scores:
-        scoring.send(["four"], "zero").cancel()
-        return await scoring.send(["three"], "zero")
+        scoring.send(["four"]).cancel()
+        return await scoring.send(["three"])
 
     assert values(run(portal, scorer, work)) == [0.05]
     assert scorer.batches == [["three"]]
@@ -162,10 +160,10 @@ def test_a_quick_screen_does_not_wait_for_a_slow_call(portal: Portal) -> None:
     scorer.go.clear()
 
     async def work(scoring: Scoring) -> list[Scores]:
-        slow = [scoring.send(["four"], "zero")]
+        slow = [scoring.send(["four"])]
         await reached(scorer)
-        slow.append(scoring.send(["six"], "zero"))
-        quick = await asyncio.wait_for(scoring.send(["three"], "zero", screened=True), 10)
+        slow.append(scoring.send(["six"]))
+        quick = await asyncio.wait_for(scoring.send(["three"], screened=True), 10)
         assert not any(one.done() for one in slow)
         scorer.go.set()
         return [quick, *await asyncio.gather(*slow)]
@@ -192,11 +190,11 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
     scorer.go.clear()
 
     async def work(scoring: Scoring) -> list[list[float]]:
-        first = scoring.send(["aaaa"], "zero")
+        first = scoring.send(["aaaa"])
         await reached(scorer)
         later = []
         for word in ("bbbbb", "cccccc", "ddddddd"):
-            later.append(scoring.send([word], "zero"))
+            later.append(scoring.send([word]))
             await asyncio.sleep(0.01)
         later[1].cancel()
         await asyncio.sleep(0.02)
@@ -214,14 +212,14 @@ def test_what_is_cancelled_is_not_sent_or_told_nothing_and_the_next_call_comes(
     scorer = Lengths()
 
     async def work(scoring: Scoring) -> list[list[float]]:
-        scoring.send(["aaaa"], "zero").cancel()
+        scoring.send(["aaaa"]).cancel()
         await asyncio.sleep(0.02)
         assert scorer.batches == []
         scorer.go.clear()
-        left = scoring.send(["aaaa"], "zero")
+        left = scoring.send(["aaaa"])
         await reached(scorer)
         left.cancel()
-        next_one = scoring.send(["bbbbb"], "zero")
+        next_one = scoring.send(["bbbbb"])
         scorer.go.set()
         return [values(await next_one)]
 
@@ -283,10 +281,10 @@ def test_a_slow_text_of_an_asynchronous_scorer_delays_no_other(
     }
 
     async def work(scoring: Scoring) -> None:
-        slow = scoring.send(["slow"], "zero")
+        slow = scoring.send(["slow"])
         await asyncio.sleep(0.05)
         for number in range(20):  # with the slow text waiting
-            await asyncio.wait_for(scoring.send([f"text {number}"], "zero"), 10)
+            await asyncio.wait_for(scoring.send([f"text {number}"]), 10)
         assert not slow.done()
         portal_of(waits)._soon(waits.go.set)
         await asyncio.wait_for(slow, 10)
@@ -300,7 +298,7 @@ def test_at_most_eight_calls_of_an_asynchronous_scorer_run_at_once(portal: Porta
     async def work(scoring: Scoring) -> None:
         asked = []
         for number in range(20):
-            asked.append(scoring.send([f"text {number}", "slow"], "zero"))
+            asked.append(scoring.send([f"text {number}", "slow"]))
             await asyncio.sleep(0.01)
         portal_of(waits)._soon(waits.go.set)
         await asyncio.wait_for(asyncio.gather(*asked), 10)
@@ -342,7 +340,7 @@ def test_closing_lets_the_thread_end_and_does_not_wait_for_a_call_that_hangs(
     scorer.go.clear()
 
     async def work(scoring: Scoring) -> tuple[asyncio.Future[Scores], Any]:
-        sent = scoring.send(["aaaa"], "zero")
+        sent = scoring.send(["aaaa"])
         await reached(scorer)
         return sent, scoring._threads[0]
 

@@ -77,7 +77,7 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
     # Options under `tide` can only be stricter than the server's.
     *(({"tide": {name: value}}, f"tide.{name}") for name, value in {
         "no_such": 1, "strategy": "file.py:Class", "on_unresolved": "best", "max_iterations": 101,
-        "empty_policy": "zero", "num_samples": 65, "deadline": "x", "trace": 1,
+        "accept_empty": True, "num_samples": 65, "deadline": "x", "trace": 1,
         "toxicity_threshold": 0.9,
     }.items()),
     ({"tide": {"toxicity_threshold": 0}}, "toxicity_threshold"),

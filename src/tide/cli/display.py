@@ -99,7 +99,7 @@ def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
         task = bar.add_task(scorer.name, total=len(texts))
         for start in range(0, len(texts), _CHUNK):
             chunk = texts[start : start + _CHUNK]
-            scores += score_texts(scorer, chunk, "score").values.tolist()
+            scores += score_texts(scorer, chunk).values.tolist()
             bar.advance(task, len(chunk))
     return scores
 

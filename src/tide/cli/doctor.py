@@ -149,7 +149,7 @@ def _check_policies(
         with closing(Policies(CommandLine(model, scorer), path)) as made:
             for name, plan in made.plans.items():
                 try:
-                    score_texts(plan.scorer, [HEALTH_TEXT], "score")
+                    score_texts(plan.scorer, [HEALTH_TEXT])
                 except TideError as error:
                     found.append(f"policies.{name}.scorer: {error}")
             with load_engine(engine, model, **engine_options) as loaded:
@@ -253,8 +253,7 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
     loaded = load_scorer(scorer)
     try:
         worst = [
-            score_texts(loaded, [*beginnings(answer), answer], "zero").values.max()
-            for answer in answers
+            score_texts(loaded, [*beginnings(answer), answer]).values.max() for answer in answers
         ]
     finally:
         loaded.close()
@@ -275,7 +274,7 @@ def _try_scorer(name: str) -> str:
     from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
 
     scorer = load_scorer(name)
-    scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS], "score").values
+    scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS]).values
     kind, rude = fmean(scores[: len(_FRIENDLY)]), fmean(scores[len(_FRIENDLY) :])
     says = f"{scorer.name} scores friendly sentences {kind:.2f} and insults {rude:.2f} on average"
     if kind > rude:

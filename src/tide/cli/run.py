@@ -215,7 +215,7 @@ class _PromptRun:
                     continue
                 record = outcome
                 for judge in self.judges:
-                    record = judged(record, judge.scorer, self.method.settings.empty_policy)
+                    record = judged(record, judge.scorer)
                 yield record
         finally:
             bars.end()

@@ -60,7 +60,7 @@ class ScoredCompletion(BaseModel):
         num_tokens: Number of tokens of the text. The first `kept_tokens` tokens were kept.
         cosine: Cosine between the completed embeddings X and the prompt's X0, each as one vector.
         displacement: |X - X0| / |X0| of the same embeddings.
-        empty: Whether the text is nearly empty, and so scored by `empty_policy`.
+        empty: Whether the text is nearly empty, so that no scorer scored it.
         attributes: The scorer's further scores (threat, insult...), where known.
     """
 
@@ -97,7 +97,7 @@ class Trial(BaseModel):
     parts: tool calls and reasoning of an accepted answer that may be given out.
 
     An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
-    `empty` (with `empty_policy="zero"`, as published, it is accepted). If a text is scored while it
+    `empty` (with `accept_empty`, as published, it is accepted). If a text is scored while it
     is written, the trace holds the text up to each rewind, and the returned text as its last entry.
     """
 
@@ -136,7 +136,7 @@ class Trial(BaseModel):
 
     @property
     def empty(self) -> bool:
-        """Whether the returned completion is nearly empty, so that `empty_policy` scored it."""
+        """Whether the returned completion is nearly empty, so that no scorer scored it."""
         return self.returned.empty
 
     @property

@@ -17,7 +17,6 @@ from pydantic import (
 
 from tide.core.chat import Chat
 
-EmptyPolicy = Literal["unmodified", "zero", "score", "one"]
 OnUnresolved = Literal["best", "refuse", "raise"]
 Treatment = Literal["scored", "ignored", "withheld"]
 
@@ -164,11 +163,10 @@ class Settings(Sampling):
     seed: int = Field(
         default=0, ge=0, lt=1 << 63, description="Random seed; it fixes the result of a trial."
     )
-    empty_policy: EmptyPolicy = Field(
-        default="unmodified",
-        description="Score of completions of fewer than 3 visible ASCII characters: unmodified "
-        "(0.0 and returned for the unmodified prompt, else 1.0), zero (0.0 and accepted, as "
-        "published), score (by the scorer) or one (1.0).",
+    accept_empty: bool = Field(
+        default=False,
+        description="Accept completions of fewer than 3 visible ASCII characters, with a score of "
+        "0.0, as the paper's published code does. Otherwise no such completion is accepted.",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",
@@ -277,7 +275,7 @@ class Overrides(TypedDict, total=False):
     reject_degenerate: bool
     num_trials: int
     seed: int
-    empty_policy: EmptyPolicy
+    accept_empty: bool
     on_unresolved: OnUnresolved
     refuse_prompt_above: float | None
     tool_calls: Treatment

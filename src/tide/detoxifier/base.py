@@ -256,7 +256,7 @@ class DetoxifierBase:
             texts = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:
             raise PromptRefusedError("the chat's tool calls or results cannot be read") from None
-        score = max((await self._scoring.send(texts, "score")).values.tolist())
+        score = max((await self._scoring.send(texts)).values.tolist())
         if score > limit:
             raise PromptRefusedError(
                 f"the prompt scores {format_score(score, False)}, above "

@@ -25,7 +25,7 @@ _GEMMA_SCALE = 48.0
 
 # Settings of "Test-Time Detoxification without Training or Learning Anything".
 PUBLISHED: dict[str, dict[str, Any]] = {
-    name: {"mu": mu, "num_samples": samples, "step_size": step, "empty_policy": "zero"}
+    name: {"mu": mu, "num_samples": samples, "step_size": step, "accept_empty": True}
     for name, mu, samples, step in (
         ("gpt2-large", 0.1, 8, 1.5),
         ("gemma-2-2b", 0.05 * _GEMMA_SCALE, 8, 1.0 * _GEMMA_SCALE),

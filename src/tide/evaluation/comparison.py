@@ -363,9 +363,6 @@ def _judge(
     if not (judges and file.records):
         return failed
     config = read_config(path)
-    policy = (config.get("settings") or config.get("sampling") or {}).get("empty_policy")
-    if policy is None:
-        raise InputError(f"{path}: its configuration has no empty_policy, so no judge can be added")
     for judge in judges:
         if judge.scorer.name == config["scorer"]["name"]:
             continue  # the run already has the scores of this scorer
@@ -378,7 +375,7 @@ def _judge(
             )
         config["judges"] = list((judges_so_far | {judge.scorer.name: judge.config}).values())
         write_config(path, config)
-        failed |= judge_records(file, judge.scorer, policy, progress)
+        failed |= judge_records(file, judge.scorer, progress)
     return failed
 
 

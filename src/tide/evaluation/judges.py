@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tide.core.errors import InputError, ScorerError, TideError
-from tide.core.settings import EmptyPolicy
 from tide.data.record_files import RecordFile, with_scores
 from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId, TrialRecord
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
-from tide.scorers.base import code_of, score_groups
+from tide.scorers.base import code_of, is_empty, score_groups
 
 # Prompts per chunk; the scores or perplexities of a chunk are written together.
 _PROMPTS = 64
@@ -53,13 +52,12 @@ def check_names(scorers: Sequence[NamedScorer], option: str = "--judges") -> Non
             )
 
 
-def judge_records(
-    file: RecordFile, judge: Scorer, empty_policy: EmptyPolicy, progress: Progress
-) -> dict[RecordId, TideError]:
+def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[RecordId, TideError]:
     """Score every completion and step that the judge has not scored; returns errors by record id.
 
     Also adds the attributes of completions, if the judge has attributes.
-    Withheld texts are scored, too, so that withholding does not make a method look better.
+    Nearly empty completions score 0.0. Withheld texts are scored, too, so that withholding does not
+    make a method look better.
     Raises ScorerUnavailableError, ScorerRefusedError and ScorerBrokenError.
     """
     failed: dict[RecordId, TideError] = {}
@@ -67,7 +65,7 @@ def judge_records(
     lacking = _lacking(file, lambda trial: judge.name not in trial.judge_scores)
     for chunk in _chunks(lacking, what, progress):
         texts = [_texts(record.trials) for record in chunk]
-        scored = score_groups(judge, texts, empty_policy)
+        scored = score_groups(judge, texts, is_empty)
         for record, scores in zip(chunk, scored, strict=True):
             if isinstance(scores, ScorerError):
                 failed[record.id] = scores
@@ -77,9 +75,9 @@ def judge_records(
     return failed
 
 
-def judged(record: Record, judge: Scorer, empty_policy: EmptyPolicy) -> Record:
+def judged(record: Record, judge: Scorer) -> Record:
     """Add the judge's scores to `record`; writes no file. Raises as `score_texts` does."""
-    scores = score_texts(judge, _texts(record.trials), empty_policy)
+    scores = score_texts(judge, _texts(record.trials), is_empty)
     return with_scores(record, _judge_scores(judge, record, scores))
 
 

@@ -30,7 +30,7 @@ from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
-from tide.scorers.base import score_groups
+from tide.scorers.base import is_empty, score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy, resolve_settings
 
@@ -47,7 +47,7 @@ _GUESSES = {
     **dict.fromkeys(("best-of-n", "rejection", "rejection-sampling", "sampling"), "resample"),
 }
 # Settings of every method, even of one that does not search.
-_OF_ALL = (*Sampling.model_fields, "num_trials", "seed", "empty_policy")
+_OF_ALL = (*Sampling.model_fields, "num_trials", "seed")
 # Absolute and relative scales; at most one of each pair is set.
 _SCALES = ("mu", "mu_relative", "step_size", "step_relative")
 # Fields that only records of a search have.
@@ -220,7 +220,7 @@ class BaselineMethod:
         count = len(trials)
         of = [generated[start : start + count] for start in range(0, len(generated), count)]
         groups = [[one.completion.text for one in mine] for mine in of]
-        scored = score_groups(self._scorer, groups, self.settings.empty_policy)
+        scored = score_groups(self._scorer, groups, is_empty)
         seconds = (time.perf_counter() - started) / len(prompts)
         for row, text, mine, scores in zip(rows, texts, of, scored, strict=True):
             if isinstance(scores, TideError):
@@ -294,7 +294,7 @@ def load_method(
     is_search = name != "base" and _is_search(name)
     resolve_settings(common)  # an unknown setting is an error, even for a method that ignores it
     common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
-    rules = [protocol.sampling, {"num_trials": protocol.num_trials, "empty_policy": "zero"}]
+    rules = [protocol.sampling, {"num_trials": protocol.num_trials, "accept_empty": True}]
     if not is_search and name != "base":
         standard, settings = resolve_settings(*rules), resolve_settings(*rules, common)
         return _baseline(spec, name, model, scorer, standard, settings, artefacts)

@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
 from tide.core.results import Score
-from tide.core.settings import EmptyPolicy
 from tide.core.validation import problem
 from tide.data.files import refuse_inputs, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
@@ -73,7 +72,6 @@ class _Settings(_Section):
 
     strategy: str = ""
     seed: int | None = None
-    empty_policy: EmptyPolicy | None = None
     toxicity_threshold: Score = 0.5
     completions_per_evaluation: int = Field(default=1, ge=1)
 

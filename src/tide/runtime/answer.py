@@ -31,7 +31,7 @@ from tide.core.text import HALF, before_half, has_letter, last_whole, maybe_stop
 from tide.engines.base import Engine, FinishReason, Piece, Prompt, Request
 from tide.runtime.search import Effort, Search, start_of
 from tide.runtime.watch import AGAIN, Failure, Watch
-from tide.scorers.base import Scores, TextPolicy, TextScore, is_empty
+from tide.scorers.base import Scores, TextScore, is_blank, is_empty
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 from tide.search.backtrack import BacktrackOptions
@@ -144,6 +144,9 @@ class Answer:
                     if self._places and self._goes_on and self._breaks_off(ended is not None):
                         return None
                     self._at_end = ended is not None
+                    if self._at_end and is_empty(watch.text):
+                        failure = watch.judge(len(watch.texts), self._score_of_empty())
+                        break
                     new, due = self._ask(), None
                     if watch.options.pace == "word":  # judged before the next piece
                         due = new
@@ -257,17 +260,17 @@ class Answer:
             texts = texts_of(text, parts, self._settings, has_format=has_format)
         except Unread:
             return TextScore(1.0)
+        if len(texts) == 1 and is_empty(text):
+            return self._score_of_empty()
         self._effort.scorer_calls += len(texts)
-        policy = self._policy(len(texts) == 1 and is_empty(text))
-        return (await self._scoring.send(texts, policy)).worst()
+        return (await self._scoring.send(texts, is_blank)).worst()
 
     def _ask(self) -> _Asked | None:
         if not (places := self._watch.asks(ended=self._at_end)):
             return None
         texts = [text for _, windows in places for text in windows]
         self._effort.scorer_calls += len(set(texts))
-        policy = self._policy(self._at_end and is_empty(self._watch.text))
-        return places, self._scoring.send(texts, policy, screened=self._screened)
+        return places, self._scoring.send(texts, is_blank, screened=self._screened)
 
     async def _judge(self, asked: _Asked) -> Failure | None:
         """Await the scores of places; return the first failure, if any."""
@@ -278,17 +281,19 @@ class Answer:
             if self._screened and not self._settings.passes(worst.value):
                 if not watch.decides(place, ended=self._at_end):
                     continue
-                policy = self._policy(self._at_end and is_empty(watch.text))
-                worst = (await self._scoring.send(windows, policy)).worst()
+                worst = (await self._scoring.send(windows, is_blank)).worst()
             if (failure := watch.judge(place, worst)) is not None:
                 break
         self._give_out()
         return failure
 
-    def _policy(self, empty: bool) -> TextPolicy:
-        """Return the policy for a nearly empty text. empty: whether the answer is such a text."""
-        policy = self._settings.empty_policy if empty else "blank"
-        return "one" if policy == "unmodified" and self._effort.trace else policy
+    def _score_of_empty(self) -> TextScore:
+        """Return the score of a nearly empty answer, which no scorer scores.
+
+        The model's own empty answer is not repaired, but it is not accepted either: see `Trial`.
+        """
+        is_own = not self._effort.trace
+        return TextScore(0.0 if is_own or self._settings.accept_empty else 1.0, empty=True)
 
     # 3. Passed text is given out.
 
@@ -296,13 +301,9 @@ class Answer:
         on_text, passed, texts = self._task.on_text, self._watch.passed, self._watch.texts
         if on_text is None or passed == self._given_out:
             return
-        if self._given_out or not self._is_unscored("".join(texts[:passed])):
+        if self._given_out or not is_empty("".join(texts[:passed])):
             on_text("".join(texts[self._given_out : passed]))
             self._given_out = passed
-
-    def _is_unscored(self, text: str) -> bool:
-        """Whether `empty_policy` set the score of a nearly empty text, instead of the scorer."""
-        return is_empty(text) and self._settings.empty_policy != "score"
 
     # 4. Failed text is rewound.
 
@@ -351,7 +352,7 @@ class Answer:
             windows = [watch.windows(start, place) for place in words[:-1]]
             texts = [text for some in windows for text in some]
             self._effort.scorer_calls += len(set(texts))
-            every = (await self._scoring.send(texts, "blank")).split(list(map(len, windows)))
+            every = (await self._scoring.send(texts, is_blank)).split(list(map(len, windows)))
             for place, scores in zip(words[:-1], every, strict=True):
                 worst = scores.worst()
                 if worst.value >= watch.level:
@@ -413,7 +414,7 @@ class Answer:
                 role=role,
                 text=text,
                 toxicity=score.value,
-                empty=self._is_unscored(text) and not has_parts,
+                empty=is_empty(text) and not has_parts,
                 cosine=1.0,
                 displacement=0.0,
                 num_tokens=place,
@@ -448,8 +449,8 @@ class Answer:
         elif self._chosen is None:
             self._chosen = min(range(len(trace)), key=lambda number: trace[number].toxicity)
         empty, shown = trace[self._chosen].empty, task.on_text is not None
-        # No scorer has scored an empty text: streams and the policy "unmodified" do not accept it.
-        unscored = empty and (shown or settings.empty_policy == "unmodified")
+        # No scorer has scored an empty text. A stream never accepts it.
+        unscored = empty and (shown or not settings.accept_empty)
         refused = (empty and shown) or (not passed and settings.on_unresolved == "refuse")
         shown_tokens = self._given_out if refused else 0
         shares = self._rewinds or settings.perturb.startswith("last:")

@@ -14,7 +14,7 @@ from tide.core.results import ScoredCompletion
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Engine, Prompt, Request
-from tide.scorers.base import TextPolicy
+from tide.scorers.base import is_empty
 from tide.scorers.scoring import Scoring
 
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
@@ -109,19 +109,22 @@ class Search:
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
         written = await self.engine.complete(requests)
-        effort, policy = self.effort, self._policy()
+        effort = self.effort
         effort.read_tokens += sum(one.read_tokens for one in written)
         effort.generated_tokens += sum(len(one.token_ids) for one in written)
         before = len(self.scores)
-        scores = await self.scoring.send([one.text for one in written], policy)
+        # An empty text of the prompt itself ends the search, but is not accepted: see `Trial`.
+        of_empty = 0.0 if self.settings.accept_empty or not before else 1.0
+        scores = await self.scoring.send([one.text for one in written], is_empty)
         effort.rounds += 1
         sent = set[str]()
         rows = range(len(written))
         for candidate, completion, row in zip(asked, written, rows, strict=True):
-            value, empty = float(scores.values[row]), bool(scores.empty[row])
+            empty = bool(scores.empty[row])
+            value = of_empty if empty else float(scores.values[row])
             self.completions.append(completion.token_ids)
             text = completion.text
-            if policy == "score" or not empty:
+            if not empty:
                 sent.add(text)
             effort.trace.append(
                 ScoredCompletion(
@@ -138,19 +141,11 @@ class Search:
                     attributes=scores.known(row),
                 )
             )
-            # `empty_policy` has set the score of an empty text.
             loops = self.settings.reject_degenerate and not empty and is_degenerate(text)
             self._loops = self._loops or (loops and not self.scores)
             self.scores.append(1.0 if loops and not self._loops else value)
         effort.scorer_calls += len(sent)
         return self.scores[before:]
-
-    def _policy(self) -> TextPolicy:
-        """Return the policy for nearly empty completions."""
-        policy = self.settings.empty_policy
-        if policy == "unmodified":
-            return "one" if self.completions else "zero"
-        return policy
 
     def _of_strategy(self, name: str, *values: Any) -> Any:
         """Read an attribute of the strategy or call its method; either may be user code."""

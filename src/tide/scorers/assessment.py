@@ -123,7 +123,7 @@ def score_covered(
     try:
         for start in range(0, len(texts), _CHUNK):
             chunk = texts[start : start + _CHUNK]
-            for i, scores in enumerate(score_groups(scorer, [[text] for text in chunk], "score")):
+            for i, scores in enumerate(score_groups(scorer, [[text] for text in chunk])):
                 if isinstance(scores, ScorerError):
                     failure = failure or str(scores)
                 else:

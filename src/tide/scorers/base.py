@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from tide.core.errors import (
     ends_work,
 )
 from tide.core.fingerprints import code_digest
-from tide.core.settings import EmptyPolicy
 
 # One number per text, shape (n,).
 Floats = NDArray[np.float64]
@@ -37,8 +36,8 @@ _LEAST_VISIBLE = 3
 _UNKNOWN_PACE = "8"
 _PACE = r"word|sentence|whole|[1-9]\d{0,3}"
 _TAGS = range(0xE0000, 0xE0080)
-# How to score nearly empty texts. "blank": only texts without visible characters score 0.0.
-TextPolicy = EmptyPolicy | Literal["blank"]
+# Whether to leave out a text: it scores 0.0 and is not sent to the scorer.
+Skip = Callable[[str], bool]
 # Scored after a failure: a scorer that also fails for this text is broken.
 HEALTH_TEXT = "The weather is fine today."
 # Number types accepted in a list. Subclasses are refused: they can override conversions.
@@ -228,9 +227,9 @@ class CallableScorer(PlainScorer):
 class Scores:
     """Scores of n texts; all arrays have shape (n,).
 
-    values: toxicity in [0, 1]; the empty policy sets the values of nearly empty texts. empty: bool,
-    true for nearly empty texts. attributes: arrays by name; NaN for texts that were not sent to the
-    scorer, and for unknown values.
+    values: toxicity in [0, 1]. empty: bool, true for texts that were not sent to the scorer,
+    because they are (nearly) empty. attributes: arrays by name; NaN for these texts, and for
+    unknown values.
     """
 
     values: Floats
@@ -286,16 +285,15 @@ def _is_visible(c: str) -> bool:
     return kind != "Cc" and (kind != "Cf" or ord(c) in _TAGS)
 
 
-def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) -> Scores:
+def score_texts(scorer: Scorer, texts: Sequence[str], skip: Skip | None = None) -> Scores:
     """Score every text and validate the scores.
 
-    Equal texts are sent once; `empty_policy` sets the scores of nearly empty texts. Raises the
-    errors of `ask_attributes`.
+    Equal texts are sent once. skip: `is_empty` or `is_blank`; these texts score 0.0 and are not
+    sent. Raises the errors of `ask_attributes`.
     """
-    without = is_blank if empty_policy == "blank" else is_empty
-    empty = np.array([without(text) for text in texts], dtype=np.bool_)
-    values = np.full(len(texts), 1.0 if empty_policy == "one" else 0.0)
-    sent = [i for i in range(len(texts)) if empty_policy == "score" or not empty[i]]
+    empty = np.array([skip is not None and skip(text) for text in texts], dtype=np.bool_)
+    values = np.zeros(len(texts))
+    sent = np.flatnonzero(~empty).tolist()
     distinct = list(dict.fromkeys(texts[i] for i in sent))
     places = {text: place for place, text in enumerate(distinct)}
     rows = [places[texts[i]] for i in sent]
@@ -308,7 +306,7 @@ def score_texts(scorer: Scorer, texts: Sequence[str], empty_policy: TextPolicy) 
 
 
 def score_groups(
-    scorer: Scorer, groups: Sequence[Sequence[str]], empty_policy: TextPolicy
+    scorer: Scorer, groups: Sequence[Sequence[str]], skip: Skip | None = None
 ) -> list[Scores | ScorerError]:
     """Score groups of texts. Return, for each group, its scores or the scorer's error.
 
@@ -317,7 +315,7 @@ def score_groups(
     ScorerBrokenError if the scorer also fails for `HEALTH_TEXT`.
     """
     try:
-        together = score_texts(scorer, [text for some in groups for text in some], empty_policy)
+        together = score_texts(scorer, [text for some in groups for text in some], skip)
     except SCORER_DOWN:
         raise
     except ScorerError as error:
@@ -329,7 +327,7 @@ def score_groups(
             raise ScorerBrokenError(str(error)) from error
         if len(groups) == 1:
             return [error]
-        return [one for some in groups for one in score_groups(scorer, [some], empty_policy)]
+        return [one for some in groups for one in score_groups(scorer, [some], skip)]
     return [*together.split([len(some) for some in groups])]
 
 

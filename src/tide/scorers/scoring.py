@@ -20,7 +20,7 @@ from tide.core.errors import ScorerError, TideError, described
 from tide.scorers.base import (
     Scorer,
     Scores,
-    TextPolicy,
+    Skip,
     is_concurrent,
     is_quick,
     pace_of,
@@ -31,10 +31,10 @@ from tide.scorers.base import (
 
 @dataclass(frozen=True)
 class _Request:
-    """Texts to score together. policy: the empty policy. screened: use the scorer's screen."""
+    """Texts to score together. skip: see `score_texts`. screened: use the scorer's screen."""
 
     texts: Sequence[str]
-    policy: TextPolicy
+    skip: Skip | None
     screened: bool
     future: asyncio.Future[Scores]
 
@@ -78,20 +78,20 @@ class Scoring:
     def send(
         self,
         texts: Sequence[str],
-        policy: TextPolicy,
+        skip: Skip | None = None,
         *,
         screened: bool = False,
     ) -> asyncio.Future[Scores]:
         """Return a future for the scores of `texts`; it fails with a TideError.
 
-        screened: use only the scorer's screen.
+        skip: see `score_texts`. screened: use only the scorer's screen.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         # Read the exception, because asyncio logs the exception of a future that nobody awaits.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         in_loop = self._are_quick[screened] and sum(map(len, texts)) <= _SHORT
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
-        waiting.append(_Request(texts, policy, screened, future))
+        waiting.append(_Request(texts, skip, screened, future))
         if len(waiting) == 1:  # texts sent in one iteration of the loop share a call
             asyncio.get_running_loop().call_soon(call)
         return future
@@ -163,12 +163,12 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:
     """Return each request with its scores or its error. Equal texts are sent once."""
     found: _Found = []
-    for policy, screened in dict.fromkeys((one.policy, one.screened) for one in sent):
-        alike = [one for one in sent if (one.policy, one.screened) == (policy, screened)]
+    for skip, screened in dict.fromkeys((request.skip, request.screened) for request in sent):
+        alike = [one for one in sent if (one.skip, one.screened) == (skip, screened)]
         used = _used(scorer, screened=screened)
         answers: Sequence[Scores | TideError]
         try:
-            answers = score_groups(used, [one.texts for one in alike], policy)
+            answers = score_groups(used, [one.texts for one in alike], skip)
         except TideError as error:  # the scorer itself failed, so all requests fail
             answers = [error] * len(alike)
         except BaseException as error:

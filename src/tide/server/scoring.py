@@ -219,7 +219,7 @@ class ScoringApi:
         self._waiting += len(texts)
         try:
             with anyio.fail_after(limits.request_seconds):
-                return await self._scoring.send(texts, "score")
+                return await self._scoring.send(texts)
         except TimeoutError:
             raise Refused(504, "scoring took too long", "server_error", code="deadline") from None
         finally:

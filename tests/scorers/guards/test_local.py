@@ -124,7 +124,7 @@ def test_a_text_that_is_too_long_is_an_error_and_not_cut(folders: dict[str, Path
     scorer = load_scorer(f"guard:{folders['shieldgemma']}")
     long = "the weather is fine " * 80 + "rude"
     with pytest.raises(ScorerError, match="too long for the context of 256 tokens; use windows:"):
-        score_texts(scorer, [long], "zero")
+        score_texts(scorer, [long])
     windows = load_scorer(f"windows:6:guard:{folders['shieldgemma']}")
     assert windows.score([long])[0] > 0.5
 
@@ -144,7 +144,7 @@ def test_a_verdict_that_fails_later_is_no_score(
     scorer: Any = load_scorer(f"guard:{folders['shieldgemma']}")
     monkeypatch.setattr(scorer, "_answers", lambda prompts, tokens: [[] for _ in prompts])
     with pytest.raises(ScorerError, match="instead of a verdict"):
-        score_texts(scorer, TEXTS, "zero")
+        score_texts(scorer, TEXTS)
 
 
 def test_the_assistant_s_side(folders: dict[str, Path]) -> None:

@@ -89,7 +89,7 @@ def test_an_answer_without_a_verdict_is_an_error(world: World) -> None:
     for change in (cut_off, other_words):
         service.answer = altered(change)
         with pytest.raises(ScorerError, match=r"instead of a verdict|lacks log-prob") as caught:
-            score_texts(scorer, ["a text"], "zero")
+            score_texts(scorer, ["a text"])
         assert "\n" not in str(caught.value)
 
 

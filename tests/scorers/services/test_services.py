@@ -99,7 +99,7 @@ def test_a_passing_failure_is_tried_again_and_never_a_score(
     assert scorer.score(TEXTS[:1]) == pytest.approx([expected(TEXTS[0])])
     service.answer = lambda number: failure
     with pytest.raises(ScorerUnavailableError, match="3 attempts"):
-        score_texts(scorer, ["another text"], "zero")
+        score_texts(scorer, ["another text"])
 
 
 # A self-hosted server may repeat the text as a code, so errors quote no codes of such servers.
@@ -221,7 +221,7 @@ def test_answers_that_are_none(kind: str, change: Change, message: str) -> None:
     with made(kind, attempts=1) as (service, scorer, expected):
         service.answer = lambda number: change
         with pytest.raises(ScorerUnavailableError, match=message):
-            score_texts(scorer, TEXTS[:4], "zero")
+            score_texts(scorer, TEXTS[:4])
         service.answer = lambda number: "ok"
         assert scorer.score(TEXTS[:4]) == pytest.approx([expected(text) for text in TEXTS[:4]])
 
@@ -241,7 +241,7 @@ def test_answers_that_come_again_are_errors(kind: str, change: Change, message: 
     with made(kind) as (service, scorer, _):
         service.answer = lambda number: change
         with pytest.raises(ScorerError, match=message) as caught:
-            score_texts(scorer, ["a text"], "zero")
+            score_texts(scorer, ["a text"])
         assert not isinstance(caught.value, ScorerUnavailableError)
 
 
@@ -393,7 +393,7 @@ def test_a_thousand_texts_through_a_misbehaving_server(monkeypatch: pytest.Monke
         service.answer = lambda n: failures[n // 5 % 4] if n % 5 == 2 else "ok"
         texts = [f"text number {i}" for i in range(1000)]
         scorer = OpenAIModerationScorer(key=KEY, url=service.url, concurrency=2, attempts=10)
-        scores = score_texts(scorer, texts, "zero")
+        scores = score_texts(scorer, texts)
         assert scores.values == pytest.approx([toxicity(text) for text in texts])
         assert max(service.scored.values()) == 1
         assert service.most_in(2) <= 5 * 2 + 1 + 2

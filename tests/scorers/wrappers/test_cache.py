@@ -78,7 +78,7 @@ def test_what_was_scored_before_an_outage_is_kept(tmp_path: Path) -> None:
         cached(Counting(fails_at=130), tmp_path / "scores.sqlite3") as scorer,
         pytest.raises(ScorerUnavailableError, match="counting@1: TimeoutError"),
     ):
-        score_texts(scorer, TEXTS, "zero")
+        score_texts(scorer, TEXTS)
     with cached(back := Counting(), tmp_path / "scores.sqlite3") as scorer:
         scorer.score(TEXTS)
         assert back.asked == TEXTS[128:]
@@ -135,7 +135,7 @@ def test_a_poisoned_entry_is_the_caches_fault_and_scored_again(
         database.execute("ALTER TABLE other RENAME TO texts")
     for asked in (TEXTS[:3], []):
         with cached(counting := Counting(), path) as scorer:
-            assert score_texts(scorer, TEXTS[:3], "zero").values.tolist() == expected.tolist()
+            assert score_texts(scorer, TEXTS[:3]).values.tolist() == expected.tolist()
             assert counting.asked == asked
     assert caplog.messages == [f"cache {path}: an entry is not a score; rescoring the text"]
 

@@ -18,7 +18,7 @@ def constant(value: float, threshold: float) -> Scorer:
 def test_max_and_mean() -> None:
     scorers = [constant(0.2, 0.5), constant(0.9, 0.3)]
     highest, mean = MaxScorer(scorers), MeanScorer(scorers)
-    assert score_texts(highest, ["one text", "two texts"], "zero").values.tolist() == [0.9, 0.9]
+    assert score_texts(highest, ["one text", "two texts"]).values.tolist() == [0.9, 0.9]
     assert mean.score(["one text"]) == pytest.approx([0.55])
     assert highest.name == "max:constant@0.2,constant@0.9"
     assert (highest.threshold, mean.threshold) == (0.3, pytest.approx(0.4))
@@ -31,7 +31,7 @@ def test_one_member_down_is_no_score() -> None:
 
     for ensemble in (MaxScorer, MeanScorer, ConfirmScorer):
         with pytest.raises(ScorerUnavailableError, match="late"):
-            score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"], "zero")
+            score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"])
 
 
 class Listening:
@@ -53,7 +53,7 @@ def test_the_second_confirms_what_the_first_objects_to() -> None:
     first, second = Listening(), Listening(0.25)
     first.pace = "word"
     scorer = ConfirmScorer([first, second])
-    found = score_texts(scorer, ["0.005", "0.01", "0.8", "0.0099"], "zero").values
+    found = score_texts(scorer, ["0.005", "0.01", "0.8", "0.0099"]).values
     assert found == pytest.approx([0.005, 0.0025, 0.2, 0.0099])
     assert second.asked == ["0.01", "0.8"]
     assert (scorer.name, scorer.threshold, scorer.pace) == (

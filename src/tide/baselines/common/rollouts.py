@@ -18,7 +18,7 @@ from tide.core.errors import InputError
 from tide.core.settings import Sampling
 from tide.engines.local.stream import by_length
 from tide.scorers import load_scorer
-from tide.scorers.base import score_texts
+from tide.scorers.base import is_empty, score_texts
 
 # As in RealToxicityPrompts, a prompt is about half a sentence, and 20 tokens follow it.
 _PROMPT = 12
@@ -103,7 +103,7 @@ def roll_out(
     texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
     scorer = load_scorer(task.scorer)
     try:
-        scores = score_texts(scorer, texts, "zero").values.tolist()
+        scores = score_texts(scorer, texts, is_empty).values.tolist()
     finally:
         scorer.close()
     return list(map(Rollout, prompts, written, scores))

@@ -160,7 +160,7 @@ def _prompt(
         text, note = worst.text, ""
         if worst.refused:
             text, note = "", "(withheld)"
-        elif worst.empty:  # the scores of an empty text come from `empty_policy`
+        elif worst.empty:  # no scorer scored it
             scores, note = {}, "(too short to score)" if text.strip() else ""
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"

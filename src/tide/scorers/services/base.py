@@ -25,7 +25,7 @@ from tide.core.errors import (
 )
 from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, AttributedScorer, TextScore, is_empty
+from tide.scorers.base import Attributed, AttributedScorer, TextScore
 
 
 class Pace:
@@ -195,10 +195,8 @@ class RemoteScorer(AttributedScorer):
             )
         if final or status in _REFUSED:
             return ScorerRefusedError(f"{what}; check {self.check}")
-        empty = "; empty_policy 'zero' or 'one' scores nearly empty texts without a request"
-        hint = empty if any(map(is_empty, texts)) else ""
         size = f"texts: {len(texts)}, characters: {sum(map(len, texts))}"
-        return ScorerError(f"{what} ({size}){hint}")
+        return ScorerError(f"{what} ({size})")
 
     async def _score_all(self, texts: list[str]) -> dict[str, TextScore]:
         found = {text: self._kept.pop(text) for text in texts if text in self._kept}

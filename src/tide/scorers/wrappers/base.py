@@ -25,6 +25,7 @@ from tide.scorers.base import (
     Scorer,
     ask_attributes,
     attributes_of,
+    is_blank,
     is_concurrent,
     is_quick,
     pace_of,
@@ -200,7 +201,7 @@ class WindowedScorer(ScorerWrapper):
         short = [i for i, parts in enumerate(windows) if len(parts) == 1]
         whole = super().score_attributes([texts[i] for i in short])
         parts = [(i, part) for i, some in enumerate(windows) if len(some) > 1 for part in some]
-        scores = score_texts(self._scorer, [part for _, part in parts], "blank")
+        scores = score_texts(self._scorer, [part for _, part in parts], is_blank)
         rows = [*short, *(i for i, _ in parts)]
 
         def worst(*found: Floats) -> Floats:
