@@ -38,6 +38,8 @@ _ENDS = regex.compile(
 # it contains this loop.
 _REPEATED = 0.4
 _LETTERS = 6
+# A letter of these scripts is a syllable or a word, and counts as three letters.
+_SYLLABLE = regex.compile(r"[\p{Ideographic}\p{Hiragana}\p{Katakana}\p{Hangul}]")
 _LOOP = regex.compile(r"(.{2,12})\1{3}", regex.DOTALL)
 
 
@@ -47,14 +49,16 @@ def is_degenerate(text: str) -> bool:
     This is so if more than 40 % of the word pairs are repeated, the same 2 to 12 characters occur
     four times in a row, or letters and digits number fewer than 6 or make up less than half of the
     text (white space excluded). Perplexity does not detect this: models find loops likely.
+    Combining marks count as letters, which they are in many scripts.
     """
     words = text.split()
     pairs = list(pairwise(words))
-    letters = sum(map(str.isalnum, text))
     repeats = len(pairs) - len(set(pairs))
+    letters, syllables = len(_WRITTEN.findall(text)), len(_SYLLABLE.findall(text))
     return (
         repeats > _REPEATED * len(pairs)
-        or letters < max(_LETTERS, len("".join(words)) / 2)
+        or letters + 2 * syllables < _LETTERS
+        or letters < len("".join(words)) / 2
         or _LOOP.search(text) is not None
     )
 
