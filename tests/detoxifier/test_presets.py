@@ -1,8 +1,11 @@
-"""Preset files are untrusted: invalid ones are refused in one line, and no code is run."""
+"""The defaults of every door. Preset files are untrusted: invalid ones are refused in one line, and
+no code is run.
+"""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,15 @@ from tests.generated import examples
 from tests.hostile import BODIES, mutations
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
+from tide.cli.doctor import doctor
+from tide.cli.run import run
+from tide.cli.serve import serve
 from tide.core.errors import InputError
+from tide.core.settings import Settings
 from tide.detoxifier.presets import TUNABLE, preset_values, read_preset
+from tide.scorers import DEFAULT_SCORER, load_scorer
 from tide.search import resolve_settings
+from tide.server.policies import CommandLine
 
 GOOD: dict[str, Any] = {
     "tide_preset": 1,
@@ -66,7 +75,7 @@ def test_a_file_is_a_preset(path: Path) -> None:
         (changed(strategy="base"), "strategy: 'base' is not one of "),
         (
             changed(toxicity_threshold=0.8),
-            "toxicity_threshold: a preset may not set more than the default of 0.5",
+            "toxicity_threshold: a preset may not set more than 0.5",
         ),
         (changed(strategy="tide:cosine_threshold=nan"), "strategy tide: cosine_threshold: "),
         (changed(step_relative=float("nan")), "not a preset: settings.step_relative"),
@@ -112,3 +121,26 @@ def test_a_preset_file_gives_settings_or_one_line(
     assert not {"\n", "\x1b"} & set(said)
     assert found.keys() <= set(TUNABLE)
     assert resolve_settings(found).toxicity_threshold <= 0.5
+
+
+def test_every_door_has_the_same_defaults() -> None:
+    """Strategy, threshold and scorer of `Settings`, Python, the command line and the server."""
+    expected = resolve_settings({})
+    assert (expected.strategy, expected.toxicity_threshold) == ("backtrack", 0.1)
+    assert Settings() == expected
+    for arguments in ({}, {"settings": Settings()}, {"preset": "backtrack"}):
+        with Detoxifier(scripted_engine(), **arguments) as detox:  # type: ignore[arg-type]
+            assert detox.settings == expected
+            assert detox.scorer.name == load_scorer(DEFAULT_SCORER).name
+    assert CommandLine("pocket").scorer == DEFAULT_SCORER
+    for command in (run, serve, doctor):
+        assert inspect.signature(command).parameters["scorer"].default == DEFAULT_SCORER
+    assert Settings(strategy="tide").toxicity_threshold == 0.5
+
+
+def test_another_strategy_of_a_call_has_its_own_threshold() -> None:
+    with Detoxifier(scripted_engine(), scorer=ReadingScorer()) as detox:
+        settings, _ = detox._resolve({"strategy": "resample"})
+        assert settings.toxicity_threshold == 0.5
+        settings, _ = detox._resolve({"strategy": "resample", "toxicity_threshold": 0.2})
+        assert settings.toxicity_threshold == 0.2

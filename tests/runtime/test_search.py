@@ -41,7 +41,7 @@ def search(
     sampling: Sampling | None = None,
 ) -> Search:
     """A search as the runtime makes it."""
-    settings = Settings(**(sampling or Sampling()).model_dump())
+    settings = Settings(strategy="tide", **(sampling or Sampling()).model_dump())
     prompt = engine.encode(text)
     x, movable = engine.embed_tokens(prompt.token_ids), ~torch.tensor(prompt.fixed_mask)
     problem = Problem(x, movable, derive_seed(0, text, 0))

@@ -149,7 +149,7 @@ class Rungs(Strategy):
 
 def at_three_radii(**changes: Any) -> Strategy:
     """A search that has asked for the first three of its points."""
-    settings = resolve_settings(changes)
+    settings = resolve_settings({"strategy": "tide", **changes})
     strategy = load_strategy(Rungs).create(problem(), settings)
     assert isinstance(strategy, Strategy)
     tell(strategy, [0.9])
@@ -190,14 +190,14 @@ class Greedy(Strategy):
 
 
 def test_the_search_ends_where_something_was_accepted() -> None:
-    strategy = load_strategy(Greedy).create(problem(), Settings())
+    strategy = load_strategy(Greedy).create(problem(), Settings(strategy="tide"))
     tell(strategy, [0.9], [0.8, 0.7], [0.9])  # type: ignore[arg-type]
     assert (strategy.done, strategy.iterations) == (False, 3)
     tell(strategy, [0.8, 0.3])  # type: ignore[arg-type]
     assert (strategy.done, strategy.best, strategy.iterations) == (True, 5, 3)
     with pytest.raises(RuntimeError, match="done"):
         strategy.ask()
-    strategy = load_strategy(Greedy).create(problem(), Settings(max_iterations=2))
+    strategy = load_strategy(Greedy).create(problem(), Settings(strategy="tide", max_iterations=2))
     tell(strategy, [0.9], [0.8, 0.7], [0.9])  # type: ignore[arg-type]
     assert (strategy.done, strategy.best, strategy.iterations) == (True, 2, 2)
 

@@ -27,6 +27,7 @@ from tide.core.settings import Sampling
 from tide.detoxifier.presets import PRESETS
 from tide.engines import load_engine
 from tide.engines.base import Request
+from tide.scorers import DEFAULT_SCORER
 
 _PACKAGES = ("tide-detox", "numpy", "pydantic")
 _FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
@@ -79,7 +80,7 @@ def doctor(
         ),
     ] = None,
     model: options.Model = "pocket",
-    scorer: options.Scorer = "pocket",
+    scorer: options.Scorer = DEFAULT_SCORER,
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
 ) -> None:

@@ -147,7 +147,9 @@ def evaluate(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    say_loading(given.model, given.scorer)
+    judges = ", ".join(given.judges or ()) or "none (add some with --judges)"
+    says = f"this scorer guides searches; judges: {judges}"
+    say_loading(given.model, given.scorer, says)
     stopping.keeps("finished records are kept; the same command resumes")
     runs = evaluation.evaluate(
         benchmark,

@@ -103,8 +103,7 @@ Scorer = Annotated[
     option(
         "Scorer",
         f"Toxicity scorer: {_SCORERS}; or a spec such as cache:hf:ID_OR_FOLDER or "
-        "max:pocket,sentence. The bundled scorers read English. The default is pocket, so that "
-        "sentence can judge; for 'serve' it is confirm:pocket,sentence. (Syntax: 'tide scorers'.)",
+        "max:pocket,sentence. The bundled scorers read English. (Syntax: 'tide scorers'.)",
         "--scorer",
         "-s",
     ),

@@ -34,6 +34,7 @@ from tide.data.record_files import read_records
 from tide.data.records import Record
 from tide.evaluation.masking import marked, masked
 from tide.evaluation.progress import Bars
+from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,7 +74,7 @@ def run(
         ),
     ] = None,
     model: options.Model = "pocket",
-    scorer: options.Scorer = "pocket",
+    scorer: options.Scorer = DEFAULT_SCORER,
     judges: options.Judges = None,
     strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",

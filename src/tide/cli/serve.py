@@ -29,6 +29,7 @@ from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.core.validation import validated
 from tide.data.files import as_text, read_whole
+from tide.scorers import DEFAULT_SCORER
 from tide.server.limits import Limits
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def serve(
     ] = False,
     model: options.Model = "pocket",
     # Most text of a server is ordinary: `sentence` corrects the false alarms of `pocket`.
-    scorer: options.Scorer = "confirm:pocket,sentence",
+    scorer: options.Scorer = DEFAULT_SCORER,
     strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",

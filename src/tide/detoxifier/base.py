@@ -23,7 +23,7 @@ from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
 from tide.runtime.answer import Answer, TrialTask
-from tide.scorers import AsyncScorer, Scorer, load_scorer
+from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
 
@@ -78,7 +78,7 @@ class DetoxifierBase:
         self,
         model: str | Path | Engine = "pocket",
         *,
-        scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any] = "pocket",
+        scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any] = DEFAULT_SCORER,
         engine: str = "transformers",
         preset: str | Path = "auto",
         settings: Settings | None = None,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tide.core.errors import InputError
-from tide.core.settings import Settings
+from tide.core.settings import DEFAULT_STRATEGY, Settings, default_threshold
 from tide.core.validation import problem, unknown
 from tide.data.jsonl import read_object
 from tide.plugins.specs import parse_spec
@@ -25,7 +25,13 @@ _GEMMA_SCALE = 48.0
 
 # Settings of "Test-Time Detoxification without Training or Learning Anything".
 PUBLISHED: dict[str, dict[str, Any]] = {
-    name: {"mu": mu, "num_samples": samples, "step_size": step, "accept_empty": True}
+    name: {
+        "strategy": "tide",
+        "mu": mu,
+        "num_samples": samples,
+        "step_size": step,
+        "accept_empty": True,
+    }
     for name, mu, samples, step in (
         ("gpt2-large", 0.1, 8, 1.5),
         ("gemma-2-2b", 0.05 * _GEMMA_SCALE, 8, 1.0 * _GEMMA_SCALE),
@@ -35,19 +41,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 PRESETS: dict[str, dict[str, Any]] = {
     **PUBLISHED,
-    # A cheap repair on any engine. The repair overfits its scorer, so the threshold is low: at 0.2,
-    # other scorers find more toxic texts.
-    "backtrack": {
-        "strategy": "backtrack",
-        "toxicity_threshold": 0.1,
-        "reject_degenerate": True,
-    },
-    # The defaults for all other models, with scales relative to the norm of the prompt's rows.
-    "relative": {},
+    # A cheap repair on any engine: the defaults of `Settings`.
+    "backtrack": {"strategy": "backtrack"},
+    # The search of all other models, with scales relative to the norm of the prompt's rows.
+    "relative": {"strategy": "tide"},
 }
 
 # The default preset of Python, command line and server.
-DEFAULT = "backtrack"
+DEFAULT = DEFAULT_STRATEGY
 
 
 def preset_for(model: str) -> str:
@@ -127,7 +128,7 @@ def read_preset(path: Path) -> dict[str, Any]:
             f"{path}: a preset cannot set {min(others)!r}; it sets {', '.join(TUNABLE)}"
         )
     try:
-        strategy, options = parse_spec(str(settings.get("strategy", "tide")), "strategy")
+        strategy, options = parse_spec(str(settings.get("strategy", DEFAULT_STRATEGY)), "strategy")
         if strategy not in REGISTRY.names():
             raise InputError(f"strategy: {strategy!r} is not one of {', '.join(REGISTRY.names())}")
         if others := options.keys() & set(Settings.model_fields) - set(TUNABLE):
@@ -140,7 +141,6 @@ def read_preset(path: Path) -> dict[str, Any]:
 
 def refuse_looser(settings: Settings) -> None:
     """Raise InputError for a threshold above the default, which would accept more toxic text."""
-    if settings.toxicity_threshold > (loosest := Settings().toxicity_threshold):
-        raise InputError(
-            f"toxicity_threshold: a preset may not set more than the default of {loosest}"
-        )
+    loosest = default_threshold("tide")
+    if settings.toxicity_threshold > loosest:
+        raise InputError(f"toxicity_threshold: a preset may not set more than {loosest}")

@@ -40,8 +40,7 @@ class Detoxifier(DetoxifierBase):
         model: A folder, a hub id, a GGUF file, a bundled model ("pocket", "pocket-chat"), a model
             from a package ("smollm2", "gemma3-270m"), or an `Engine`.
         scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1]; a scorer
-            or a function may be asynchronous. For text that people read without a review, use
-            "confirm:pocket,sentence", the default of `tide serve`: it rejects fewer ordinary texts.
+            or a function may be asynchronous.
         engine: The engine that runs `model`: "transformers", "vllm" or "openai".
         preset: Settings to start from: a name, a preset file, or "auto", which is
             "backtrack" or, for another strategy, the preset of the model's name.

@@ -17,7 +17,7 @@ from tide.core.errors import InputError, TideError
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
 from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling, Settings
+from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings
 from tide.core.validation import unknown
 from tide.data.prompts import Row
 from tide.data.records import Record, TrialRecord, to_record
@@ -346,7 +346,7 @@ def _check_options(
 
 def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of a preset, with the strategy replaced if it has another name."""
-    same = parse_spec(values.get("strategy", "tide"))[0] == name
+    same = parse_spec(values.get("strategy", DEFAULT_STRATEGY))[0] == name
     return values if same else {**values, "strategy": name}
 
 
@@ -354,7 +354,7 @@ def _with_options(
     values: Mapping[str, Any], variant: str, given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return a preset's strategy with `variant`, if it has variants, and the `given` options."""
-    name, options = parse_spec(values.get("strategy", "tide"))
+    name, options = parse_spec(values.get("strategy", DEFAULT_STRATEGY))
     if "variant" in getattr(STRATEGIES.load(name), "options_class", Options).by_name():
         options = {**options, "variant": variant}
     return {"strategy": format_spec(name, {**options, **(given or {})})}

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     )
     from tide.scorers.services.base import RemoteScorer
 
+# The scorer of Python, `tide run` and `tide serve`. It rejects a text only if both object to it.
+DEFAULT_SCORER = "confirm:pocket,sentence"
 REGISTRY = Registry(
     "scorer",
     {

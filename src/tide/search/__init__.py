@@ -10,7 +10,7 @@ import lazy_loader
 from pydantic import ValidationError
 
 from tide.core.errors import InputError, StrategyError, guarded
-from tide.core.settings import SCALES, Settings
+from tide.core.settings import DEFAULT_STRATEGY, SCALES, Settings
 from tide.core.validation import one_line
 from tide.plugins.options import Options, parse_value
 from tide.plugins.registry import Registry
@@ -93,7 +93,7 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
     in the layer that has the spec; the strategy's own options stay in `strategy`.
     """
     fields = Settings.model_fields
-    values: dict[str, Any] = {"strategy": "tide"}
+    values: dict[str, Any] = {"strategy": DEFAULT_STRATEGY}
     for given in layers:
         layer = dict(given)
         if isinstance(layer.get("strategy"), str):

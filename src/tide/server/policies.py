@@ -30,7 +30,7 @@ from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
 from tide.plugins.specs import Spec, parse, parse_spec
-from tide.scorers import REGISTRY, WRAPPERS, load_scorer
+from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
@@ -219,7 +219,7 @@ class CommandLine:
     """Options of `tide serve` that policies default to. model: name that selects presets."""
 
     model: str = ""
-    scorer: Any = "pocket"
+    scorer: Any = DEFAULT_SCORER
     strict_language: bool = False
     preset: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
