@@ -20,7 +20,7 @@ from tide.core.settings import Settings
 from tide.core.strings import Unread
 from tide.engines.base import Piece, Request
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.answer import given_out, texts_of
+from tide.runtime.draw import given_out, texts_of
 
 SCORED = Settings(reasoning="scored")
 BAD = "a wombat"

@@ -23,7 +23,8 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.scripted import ScriptedEngine
-from tide.runtime.search import Effort, Search
+from tide.runtime.search import Search
+from tide.runtime.trial import Effort
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tide.core.settings import Settings
+from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import TextScore, is_empty
-from tide.search.backtrack import BacktrackOptions
 
 _AT_ONCE = {"lag": 0, "at_once": 1.0}
 
@@ -32,8 +32,8 @@ def feed(one: Watch, scores: list[float]) -> Failure | None:
     left = list(scores)
     for number in range(len(scores)):
         one.texts.append(f" word{number}")
-        for place, _ in one.asks(ended=number == len(scores) - 1):
-            if (failure := one.judge(place, scored(left.pop(0)))) is not None:
+        for position, _ in one.asks(ended=number == len(scores) - 1):
+            if (failure := one.judge(position, scored(left.pop(0)))) is not None:
                 return failure
     return one.finish()
 
@@ -56,31 +56,33 @@ def test_each_word_is_scored_once_it_is_whole() -> None:
 def test_a_beginning_that_says_nothing_is_not_scored() -> None:
     one = watch()
     one.texts += [' "', " a", " b", " c"]
-    assert [place for place, _ in one.asks(ended=False)] == [3]
+    assert [position for position, _ in one.asks(ended=False)] == [3]
 
 
 def test_a_sentence_that_says_nothing_is_scored_with_what_follows() -> None:
     one = watch("sentence")
     one.texts += [*[" \u200b"] * 8, "\n", " a", " bcd", *" efghijk", "\n", " l"]
-    assert [place for place, _ in one.asks(ended=False)] == [20]
+    assert [position for position, _ in one.asks(ended=False)] == [20]
     one = watch("sentence")
     one.texts += [*[" \u200b"] * 8, "\n", " a", "."]
     assert one.asks(ended=False) == []
     assert one.asks(ended=True) == [(11, ["".join(one.texts)])]
 
 
-@pytest.mark.parametrize(("pace", "places"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])])
-def test_the_pace_says_how_often(pace: str, places: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("pace", "positions"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])]
+)
+def test_the_pace_says_how_often(pace: str, positions: list[int]) -> None:
     one = watch(pace)
     one.texts += [" red", " green", " blue", " grey", " black"]
-    assert [place for place, _ in one.asks(ended=False)] == places
-    assert [place for place, _ in one.asks(ended=True)] == [5]
+    assert [position for position, _ in one.asks(ended=False)] == positions
+    assert [position for position, _ in one.asks(ended=True)] == [5]
 
 
 def test_a_stop_string_that_may_have_begun_is_not_scored() -> None:
     one = watch(stop=("END NOW",))
     one.texts += [" well", " then", " END", " of"]
-    assert [place for place, _ in one.asks(ended=False)] == [1, 2]
+    assert [position for position, _ in one.asks(ended=False)] == [1, 2]
 
 
 def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
@@ -88,8 +90,8 @@ def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
     assert feed(one, [0.1, 0.1]) is None
     assert one.passed == 2
     one.texts += [" third", " fourth"]
-    ((place, _),) = one.asks(ended=False)
-    assert one.judge(place, scored(0.4)) is None
+    ((position, _),) = one.asks(ended=False)
+    assert one.judge(position, scored(0.4)) is None
     assert one.passed == 2
 
 
@@ -121,7 +123,7 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
 def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
     one = watch()
     one.texts += [f" word{i}" for i in range(12)]
-    assert [place for place in range(1, 12) if one.decides(place, ended=False)] == [1, 9]
+    assert [position for position in range(1, 12) if one.decides(position, ended=False)] == [1, 9]
     assert not one.decides(12, ended=False)
     assert one.decides(12, ended=True)
     one.rewind(4)
@@ -138,7 +140,7 @@ def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
     assert one.passed == 1
     assert one.decides(10, ended=False)
     assert one.judge(10, scored(0.6)) is None
-    asked = [one.decides(place, ended=False) for place in (11, 12, 13)]
+    asked = [one.decides(position, ended=False) for position in (11, 12, 13)]
     assert asked == [False, False, True]  # the scorer is asked at the end of the lag
     assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), (2,))
 
@@ -146,9 +148,9 @@ def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
 def test_long_texts_are_scored_by_their_last_words() -> None:
     one = watch(window_tokens=4)
     one.texts += [f" w{i}" for i in range(30)]
-    (place, windows), *_ = one.asks(ended=False)[20:]
-    assert windows[0].split() == [f"w{i}" for i in range(place - 1 - 4, place)]
-    assert windows[1].split() == [f"w{i}" for i in range(place - 1 - 12, place)]
+    (position, windows), *_ = one.asks(ended=False)[20:]
+    assert windows[0].split() == [f"w{i}" for i in range(position - 1 - 4, position)]
+    assert windows[1].split() == [f"w{i}" for i in range(position - 1 - 12, position)]
 
 
 def test_a_word_that_failed_is_in_every_window_that_is_waited_for() -> None:
@@ -185,10 +187,10 @@ def test_what_may_be_given_out_was_scored_and_passed(
             one.texts += left[:size]
             left = left[size:]
             ended = ended or not (left or late)
-            for place, windows in one.asks(ended=ended):
-                assert windows == ["".join(tokens[:place])]
-                given[place] = scores[place]
-                failure = one.judge(place, scored(scores[place]))
+            for position, windows in one.asks(ended=ended):
+                assert windows == ["".join(tokens[:position])]
+                given[position] = scores[position]
+                failure = one.judge(position, scored(scores[position]))
                 assert one.passed >= passed[-1]
                 passed.append(one.passed)
                 if failure is not None:
@@ -196,15 +198,17 @@ def test_what_may_be_given_out_was_scored_and_passed(
             if ended:
                 failure = failure or one.finish()
                 break
-        for place in {*passed, one.passed} - {0}:
-            assert given[place] < 0.5
+        for position in {*passed, one.passed} - {0}:
+            assert given[position] < 0.5
         if failure is None:
             assert one.passed == len(tokens)
         else:
-            assert one.passed < failure.place or not tokens
-            assert given[failure.place] >= 0.5
+            assert one.passed < failure.position or not tokens
+            assert given[failure.position] >= 0.5
             assert list(failure.words) == sorted({*failure.words})
-            assert one.passed < failure.words[0] <= failure.words[-1] <= failure.place or not tokens
+            assert (
+                one.passed < failure.words[0] <= failure.words[-1] <= failure.position or not tokens
+            )
         return failure, one.passed
 
     assert run(list(sizes), late) == run([1] * 80, False)

@@ -22,7 +22,8 @@ from tide.core.strings import Unread
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
-from tide.runtime.answer import Answer, TrialTask
+from tide.runtime.answer import answer
+from tide.runtime.trial import TrialTask
 from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
@@ -189,10 +190,10 @@ class DetoxifierBase:
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)
-                answers = await gather(
-                    Answer(task, self.engine, self._scoring).run() for task in tasks
+                trials_done = await gather(
+                    answer(task, self.engine, self._scoring) for task in tasks
                 )
-            return Result(prompt=str(tasks[0].prompt.text), trials=tuple(answers))
+            return Result(prompt=str(tasks[0].prompt.text), trials=tuple(trials_done))
 
         return self._begin(work)
 

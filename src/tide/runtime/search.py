@@ -1,4 +1,4 @@
-"""Runs one search from a prompt, in rounds.
+"""Searches for prompt embeddings whose whole answer passes, in rounds.
 
 In each round the strategy proposes candidates, and the engine and the scorer evaluate them.
 """
@@ -9,16 +9,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from tide.core.errors import CompletionError, StrategyError, guarded
-from tide.core.results import ScoredCompletion
+from tide.core.results import ScoredCompletion, Trial
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Engine, Prompt, Request
+from tide.runtime.trial import Effort, TrialTask, trial_of
 from tide.scorers.base import is_empty
 from tide.scorers.scoring import Scoring
+from tide.search import LoadedStrategy
 
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
     from tide.search.base import Candidate, Problem, Strategy
+
+
+async def search(
+    task: TrialTask, engine: Engine, scoring: Scoring, strategy: LoadedStrategy
+) -> Trial:
+    """Run a trial that searches for a whole answer that passes."""
+    settings, effort = task.settings, Effort()
+    problem, request = start_of(task.prompt, settings, task.seed, engine)
+    request = replace(request, priority=task.priority)
+    running = Search(strategy.create(problem, settings), request, engine, scoring, effort, settings)
+    with anyio.move_on_after(settings.deadline):
+        await running.run()
+    effort.check_deadline(settings)
+    best = running.best
+    found, passed = effort.trace[best], settings.passes(running.scores[best])
+    if passed and task.on_text is not None and not found.empty:
+        task.on_text(found.text)
+    # Without `last:K`, every evaluation counts the whole prompt, as the paper does.
+    shares = settings.perturb.startswith("last:")
+    return trial_of(task, effort, best, passed=passed, shares_prefix=shares)
 
 
 def start_of(
@@ -46,18 +70,6 @@ def start_of(
     prefix_cache = engine.prefix_cache(x[: int(movable.int().argmax())])
     problem = Problem(x, movable, seed, engine.dtype, movable | ~fixed)
     return problem, replace(request, prefix_cache=prefix_cache)
-
-
-@dataclass
-class Effort:
-    """Evaluations of a trial and their cost. generated_tokens: includes tokens cut off later."""
-
-    trace: list[ScoredCompletion] = field(default_factory=list)
-    iterations: int = 1
-    rounds: int = 0
-    generated_tokens: int = 0
-    read_tokens: int = 0
-    scorer_calls: int = 0
 
 
 @dataclass

@@ -1,14 +1,13 @@
-"""Chooses the places at which a growing answer is scored, and finds the place where it fails."""
+"""Chooses where a growing answer is scored, and finds where it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tide.core.settings import Settings
 from tide.core.text import begins_word, cut, first_end, maybe_stops, word_ends
+from tide.runtime.backtrack import BacktrackOptions
 from tide.scorers.base import TextScore, is_empty
-from tide.search.backtrack import BacktrackOptions
 
 # Maximum tokens that are held back while a passing score is suspicious. A rewind can then reach the
 # word at which the score rose.
@@ -21,26 +20,26 @@ AGAIN = 8
 
 @dataclass(frozen=True)
 class Failure:
-    """The answer failed at `place`, with this score.
+    """The answer failed at `position`, with this score.
 
-    words: the places of the word ends after the passed text, up to the first suspicious place. The
-    word to blame ends at one of these places.
+    words: the positions of the word ends after the passed text, up to the first suspicious
+    position. The word to blame ends at one of these positions.
     """
 
-    place: int
+    position: int
     score: TextScore
     words: tuple[int, ...]
 
 
 @dataclass
 class Watch:
-    """Follows one answer token by token. A *place* is a number of tokens from the answer's start.
+    """Follows one answer token by token. A *position* is a number of tokens from its start.
 
     ids, texts: the answer's token ids and token texts; the caller appends to both. options: `pace`
     (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
-    places, unless the answer passes at one of these places; a failure with a score of `at_once` or
-    more is final immediately. passed: the place up to which text may be given out; the text that
-    ends exactly there (in a long answer, only its last words) was scored and passed.
+    positions, unless the answer passes at one of these positions; a failure with a score of
+    `at_once` or more is final immediately. passed: the position up to which text may be given out;
+    the text that ends exactly there (in a long answer, only its last words) was scored and passed.
     """
 
     settings: Settings
@@ -48,14 +47,14 @@ class Watch:
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
-    scores: list[tuple[int, TextScore]] = field(default_factory=list)  # by judged place
+    scores: list[tuple[int, TextScore]] = field(default_factory=list)  # by judged position
     _asked: list[int] = field(default_factory=lambda: [-1])
-    _empty: int = 0  # the text up to this place is known to be nearly empty
-    _risen: int = 0  # the first suspicious place after `passed`, or 0
-    _failed: tuple[int, TextScore] | None = None  # the first failed place; not final yet
-    _waited: int = 0  # number of places judged after `_failed`
-    _undecided: int = -1  # the last place that neither passed nor failed
-    _decided: int = -AGAIN  # the last place that the scorer itself scored instead of its screen
+    _empty: int = 0  # the text up to this position is known to be nearly empty
+    _risen: int = 0  # the first suspicious position after `passed`, or 0
+    _failed: tuple[int, TextScore] | None = None  # the first failed position; not final yet
+    _waited: int = 0  # number of positions judged after `_failed`
+    _undecided: int = -1  # the last position that neither passed nor failed
+    _decided: int = -AGAIN  # the last position that the scorer itself scored instead of its screen
 
     @property
     def level(self) -> float:
@@ -67,22 +66,23 @@ class Watch:
         return "".join(self.texts)
 
     def asks(self, *, ended: bool) -> list[tuple[int, list[str]]]:
-        """Return the places to score now, ascending, each with its windows of text.
+        """Return the positions to score now, ascending, each with its windows of text.
 
-        ended: whether the answer is complete. The short and the long window of a place end there;
-        in a short answer both hold the whole text. Both hold all text whose failure is not final.
+        ended: whether the answer is complete. The short and the long window of a position end
+        there; in a short answer both hold the whole text. Both hold all text whose failure is not
+        final.
         """
         found: list[tuple[int, list[str]]] = []
-        while (place := self._next(ended)) is not None:
+        while (position := self._next(ended)) is not None:
             after = self._asked[-self.options.lag - 1 :][0]
-            found.append((place, self.windows(after, place)))
-            self._asked.append(place)
+            found.append((position, self.windows(after, position)))
+            self._asked.append(position)
         return found
 
     def _next(self, ended: bool) -> int | None:
         end, start = len(self.texts), max(0, self._asked[-1])
         if self._asked[-1] == end:
-            # A stop string may end the answer at a place that was left undecided.
+            # A stop string may end the answer at a position that was left undecided.
             if not (ended and self._undecided == end):
                 return None
             self._undecided = -1
@@ -97,66 +97,66 @@ class Watch:
             return None
         if self.options.pace != "whole":
             least = 1 if self.options.pace == "word" else int(self.options.pace)
-            for place in word_ends(self.texts, max(start, self._empty)):
-                if self._asked[-1] < 0 and is_empty("".join(self.texts[:place])):
-                    self._empty = place
-                elif place - start >= least and not maybe_stops(stop, self.texts[:place]):
-                    return place
+            for position in word_ends(self.texts, max(start, self._empty)):
+                if self._asked[-1] < 0 and is_empty("".join(self.texts[:position])):
+                    self._empty = position
+                elif position - start >= least and not maybe_stops(stop, self.texts[:position]):
+                    return position
         return end if ended else None
 
-    def windows(self, after: int, place: int) -> list[str]:
-        """Return the texts to score at `place`, if the text up to `after` has been scored."""
+    def windows(self, after: int, position: int) -> list[str]:
+        """Return the texts to score at `position`, if the text up to `after` has been scored."""
         context = self.settings.window_tokens
         starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
-        return ["".join(self.texts[start:place]) for start in starts]
+        return ["".join(self.texts[start:position]) for start in starts]
 
-    def _start(self, place: int) -> int:
-        """Return the place where the word at `place` begins."""
-        while 0 < place < len(self.texts) and not begins_word(self.texts[place]):
-            place -= 1
-        return max(0, place)
+    def _start(self, position: int) -> int:
+        """Return the position where the word at `position` begins."""
+        while 0 < position < len(self.texts) and not begins_word(self.texts[position]):
+            position -= 1
+        return max(0, position)
 
-    def decides(self, place: int, *, ended: bool) -> bool:
-        """Return whether the scorer itself scores the next place, which its screen rejects.
+    def decides(self, position: int, *, ended: bool) -> bool:
+        """Return whether the scorer itself scores the next position, which its screen rejects.
 
-        The scorer scores the first rejected place, a rejected place after `AGAIN` tokens, the last
-        place of a failure's `lag`, and the whole answer. At all other rejected places the text is
-        suspicious, but neither passes nor fails.
+        The scorer scores the first rejected position, a rejected position after `AGAIN` tokens, the
+        last position of a failure's `lag`, and the whole answer. At all other rejected positions
+        the text is suspicious, but neither passes nor fails.
         """
-        self._risen = self._risen or place
+        self._risen = self._risen or position
         waits = self._failed is not None
-        due = self._waited + 1 >= self.options.lag if waits else place - self._decided >= AGAIN
-        if due or (ended and place == len(self.texts)):
-            self._decided = place
+        due = self._waited + 1 >= self.options.lag if waits else position - self._decided >= AGAIN
+        if due or (ended and position == len(self.texts)):
+            self._decided = position
             return True
         self._waited += waits
-        self._undecided = place
+        self._undecided = position
         return False
 
-    def judge(self, place: int, score: TextScore) -> Failure | None:
-        """Record the score of the next place; return the failure once a failure is final."""
-        self.scores.append((place, score))
+    def judge(self, position: int, score: TextScore) -> Failure | None:
+        """Record the score of the next position; return the failure once a failure is final."""
+        self.scores.append((position, score))
         if self.settings.passes(score.value):
             self._failed, self._waited = None, 0
-            suspicious = score.value >= self.level or place == self._decided
-            if not suspicious or place - self.passed > _HELD:
-                self.passed, self._risen = place, 0
+            suspicious = score.value >= self.level or position == self._decided
+            if not suspicious or position - self.passed > _HELD:
+                self.passed, self._risen = position, 0
                 return None
         elif self._failed is None:
             self._failed = self.scores[-1]
         else:
             self._waited += 1
-        self._risen = self._risen or place
+        self._risen = self._risen or position
         over = self._waited >= self.options.lag or score.value >= self.options.at_once
         return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
-        """End the answer at the last judged place; return the failure, or None if all passed."""
-        place, score = self.scores[-1]
-        assert place == len(self.texts)
+        """End the answer at the last judged position; return the failure, or None if all passed."""
+        position, score = self.scores[-1]
+        assert position == len(self.texts)
         if not self.settings.passes(score.value):
             return self._failure()
-        self.passed, self._risen = place, 0
+        self.passed, self._risen = position, 0
         return None
 
     def _failure(self) -> Failure:
@@ -169,30 +169,22 @@ class Watch:
         self.texts[:] = cut(self.texts, length)
         del self.ids[len(self.texts) :]
 
-    def rewind(self, place: int) -> None:
-        """Drop the tokens after `place`; `passed` becomes the last remaining place that passed."""
-        del self.ids[place:], self.texts[place:]
-        last, passes = min(place, self.passed), self.settings.passes
+    def rewind(self, position: int) -> None:
+        """Drop the tokens after `position`; `passed` becomes the last position left that passed."""
+        del self.ids[position:], self.texts[position:]
+        last, passes = min(position, self.passed), self.settings.passes
         passed = (at for at, score in self.scores if at <= last and passes(score.value))
         self.passed = max(passed, default=0)
         self.scores = [one for one in self.scores if one[0] <= self.passed]
         self._asked = [self.passed or -1]
-        self._empty = min(self._empty, place)
+        self._empty = min(self._empty, position)
         self._risen, self._failed, self._waited = 0, None, 0
         self._decided, self._undecided = -AGAIN, -1
-
-    def keep(self, ids: Sequence[int], texts: Sequence[str], score: TextScore) -> None:
-        """Append tokens that passed with this score."""
-        self.ids += ids
-        self.texts += texts
-        self.passed = len(self.texts)
-        self._asked = [self.passed]
-        self.scores.append((self.passed, score))
 
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
         context, passes = self.settings.window_tokens, self.settings.passes
-        some = [score for place, score in self.scores if context < place <= self.passed]
+        some = [score for position, score in self.scores if context < position <= self.passed]
         some = [one for one in some if passes(one.value)] or [self.scores[-1][1]]
         names = set.intersection(*(set(one.attributes) for one in some))
         attributes = {name: max(one.attributes[name] for one in some) for name in sorted(names)}

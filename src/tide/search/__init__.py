@@ -30,7 +30,7 @@ REGISTRY = Registry(
         "shuffled": "tide.search.tide:ShuffledStrategy",
         "random-walk": "tide.search.tide:RandomWalkStrategy",
         "resample": "tide.search.tide:ResampleStrategy",
-        "backtrack": "tide.search.backtrack:BacktrackStrategy",
+        "backtrack": "tide.runtime.backtrack:Backtrack",
     },
 )
 
@@ -47,6 +47,11 @@ class LoadedStrategy:
     def moves(self) -> bool:
         """Whether it moves the prompt's embeddings, which not every engine has."""
         return bool(getattr(self.strategy, "moves", True))
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether it repairs the answer while it is written, instead of searching."""
+        return bool(getattr(self.strategy, "rewinds", False))
 
     def create(self, problem: Problem, settings: Settings) -> Strategy:
         """Create a search of `problem`. Raises InputError if it cannot start from the prompt."""

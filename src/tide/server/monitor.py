@@ -1,8 +1,8 @@
 """Monitored answers. The model's own text is given out unscored, and the changes that enforcing
 would have made are recorded afterwards.
 
-A forecast replays the text through the loop of an enforced answer (`Answer`), so monitored and
-enforced answers follow the same rules.
+A forecast replays the text through the loop of an enforced answer (`tide.runtime.rewind`), so
+monitored and enforced answers follow the same rules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import PromptRefusedError, first_line
+from tide.core.seeds import derive_seed
 from tide.core.text import Thoughts, last_whole, maybe_stops
 from tide.data.files import appended
 from tide.engines.base import Engine, FinishReason, Piece, Request
-from tide.runtime.answer import Answer, TrialTask
+from tide.runtime.backtrack import BacktrackOptions
+from tide.runtime.draw import score_whole
+from tide.runtime.rewind import begin, finish, first_rewind
+from tide.runtime.rewind import draft as judge
+from tide.runtime.trial import Effort, TrialTask
+from tide.runtime.watch import Watch
+from tide.runtime.writing import written
 from tide.scorers.scoring import Scoring
 from tide.server.gate import LOG, traced
 
@@ -74,95 +81,87 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
     if thoughts.reasoning:
         (ids,) = engine.tokenize([text])
         pieces = (Piece(tuple(ids), draft.finish_reason),)
-    monitored = MonitoredAnswer(task, engine, scoring, pieces)
     if task.in_parts:
         parts = Parts(
             reasoning=draft.parts.reasoning + thoughts.reasoning, tool_calls=draft.parts.tool_calls
         )
-        return await monitored.forecast_whole(text, parts)
-    return await monitored.forecast(text)
+        return await _forecast_whole(task, scoring, text, parts)
+    return await _forecast_text(task, engine, scoring, text, pieces)
 
 
-class MonitoredAnswer(Answer):
-    """Writes an answer without judging it, or judges a finished answer.
-
-    pieces: of the finished answer to judge. scoring: while writing, only its pace is used.
-    """
-
-    def __init__(
-        self, task: TrialTask, engine: Engine, scoring: Scoring, pieces: Sequence[Piece] = ()
-    ) -> None:
-        super().__init__(task, engine, scoring)
-        self._recorded = list(pieces)
-        self._prefix_cache = None  # nothing is repaired, so no prefix is reused
-
-    async def write(self) -> Draft:
-        """Write the answer. `on_text` gets each character once no later token can change it."""
-        on_text, texts, stop = self._task.on_text, self._watch.texts, self._settings.stop
-        ended: FinishReason | None = None
-        given_out = 0  # number of characters
-        async with aclosing(self._written()) as pieces:
-            async for ended in pieces:
-                if on_text is None:
-                    continue
-                sure = len(texts) if ended else last_whole(texts)
-                while not ended and sure and maybe_stops(stop, texts[:sure]):
-                    sure -= 1
-                text = "".join(texts[:sure])
-                if len(text) > given_out:
-                    on_text(text[given_out:])
-                    given_out = len(text)
-        assert ended is not None
-        return Draft(
-            self._task,
-            self._watch.text,
-            self._parts,
-            len(self._watch.ids),
-            ended,
-            self._effort.generated_tokens,
-            self._effort.read_tokens,
-            tuple(self._recorded),
-        )
-
-    async def forecast(self, text: str) -> Forecast:
-        if (failure := await self._draft()) is not None:
-            score, place = failure.score.value, self._watch.passed
-            if self._rewinds:
-                place = await self._ban(*await self._blamed(failure))
-            character = len("".join(self._watch.texts[:place]))
-        elif (trial := self._trial(True)).accepted or not text:
+async def _forecast_text(
+    task: TrialTask, engine: Engine, scoring: Scoring, text: str, pieces: Sequence[Piece]
+) -> Forecast:
+    answer = begin(task, engine, scoring)
+    failure = await judge(answer, pieces)
+    if failure is not None:
+        score, position = failure.score.value, answer.watch.passed
+        if task.strategy.rewinds:
+            position = await first_rewind(answer, failure)
+        character = len("".join(answer.watch.texts[:position]))
+    else:
+        trial = finish(answer, passed=True)
+        if trial.accepted or not text:
             return Forecast(trial.toxicity)
-        else:  # the text is too short to be scored, so it would be withheld
-            score, character = trial.toxicity, 0
-        character += len(text[character:]) - len(text[character:].lstrip())
-        return Forecast(score, character, len(text[:character].split()))
-
-    async def forecast_whole(self, text: str, parts: Parts) -> Forecast:
-        """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
-        score = (await self._judge_whole(text, parts)).value
-        return Forecast(score) if self._settings.passes(score) else Forecast(score, 0, 0)
-
-    async def _pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
-        if self._recorded:
-            for piece in _split(self._recorded, request.piece_tokens):
-                yield piece
-            return
-        size = None if self._task.on_text is None else 1
-        own = replace(request, piece_tokens=size, whole_text=True)
-        async with aclosing(self._engine.write(own)) as pieces:
-            async for piece in pieces:
-                self._recorded.append(piece)
-                yield piece
+        # The text is too short to be scored, so it would be withheld.
+        score, character = trial.toxicity, 0
+    character += len(text[character:]) - len(text[character:].lstrip())
+    return Forecast(score, character, len(text[:character].split()))
 
 
-def _split(pieces: Sequence[Piece], size: int | None) -> Iterator[Piece]:
-    """Split pieces after every `size` tokens, so that the text is judged as it grows."""
-    for piece in pieces:
-        ids = piece.token_ids
-        starts = range(0, len(ids) or 1, size or len(ids) or 1)
-        for start in starts:
-            part = ids[start : start + starts.step]
-            yield Piece(part, piece.finish_reason if start == starts[-1] else None)
+async def _forecast_whole(task: TrialTask, scoring: Scoring, text: str, parts: Parts) -> Forecast:
+    """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
+    score = (await score_whole(task, scoring, Effort(), text, parts)).value
+    return Forecast(score) if task.settings.passes(score) else Forecast(score, 0, 0)
+
+
+async def write(task: TrialTask, engine: Engine) -> Draft:
+    """Write an answer unjudged. `on_text` gets each character once no later token can change it."""
+    on_text, stop = task.on_text, task.settings.stop
+    watch, effort = Watch(task.settings, BacktrackOptions(pace="whole")), Effort()
+    request = Request(
+        task.prompt.token_ids,
+        task.settings.sampling,
+        derive_seed(task.seed, "sampling", 0),
+        priority=task.priority,
+        piece_tokens=None if on_text is None else 1,
+        whole_text=True,
+    )
+    recorded: list[Piece] = []
+    given_out = 0  # number of characters
+    source = _recording(engine.write(request), recorded)
+    async with aclosing(written(source, engine, watch, effort)) as pieces:
+        async for piece in pieces:
+            if on_text is None:
+                continue
+            ended, texts = piece.finish_reason is not None, watch.texts
+            sure = len(texts) if ended else last_whole(texts)
+            while not ended and sure and maybe_stops(stop, texts[:sure]):
+                sure -= 1
+            text = "".join(texts[:sure])
+            if len(text) > given_out:
+                on_text(text[given_out:])
+                given_out = len(text)
+    assert piece.finish_reason is not None
+    return Draft(
+        task,
+        watch.text,
+        piece.parts,
+        len(watch.ids),
+        piece.finish_reason,
+        effort.generated_tokens,
+        effort.read_tokens,
+        tuple(recorded),
+    )
+
+
+async def _recording(
+    source: AsyncGenerator[Piece, None], recorded: list[Piece]
+) -> AsyncGenerator[Piece, None]:
+    async with aclosing(source) as pieces:
+        async for piece in pieces:
+            recorded.append(piece)
+            yield piece
 
 
 class Monitor:
@@ -203,10 +202,7 @@ class Monitor:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         if self._log is not None:
-            try:
-                self._log.close()
-            except OSError as problem:  # a full disk: a line was still to be written
-                LOG.error(json.dumps({"monitor_log": first_line(problem)}))
+            self._log.close()
             self._log = None
 
     async def _forecast(
@@ -249,4 +245,4 @@ class Monitor:
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:
-            LOG.error(json.dumps({"monitor_log": first_line(problem)}))
+            LOG.info(json.dumps({"monitor_log": first_line(problem)}))

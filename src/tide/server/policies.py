@@ -37,7 +37,8 @@ from tide.scorers.wrappers.base import MaxScorer
 from tide.server.gate import check_exposure, digest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
-from tide.server.monitor import Draft, Forecast, MonitoredAnswer, forecast
+from tide.server.monitor import Draft, Forecast, forecast
+from tide.server.monitor import write as write_unjudged
 from tide.server.scoring import ScoringApi
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class ServedDetoxifier(AsyncDetoxifier):
         async def work() -> Draft:
             async with self._capacity:
                 (task,) = await self._tasks(prompt, settings, strategy, priority, [0], on_text)
-                return await MonitoredAnswer(task, self.engine, self._scoring).write()
+                return await write_unjudged(task, self.engine)
 
         future = self._begin(work)
         future.add_done_callback(texts.end)

@@ -43,10 +43,10 @@ class BacktrackOptions(Options):
     )
 
 
-class BacktrackStrategy:
+class Backtrack:
     """Score the text while it is written; ban the word that makes it fail, and rewind to before it.
 
-    `tide.runtime.answer` implements this.
+    `tide.runtime.rewind` implements this.
 
     Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
     RAIN (Li et al. 2023, arXiv 2309.07124), CARE (arXiv 2509.06982), Qwen3Guard-Stream, banned
@@ -55,3 +55,4 @@ class BacktrackStrategy:
 
     options_class: ClassVar[type[Options]] = BacktrackOptions
     moves: ClassVar[bool] = False
+    rewinds: ClassVar[bool] = True

@@ -1,0 +1,128 @@
+"""Draws answers that may hold tool calls or reasoning, as a whole, until one passes."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import anyio
+
+from tide.core.chat import Parts
+from tide.core.results import Trial
+from tide.core.seeds import derive_seed
+from tide.core.settings import Settings
+from tide.core.strings import Unread, readings, strings_of_json
+from tide.engines.base import Engine, Piece, Request
+from tide.runtime.backtrack import BacktrackOptions
+from tide.runtime.trial import Effort, TrialTask, trial_of
+from tide.runtime.watch import Watch
+from tide.runtime.writing import written
+from tide.scorers.base import TextScore, is_blank, is_empty
+from tide.scorers.scoring import Scoring
+
+# Maximum draws, and minimum temperature after the first draw.
+_DRAWS, _WARM = 4, 0.7
+
+
+async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
+    """Draw whole answers until one passes, at most `_DRAWS`. A drawn answer is never edited."""
+    settings, effort, parts = task.settings, Effort(), Parts()
+    prefix_cache = engine.prefix_cache()
+    passed = False
+    with anyio.move_on_after(settings.deadline) as scope:
+        for number in range(_DRAWS):
+            # 1. The model writes a whole answer.
+            effort.rounds += 1
+            effort.iterations += 1 if number else 0
+            watch = Watch(settings, BacktrackOptions(pace="whole"))
+            request = _request(task, number, prefix_cache)
+            last = await _drawn(request, engine, watch, effort)
+            reason, text = last.finish_reason, watch.text
+            assert reason is not None
+            # 2. All its texts are scored.
+            score = await score_whole(task, scoring, effort, text, last.parts)
+            parts = given_out(last.parts, settings, task.seed)
+            has_parts = bool(parts.reasoning or last.parts.tool_calls)
+            empty = is_empty(text) and not has_parts
+            effort.record(text, score, len(watch.ids), reason, empty=empty)
+            # 3. It is given out if it passed. An answer of withheld tool calls alone is none.
+            if settings.passes(score.value):
+                withheld = settings.tool_calls == "withheld" and bool(last.parts.tool_calls)
+                passed = not (withheld and is_empty(text))
+                if passed and task.on_text is not None and not is_empty(text):
+                    task.on_text(text)
+                break
+    if scope.cancelled_caught:
+        effort.check_deadline(settings)
+    chosen = len(effort.trace) - 1 if passed else None
+    return trial_of(task, effort, chosen, passed=passed, shares_prefix=True, parts=parts)
+
+
+def _request(task: TrialTask, number: int, prefix_cache: object) -> Request:
+    sampling = task.settings.sampling
+    if number:
+        warm = max(sampling.temperature, _WARM)
+        sampling = sampling.model_copy(update={"temperature": warm})
+    seed = derive_seed(task.seed, "sampling", number)
+    return Request(
+        task.prompt.token_ids,
+        sampling,
+        seed,
+        priority=task.priority,
+        prefix_cache=prefix_cache,
+    )
+
+
+async def _drawn(request: Request, engine: Engine, watch: Watch, effort: Effort) -> Piece:
+    """Write an answer; return its last piece, which has its parts."""
+    async with aclosing(written(engine.write(request), engine, watch, effort)) as pieces:
+        async for piece in pieces:
+            last = piece
+    return last
+
+
+async def score_whole(
+    task: TrialTask, scoring: Scoring, effort: Effort, text: str, parts: Parts
+) -> TextScore:
+    """Score all texts of a whole answer; return the highest score, or 1 for unreadable JSON."""
+    has_format = "response_format" in (task.chat.asked if task.chat else ())
+    try:
+        texts = texts_of(text, parts, task.settings, has_format=has_format)
+    except Unread:
+        return TextScore(1.0)
+    if len(texts) == 1 and is_empty(text):
+        return effort.score_of_empty(task.settings)
+    effort.scorer_calls += len(texts)
+    return (await scoring.send(texts, is_blank)).worst()
+
+
+def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
+    """List the texts of an answer to score. Raises Unread if required JSON cannot be parsed."""
+    found = [text]
+    if settings.reasoning == "scored":
+        found.append(parts.reasoning)
+    if settings.tool_calls == "scored":
+        for call in parts.tool_calls:
+            found += [call.name, *_texts_of_json(call.arguments or "{}")]
+    if has_format and not (parts.tool_calls and is_empty(text)):
+        found += _texts_of_json(text)
+    return list(dict.fromkeys(found))
+
+
+def _texts_of_json(text: str) -> list[str]:
+    """List a JSON text, its strings and keys, and last all strings and keys joined by spaces."""
+    strings = strings_of_json(text)
+    return [*readings(text), *strings, " ".join(strings)]
+
+
+def given_out(parts: Parts, settings: Settings, seed: int) -> Parts:
+    """Return the parts of a passed answer to give out; new call ids replace the server's ids."""
+    calls = [
+        # Ids from a server are unscored text. Mistral's models require ids of 9 letters and digits.
+        call.model_copy(update={"id": f"{derive_seed(seed, 'call', number):09x}"[-9:]})
+        for number, call in enumerate(parts.tool_calls)
+    ]
+    return Parts(
+        reasoning="" if settings.reasoning == "withheld" else parts.reasoning,
+        tool_calls=() if settings.tool_calls == "withheld" else tuple(calls),
+        num_tokens=parts.num_tokens,
+    )

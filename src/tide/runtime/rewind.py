@@ -1,0 +1,381 @@
+"""Writes an answer, scores it as it grows, and rewinds it where it fails.
+
+while the answer has not ended:
+1. the model writes                                     (`draft`)
+2. the text so far is scored                            (`_send`, `_judge`)
+3. passed text is given out                             (`_give_out`)
+4. failed text is removed from the blamed word on, and this word is banned  (`_repair`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import anyio
+
+from tide.core.results import Trial
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling
+from tide.core.text import HALF, before_half, has_letter, maybe_stops
+from tide.engines.base import Engine, FinishReason, Piece, Request
+from tide.runtime.backtrack import BacktrackOptions
+from tide.runtime.trial import Effort, TrialTask, trial_of
+from tide.runtime.watch import AGAIN, Failure, Watch
+from tide.runtime.writing import parted, written
+from tide.scorers.base import Scores, TextScore, is_blank, is_empty
+from tide.scorers.scoring import Scoring
+
+# The option `holds` limits the number of rewinds within this many tokens.
+_STRETCH = 32
+# The answer ends after this many repairs that left a character incomplete.
+_BROKEN_OFF = 4
+
+
+async def rewind(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
+    """Run a trial that repairs the answer while it is written."""
+    answer = begin(task, engine, scoring)
+    passed = False
+    with anyio.move_on_after(task.settings.deadline) as scope:
+        passed = await _write(answer)
+    if scope.cancelled_caught:
+        passed = _cut_off(answer)
+        if not passed:
+            answer.effort.check_deadline(task.settings)
+    return finish(answer, passed=passed)
+
+
+@dataclass
+class Answer:
+    """An answer under repair.
+
+    continues: whether the engine can continue a partial answer. If it cannot, the answer is scored
+    at its end and written anew after a rewind. screened: whether the scorer's screen is asked
+    first. rewinds: positions to which the answer was rewound. banned_next: ids banned as the next
+    token, by all ids before. kept: tokens that the last draft began with. given_out: tokens.
+    """
+
+    task: TrialTask
+    engine: Engine
+    scoring: Scoring
+    watch: Watch
+    continues: bool
+    screened: bool
+    prefix_cache: object
+    effort: Effort = field(default_factory=Effort)
+    ended: FinishReason | None = None
+    rewinds: list[int] = field(default_factory=list)
+    banned: tuple[int, ...] = ()
+    banned_next: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    broken_off: int = 0
+    kept: int = 0
+    given_out: int = 0
+    base_partial: bool = False
+
+
+@dataclass
+class _Pending:
+    """Positions of the answer, each with its windows of text, and the scores of all windows."""
+
+    positions: list[tuple[int, list[str]]]
+    scores: asyncio.Future[Scores]
+
+
+def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
+    """Return the empty answer of a task. A search strategy judges only whole answers."""
+    settings, options = task.settings, task.strategy.options
+    if not isinstance(options, BacktrackOptions):
+        options = BacktrackOptions(pace="whole")
+    continues = engine.supports_continuation(task.prompt.token_ids)
+    pace = scoring.pace if options.pace == "auto" else options.pace
+    if not continues:
+        pace = "whole"
+    watch = Watch(settings, options.model_copy(update={"pace": pace}))
+    # A screen is used only if windows reach back to the last position that the scorer scored.
+    screened = scoring.has_screen and settings.window_tokens >= 2 * AGAIN
+    return Answer(task, engine, scoring, watch, continues, screened, engine.prefix_cache())
+
+
+async def _write(answer: Answer) -> bool:
+    """Write the answer; return whether it has passed."""
+    while answer.ended is None:
+        failure = await draft(answer)
+        if answer.broken_off == _BROKEN_OFF:
+            return _cut_off(answer)
+        if failure is not None and not await _repair(answer, failure):
+            return False
+    return True
+
+
+# 1. The model writes.
+
+
+async def draft(answer: Answer, recorded: Sequence[Piece] = ()) -> Failure | None:
+    """Let the model write until the answer ends or fails; return the failure, if any.
+
+    recorded: the pieces of a finished answer, to be judged instead of a new one.
+    """
+    watch, effort = answer.watch, answer.effort
+    effort.rounds += 1
+    answer.kept = len(watch.ids)
+    request = _request(answer)
+    source = parted(recorded, request.piece_tokens) if recorded else answer.engine.write(request)
+    sent: list[_Pending] = []
+    try:
+        async with aclosing(written(source, answer.engine, watch, effort)) as pieces:
+            failure, reason = await _follow(answer, pieces, sent)
+    finally:
+        for pending in sent:
+            pending.scores.cancel()
+    if failure is None:
+        answer.ended = reason
+        return None
+    if not effort.trace:
+        is_whole = reason is not None and failure.position == len(watch.texts)
+        answer.base_partial = not is_whole
+    _record(answer, failure.position, failure.score, "length")
+    return failure
+
+
+async def _follow(
+    answer: Answer, pieces: AsyncGenerator[Piece, None], sent: list[_Pending]
+) -> tuple[Failure | None, FinishReason | None]:
+    """Judge an answer while it is written. Return the failure, and why the text ended, if it did.
+
+    Without either, the model broke off a character, and the answer was rewound. sent: texts whose
+    scores are awaited, the oldest first.
+    """
+    watch = answer.watch
+    reason: FinishReason | None = None
+    async for piece in pieces:
+        reason = piece.finish_reason
+        ended = reason is not None
+        if answer.rewinds and answer.continues and _breaks_off(answer, ended=ended):
+            return None, None
+        if ended and is_empty(watch.text):
+            watch.judge(len(watch.texts), answer.effort.score_of_empty(watch.settings))
+            break
+        new = _send(answer, ended=ended)
+        if new is not None:
+            sent.append(new)
+        # At the pace "word" each text is judged before the next piece. At any other pace the scorer
+        # has until the next position.
+        awaited = 0 if ended or watch.options.pace == "word" else 1
+        while len(sent) > awaited:
+            failure = await _judge(answer, sent[0], ended=ended)
+            sent.pop(0)
+            if failure is not None:
+                return failure, reason
+    failure = watch.finish()
+    _give_out(answer)
+    return failure, reason
+
+
+def _request(answer: Answer) -> Request:
+    watch, task = answer.watch, answer.task
+    ids = tuple(watch.ids)
+    return Request(
+        task.prompt.token_ids + ids,
+        _sampling(answer),
+        derive_seed(task.seed, "sampling", len(answer.rewinds) + answer.broken_off),
+        banned_token_ids=answer.banned,
+        banned_first_ids=answer.banned_next.get(ids, ()),
+        priority=task.priority,
+        prefix_cache=answer.prefix_cache,
+        # Larger pieces cost a server less, but waste more tokens if the text fails.
+        piece_tokens={"whole": None, "word": 1}.get(watch.options.pace, 4),
+    )
+
+
+def _sampling(answer: Answer) -> Sampling:
+    """Return the sampling settings for the rest of the answer."""
+    settings, kept = answer.task.settings, len(answer.watch.ids)
+    most, least = settings.max_new_tokens - kept, settings.min_new_tokens
+    if answer.rewinds and "min_new_tokens" in answer.engine.capabilities:
+        least = max(least, answer.watch.options.least)
+    update = {"max_new_tokens": most, "min_new_tokens": min(max(0, least - kept), most)}
+    return settings.sampling.model_copy(update=update)
+
+
+def _breaks_off(answer: Answer, *, ended: bool) -> bool:
+    """Rewind if the model left a character incomplete and wrote on; return whether it did.
+
+    Bans of other characters can cause this. The repair is then drawn again from before the
+    character. An incomplete character at the end of the answer is removed instead.
+    """
+    watch = answer.watch
+    new = watch.texts[answer.kept :]
+    half = answer.kept + before_half(new)
+    if HALF not in "".join(new).rstrip(HALF):
+        if ended:
+            del watch.texts[half:], watch.ids[half:]
+        return False
+    _ban_next(answer, half, watch.ids[half : half + 1])
+    answer.broken_off += 1
+    watch.rewind(half)
+    return True
+
+
+# 2. The text so far is scored.
+
+
+def _send(answer: Answer, *, ended: bool) -> _Pending | None:
+    """Send the texts that are due to the scorer."""
+    positions = answer.watch.asks(ended=ended)
+    if not positions:
+        return None
+    texts = [text for _, windows in positions for text in windows]
+    answer.effort.scorer_calls += len(set(texts))
+    scores = answer.scoring.send(texts, is_blank, screened=answer.screened)
+    return _Pending(positions, scores)
+
+
+async def _judge(answer: Answer, pending: _Pending, *, ended: bool) -> Failure | None:
+    """Await the scores of positions; return the first failure, if any."""
+    watch, failure = answer.watch, None
+    sizes = [len(windows) for _, windows in pending.positions]
+    groups = (await pending.scores).split(sizes)
+    for (position, windows), scores in zip(pending.positions, groups, strict=True):
+        worst = scores.worst()
+        if answer.screened and not watch.settings.passes(worst.value):
+            if not watch.decides(position, ended=ended):
+                continue
+            worst = (await answer.scoring.send(windows, is_blank)).worst()
+        failure = watch.judge(position, worst)
+        if failure is not None:
+            break
+    _give_out(answer)
+    return failure
+
+
+# 3. Passed text is given out.
+
+
+def _give_out(answer: Answer) -> None:
+    on_text, watch = answer.task.on_text, answer.watch
+    if on_text is None or watch.passed == answer.given_out:
+        return
+    if answer.given_out or not is_empty("".join(watch.texts[: watch.passed])):
+        on_text("".join(watch.texts[answer.given_out : watch.passed]))
+        answer.given_out = watch.passed
+
+
+# 4. Failed text is rewound.
+
+
+async def _repair(answer: Answer, failure: Failure) -> bool:
+    """Rewind to before the blamed word and ban it; return whether the answer can continue."""
+    watch = answer.watch
+    start, end = await _blamed(answer, failure)
+    answer.effort.iterations += 1
+    stretch = start - _STRETCH if answer.continues else -1
+    if sum(position > stretch for position in answer.rewinds) >= watch.options.holds:
+        watch.rewind(watch.passed)
+        return False
+    position = await _ban(answer, start, end)
+    if answer.task.on_text is None:
+        position = min(position, before_half(watch.texts[:position]))
+    answer.rewinds.append(position)
+    watch.rewind(position)
+    return True
+
+
+async def first_rewind(answer: Answer, failure: Failure) -> int:
+    """Return the position to which a failed answer would be rewound."""
+    start, end = await _blamed(answer, failure)
+    return await _ban(answer, start, end)
+
+
+async def _blamed(answer: Answer, failure: Failure) -> tuple[int, int]:
+    """Find where the blamed word begins and ends. All text before the word has passed."""
+    watch, words, start = answer.watch, failure.words, answer.watch.passed
+    if len(words) == 1:
+        return start, words[0]
+    watch.rewind(words[-1])
+    windows = [watch.windows(start, position) for position in words[:-1]]
+    texts = [text for group in windows for text in group]
+    answer.effort.scorer_calls += len(set(texts))
+    groups = (await answer.scoring.send(texts, is_blank)).split(list(map(len, windows)))
+    end = words[-1]
+    for position, scores in zip(words[:-1], groups, strict=True):
+        worst = scores.worst()
+        if worst.value >= watch.level:
+            end = position
+            break
+        start = position
+        before, stop = watch.texts[:position], watch.settings.stop
+        if answer.continues and not (maybe_stops(stop, before) or is_empty("".join(before))):
+            watch.judge(position, worst)
+    _give_out(answer)
+    return start, end
+
+
+async def _ban(answer: Answer, start: int, end: int) -> int:
+    """Ban the word between two positions; return the position to continue from."""
+    texts, letters = answer.watch.texts, range(start, end)
+    position = next((index for index in letters if has_letter(texts[index])), start)
+    while position > start and not texts[position - 1]:  # back to the character's first token
+        position -= 1
+    ids = tuple(answer.watch.ids[position:end])
+    if ids and answer.watch.options.hold:
+        ban = await answer.engine.ban(ids)
+        position += ban.kept
+        if ban.everywhere or not answer.continues:
+            answer.banned = tuple(dict.fromkeys((*answer.banned, *ban.token_ids)))
+        else:
+            _ban_next(answer, position, ban.token_ids)
+    return position if answer.continues else 0
+
+
+def _ban_next(answer: Answer, position: int, token_ids: Sequence[int]) -> None:
+    """Ban tokens at one position, and only after the tokens that now precede this position."""
+    before = tuple(answer.watch.ids[:position])
+    answer.banned_next[before] = (*answer.banned_next.get(before, ()), *token_ids)
+
+
+# The end of the answer.
+
+
+def _cut_off(answer: Answer) -> bool:
+    """End the answer after the passed text; return whether any text has passed."""
+    watch = answer.watch
+    if watch.passed == 0:
+        return False
+    watch.rewind(watch.passed)
+    _give_out(answer)
+    answer.ended = "length"
+    return True
+
+
+def finish(answer: Answer, *, passed: bool) -> Trial:
+    """Build the result; see `trial_of`."""
+    watch, chosen = answer.watch, None
+    if passed:
+        assert answer.ended is not None
+        _record(answer, len(watch.ids), watch.worst(), answer.ended)
+        chosen = len(answer.effort.trace) - 1
+    return trial_of(
+        answer.task,
+        answer.effort,
+        chosen,
+        passed=passed,
+        shares_prefix=True,
+        base_partial=answer.base_partial,
+        shown="".join(watch.texts[: answer.given_out]),
+        shown_tokens=answer.given_out,
+    )
+
+
+def _record(answer: Answer, position: int, score: TextScore, reason: FinishReason) -> None:
+    """Append the answer up to `position` to the trace."""
+    text = "".join(answer.watch.texts[:position])
+    answer.effort.record(
+        text,
+        score,
+        position,
+        reason,
+        empty=is_empty(text),
+        kept_tokens=min(answer.kept, position),
+    )

@@ -1,0 +1,143 @@
+"""The input of a trial, its evaluations so far, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tide.core.chat import Chat, Parts
+from tide.core.errors import DeadlineError, UnresolvedError
+from tide.core.results import Role, ScoredCompletion, Trial
+from tide.core.seeds import derive_seed
+from tide.core.settings import Settings
+from tide.engines.base import FinishReason, Prompt
+from tide.scorers.base import TextScore
+from tide.search import LoadedStrategy
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """The input of one trial of a prompt. number: index of the trial.
+
+    priority: place in the queue; the lowest goes first. on_text: called with each accepted part
+    of the text. chat: the messages of the prompt, if the prompt is a chat.
+    """
+
+    prompt: Prompt
+    settings: Settings
+    strategy: LoadedStrategy
+    number: int
+    priority: int
+    on_text: Callable[[str], None] | None = None
+    chat: Chat | None = None
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the answer is drawn and scored as a whole."""
+        return self.settings.in_parts(self.chat)
+
+    @property
+    def seed(self) -> int:
+        return derive_seed(self.settings.seed, self.prompt.text, self.number)
+
+
+@dataclass
+class Effort:
+    """Evaluations of a trial and their cost. generated_tokens: includes tokens cut off later."""
+
+    trace: list[ScoredCompletion] = field(default_factory=list)
+    iterations: int = 1
+    rounds: int = 0
+    generated_tokens: int = 0
+    read_tokens: int = 0
+    scorer_calls: int = 0
+
+    def record(
+        self,
+        text: str,
+        score: TextScore,
+        num_tokens: int,
+        reason: FinishReason,
+        *,
+        empty: bool,
+        kept_tokens: int = 0,
+    ) -> None:
+        """Append an evaluation of a text of the unmodified prompt."""
+        role: Role = "continuation" if self.trace else "initial"
+        self.trace.append(
+            ScoredCompletion(
+                round=self.rounds,
+                iteration=self.iterations,
+                role=role,
+                text=text,
+                toxicity=score.value,
+                empty=empty,
+                cosine=1.0,
+                displacement=0.0,
+                num_tokens=num_tokens,
+                finish_reason=reason,
+                kept_tokens=kept_tokens,
+                attributes=score.attributes,
+            )
+        )
+
+    def score_of_empty(self, settings: Settings) -> TextScore:
+        """Return the score of a nearly empty answer, which no scorer scores.
+
+        The model's own empty answer is not repaired, but it is not accepted either: see `Trial`.
+        """
+        passes = settings.accept_empty or not self.trace
+        return TextScore(0.0 if passes else 1.0, empty=True)
+
+    def check_deadline(self, settings: Settings) -> None:
+        """Raise DeadlineError if no text was scored before the deadline passed."""
+        if not self.trace:
+            raise DeadlineError(f"no text was scored within {settings.deadline:g} s")
+
+
+def trial_of(
+    task: TrialTask,
+    effort: Effort,
+    chosen: int | None,
+    *,
+    passed: bool,
+    shares_prefix: bool,
+    base_partial: bool = False,
+    shown: str = "",
+    shown_tokens: int = 0,
+    parts: Parts | None = None,
+) -> Trial:
+    """Build the result; raise UnresolvedError if nothing passed with on_unresolved="raise".
+
+    chosen: index in the trace of the text to return; None means the least toxic. shares_prefix:
+    whether `effort.read_tokens` counts the tokens read, or every evaluation read the whole prompt.
+    shown: the text that a stream gave out.
+    """
+    settings, trace = task.settings, effort.trace
+    if not passed and settings.on_unresolved == "raise":
+        raise UnresolvedError(
+            f"no text below {settings.toxicity_threshold} in {effort.iterations} iterations"
+        )
+    if chosen is None:
+        chosen = min(range(len(trace)), key=lambda number: trace[number].toxicity)
+    empty, streams = trace[chosen].empty, task.on_text is not None
+    # No scorer has scored an empty text. A stream never accepts it.
+    unscored = empty and (streams or not settings.accept_empty)
+    refused = (empty and streams) or (not passed and settings.on_unresolved == "refuse")
+    return Trial(
+        number=task.number,
+        seed=task.seed,
+        accepted=passed and not unscored,
+        refused=refused,
+        chosen=chosen,
+        iterations=effort.iterations,
+        trace=tuple(trace),
+        scorer_calls=effort.scorer_calls,
+        prompt_tokens=len(task.prompt.token_ids),
+        generated_tokens=effort.generated_tokens,
+        read_tokens=effort.read_tokens if shares_prefix else 0,
+        base_partial=base_partial,
+        shown=shown if refused else "",
+        shown_tokens=shown_tokens if refused else 0,
+        parts=parts if parts is not None and passed and not refused else Parts(),
+    )
