@@ -50,7 +50,7 @@ class Case:
 
     def results(self) -> Iterator[Result]:
         prompts = list(islice(_prompts(self.prompts), self.start, self.start + self.count))
-        with Detoxifier(self.model, preset=self.preset, **self.settings) as detox:
+        with Detoxifier(self.model, scorer="pocket", preset=self.preset, **self.settings) as detox:
             if self.streams:
                 for prompt in prompts:
                     yield _streamed(detox, prompt)
@@ -64,6 +64,7 @@ CASES = (
         for name in ("tide", "resample", "shuffled", "random-walk")
     ),
     Case("published", settings=_PUBLISHED),
+    Case("paper", settings={**_PUBLISHED, "strategy": "tide:variant=paper"}, count=50),
     Case("backtrack", "backtrack"),
     Case("long backtrack", "backtrack", _LONG, "pocket-chat", "chat", 50, 25),
     Case("backtrack stream", "backtrack", _LONG, "pocket-chat", "chat", 75, 5, streams=True),

@@ -58,7 +58,7 @@ def test_the_blamed_word_does_not_come_again(
 ) -> None:
     words = first_words(engine, 4).split()
     scorer = Refusing(words[2])
-    settings: dict[str, Any] = {"preset": "relative", "temperature": temperature, **LONG}
+    settings: dict[str, Any] = {"toxicity_threshold": 0.5, "temperature": temperature, **LONG}
     detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
     result = detox(PROMPT)
     assert result.accepted
@@ -103,7 +103,7 @@ def test_a_text_that_is_found_to_pass_before_the_blamed_word_has_its_attributes(
 def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
     text = "The library opens at nine. " * 16 + PROMPT
     scorer = Refusing(first_words(engine, 6, text).split()[4])
-    settings: dict[str, Any] = {"preset": "relative", "temperature": 0, **LONG}
+    settings: dict[str, Any] = {"toxicity_threshold": 0.5, "temperature": 0, **LONG}
     detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
     before = engine.forward_tokens
     trial = detox(text).best
@@ -121,7 +121,7 @@ def test_what_was_kept_is_not_read_again(engine: TransformersEngine) -> None:
 
 def test_the_model_does_not_run_ahead_of_a_quick_scorer(engine: TransformersEngine) -> None:
     words = first_words(engine, 6).split()
-    settings: dict[str, Any] = {"preset": "relative", "temperature": 0, **LONG}
+    settings: dict[str, Any] = {"toxicity_threshold": 0.5, "temperature": 0, **LONG}
     results = []
     for is_quick in (True, False):
         scorer = Refusing(words[4])

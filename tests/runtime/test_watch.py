@@ -18,7 +18,7 @@ _AT_ONCE = {"lag": 0, "at_once": 1.0}
 
 
 def watch(pace: str = "word", **changes: Any) -> Watch:
-    settings = {"stop": (), **changes}
+    settings = {"toxicity_threshold": 0.5, "stop": (), **changes}
     own = {name: settings.pop(name) for name in ("lag", "at_once") if name in settings}
     return Watch(Settings(**settings), BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
 

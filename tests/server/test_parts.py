@@ -75,7 +75,7 @@ def serve(text_server: TextServer, started: Callable[..., Running]) -> Serve:
             return WIRES[wire](left.pop(0) if len(left) > 1 else left[0])
 
         text_server.message = message
-        server = started(**{"preset": "relative", "strategy": "backtrack", **options})
+        server = started(**{"strategy": "backtrack", "toxicity_threshold": 0.5, **options})
         server.scorer.texts.clear()
         text_server.requests.clear()
         yield server

@@ -36,7 +36,7 @@ def server(upstream: TextServer) -> Iterator[Running]:
     with (
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
         running(
-            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", preset="relative"
+            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
         ) as server,
     ):
         yield server
@@ -75,7 +75,7 @@ def test_upstream_that_is_gone_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
         TextServer() as upstream,
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
         running(
-            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", preset="relative"
+            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
         ) as server,
     ):
         assert server.ask("A kind text", max_tokens=6).status_code == 200
@@ -111,7 +111,7 @@ def test_messages_of_upstream_are_sanitised(
         TextServer() as upstream,
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
         running(
-            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", preset="relative"
+            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
         ) as server,
         caplog.at_level(logging.DEBUG),
     ):

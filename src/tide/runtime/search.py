@@ -33,13 +33,14 @@ async def search(
     problem, request = start_of(task.prompt, settings, task.seed, engine)
     request = replace(request, priority=task.priority)
     running = Search(strategy.create(problem, settings), request, engine, scoring, effort, settings)
-    with anyio.move_on_after(settings.deadline):
+    with anyio.move_on_after(settings.deadline) as scope:
         await running.run()
-    effort.check_deadline(settings)
+    if scope.cancelled_caught:
+        effort.check_deadline(settings)
     best = running.best
-    found, passed = effort.trace[best], settings.passes(running.scores[best])
-    if passed and task.on_text is not None and not found.empty:
-        task.on_text(found.text)
+    evaluation, passed = effort.trace[best], settings.passes(running.scores[best])
+    if passed and task.on_text is not None and not evaluation.empty:
+        task.on_text(evaluation.text)
     # Without `last:K`, every evaluation counts the whole prompt, as the paper does.
     shares = settings.perturb.startswith("last:")
     return trial_of(task, effort, best, passed=passed, shares_prefix=shares)
@@ -107,31 +108,32 @@ class Search:
             raise StrategyError(f"the strategy chose evaluation {best} of {len(self.completions)}")
         return best
 
-    async def _evaluate(self, asked: Sequence[Candidate]) -> list[float]:
-        # The unmodified prompt is sent as tokens, because engines prefill tokens faster.
-        requests = [
-            replace(self.request, seed=one.sampling_seed)
-            if one.role == "initial" and one.displacement == 0
-            else replace(self.request, prompt=one.embeddings, seed=one.sampling_seed)
-            for one in asked
-        ]
+    async def _evaluate(self, candidates: Sequence[Candidate]) -> list[float]:
+        requests = []
+        for candidate in candidates:
+            request = replace(self.request, seed=candidate.sampling_seed)
+            # The unmodified prompt is sent as tokens, because engines prefill tokens faster.
+            if candidate.role != "initial" or candidate.displacement != 0:
+                request = replace(request, prompt=candidate.embeddings)
+            requests.append(request)
         for request in requests:
             try:
                 self.engine.check(request)
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
-        written = await self.engine.complete(requests)
+        completions = await self.engine.complete(requests)
         effort = self.effort
-        effort.read_tokens += sum(one.read_tokens for one in written)
-        effort.generated_tokens += sum(len(one.token_ids) for one in written)
+        effort.read_tokens += sum(completion.read_tokens for completion in completions)
+        effort.generated_tokens += sum(len(completion.token_ids) for completion in completions)
         before = len(self.scores)
         # An empty text of the prompt itself ends the search, but is not accepted: see `Trial`.
         of_empty = 0.0 if self.settings.accept_empty or not before else 1.0
-        scores = await self.scoring.send([one.text for one in written], is_empty)
+        texts = [completion.text for completion in completions]
+        scores = await self.scoring.send(texts, is_empty)
         effort.rounds += 1
         sent = set[str]()
-        rows = range(len(written))
-        for candidate, completion, row in zip(asked, written, rows, strict=True):
+        rows = range(len(completions))
+        for candidate, completion, row in zip(candidates, completions, rows, strict=True):
             empty = bool(scores.empty[row])
             value = of_empty if empty else float(scores.values[row])
             self.completions.append(completion.token_ids)
@@ -162,5 +164,5 @@ class Search:
     def _of_strategy(self, name: str, *values: Any) -> Any:
         """Read an attribute of the strategy or call its method; either may be user code."""
         with guarded(StrategyError, f"strategy {type(self.strategy).__name__} failed"):
-            found = getattr(self.strategy, name)
-            return found(*values) if callable(found) else found
+            member = getattr(self.strategy, name)
+            return member(*values) if callable(member) else member

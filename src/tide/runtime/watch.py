@@ -72,12 +72,12 @@ class Watch:
         there; in a short answer both hold the whole text. Both hold all text whose failure is not
         final.
         """
-        found: list[tuple[int, list[str]]] = []
+        asked: list[tuple[int, list[str]]] = []
         while (position := self._next(ended)) is not None:
             after = self._asked[-self.options.lag - 1 :][0]
-            found.append((position, self.windows(after, position)))
+            asked.append((position, self.windows(after, position)))
             self._asked.append(position)
-        return found
+        return asked
 
     def _next(self, ended: bool) -> int | None:
         end, start = len(self.texts), max(0, self._asked[-1])
@@ -175,7 +175,7 @@ class Watch:
         last, passes = min(position, self.passed), self.settings.passes
         passed = (at for at, score in self.scores if at <= last and passes(score.value))
         self.passed = max(passed, default=0)
-        self.scores = [one for one in self.scores if one[0] <= self.passed]
+        self.scores = [entry for entry in self.scores if entry[0] <= self.passed]
         self._asked = [self.passed or -1]
         self._empty = min(self._empty, position)
         self._risen, self._failed, self._waited = 0, None, 0
@@ -185,7 +185,7 @@ class Watch:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
         context, passes = self.settings.window_tokens, self.settings.passes
         some = [score for position, score in self.scores if context < position <= self.passed]
-        some = [one for one in some if passes(one.value)] or [self.scores[-1][1]]
-        names = set.intersection(*(set(one.attributes) for one in some))
-        attributes = {name: max(one.attributes[name] for one in some) for name in sorted(names)}
-        return TextScore(max(one.value for one in some), attributes)
+        some = [score for score in some if passes(score.value)] or [self.scores[-1][1]]
+        names = set.intersection(*(set(score.attributes) for score in some))
+        attributes = {name: max(score.attributes[name] for score in some) for name in sorted(names)}
+        return TextScore(max(score.value for score in some), attributes)
