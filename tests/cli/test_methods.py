@@ -60,7 +60,7 @@ def test_everything_is_listed_and_nothing_cut(
         ("mine", ["level=0.25", "mine (scorer)"]),
         ("transformers", ["trust_remote_code=false", "--engine transformers --engine-option "]),
         ("backtrack", ["backtrack (strategy", "holds=12 Maximum number of banned words",
-                       "backtrack (preset)", "toxicity_threshold=0.1"]),
+                       "backtrack (preset)", "strategy=backtrack"]),
         ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["usage: --scorer max:SCORER,SCORER"]),
         ("windows", ["usage: --scorer windows:SCORER"]),

@@ -86,7 +86,7 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
     for options in ([], ["--strategy", "tide"], ["--preset", "relative"]):
         assert tide("run", "Hello", "--model", "mine", *options) == 1
         assert capsys.readouterr().err == "error: no model today\n"
-    begins = "loading model mine and scorer pocket; preset "
+    begins = "loading model mine and scorer confirm:pocket,sentence; preset "
     assert [" ".join(line.split()) for line in told] == [
         f"{begins}backtrack, strategy backtrack, accepts below 0.1",
         f"{begins}relative, strategy tide, accepts below 0.5",
@@ -165,7 +165,7 @@ def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> N
     """`tide run` and `tide eval` write equal records, and `tide report` reads both."""
     judged = ("--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
-    as_evaluated = ("--accept-empty", "--strategy", "tide")
+    as_evaluated = ("--accept-empty", "--strategy", "tide", "--scorer", "pocket")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
     assert tide(*run, *judged) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")

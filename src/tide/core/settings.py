@@ -122,7 +122,7 @@ class Settings(Sampling):
         default_factory=lambda values: default_threshold(values["strategy"]),
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this (tau); by default 0.1 with "
+        description="Accept a completion that scores below this (tau). The default is 0.1 with "
         "backtrack, else 0.5. Tables of `tide report` use the scorer's own threshold, mostly 0.5.",
     )
     max_iterations: int = Field(
