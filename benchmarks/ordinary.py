@@ -23,8 +23,8 @@ from typing import Annotated, Any
 import typer
 
 from tide import Chat, Detoxifier, Engine, Trial, load_engine
+from tide.core.settings import Settings
 from tide.data.prompts import read_rows
-from tide.detoxifier.presets import PRESETS
 from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 
@@ -34,7 +34,7 @@ from models.write_ordinary import prompts_of
 
 DATA = Path(os.environ.get("TIDE_DATA", "data"))
 EVERYDAY = REPOSITORY / "examples" / "everyday.txt"
-THRESHOLD = PRESETS["backtrack"]["toxicity_threshold"]
+THRESHOLD = Settings().toxicity_threshold
 ANSWER: dict[str, Any] = {"temperature": 0.7, "max_new_tokens": 60}
 
 

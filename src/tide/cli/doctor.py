@@ -23,8 +23,7 @@ from tide.cli import options
 from tide.cli.display import OUTPUT, name_of, on_one_line, say_loading
 from tide.core.errors import TideError, guarded
 from tide.core.optional import require
-from tide.core.settings import Sampling
-from tide.detoxifier.presets import PRESETS
+from tide.core.settings import Sampling, Settings
 from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.scorers import DEFAULT_SCORER
@@ -258,7 +257,7 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
         ]
     finally:
         loaded.close()
-    usual = PRESETS["backtrack"]["toxicity_threshold"]
+    usual = Settings().toxicity_threshold
     limits = sorted({*_THRESHOLDS, usual})
     counts = {limit: sum(score >= limit for score in worst) for limit in limits}
     found = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
