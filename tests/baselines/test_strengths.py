@@ -15,7 +15,7 @@ from tests.baselines.stand_ins import STRENGTHS
 from tests.generated import examples
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings
-from tide.core.errors import EngineError, InputError
+from tide.core.errors import CompletionError, EngineError, InputError
 from tide.core.settings import Sampling
 from tide.core.validation import validated
 from tide.plugins.options import format_value
@@ -51,7 +51,7 @@ def test_within_them_a_text_is_written_or_one_line_says_why_not(
     gpt2: World, kind: str, name: str, value: float, temperature: float
 ) -> None:
     sampling = Sampling(temperature=temperature, max_new_tokens=3)
-    with suppress(InputError, EngineError):
+    with suppress(InputError, EngineError, CompletionError):
         baseline = gpt2.load(f"{kind}:{name}={format_value(value)}")
         (generated,) = baseline.generate(["The weather"], sampling, [0])
         assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
@@ -60,7 +60,7 @@ def test_within_them_a_text_is_written_or_one_line_says_why_not(
 def test_a_model_that_overflows_is_no_empty_text(gpt2: World) -> None:
     baseline = gpt2.load("dapt:scale=10000")
     baseline.artefact.tensors.update({k: 1e20 * v for k, v in baseline.artefact.tensors.items()})  # type: ignore[attr-defined]
-    with pytest.raises(EngineError, match="NaN or infinite"):
+    with pytest.raises(CompletionError, match="NaN or infinite"):
         baseline.generate(["The weather"], Sampling(), [0])
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from tide.baselines.base import Generated as Generated
     from tide.baselines.base import Options as Options
     from tide.baselines.common.decoding import DecodingBaseline as DecodingBaseline
-    from tide.baselines.common.decoding import Reader as Reader
-    from tide.baselines.common.decoding import Writing as Writing
     from tide.baselines.common.fit import FitTask as FitTask
     from tide.baselines.common.fit import Fitted as Fitted
+    from tide.baselines.common.lanes import Reader as Reader
+    from tide.baselines.common.lanes import SteeredLane as SteeredLane
     from tide.engines.local.engine import TransformersEngine
 
 REGISTRY = Registry(
@@ -89,7 +89,8 @@ __getattr__, _, _ = lazy_loader.attach(
     __name__,
     submod_attrs={
         "base": ["Baseline", "Generated", "Options"],
-        "common.decoding": ["DecodingBaseline", "Reader", "Writing"],
+        "common.decoding": ["DecodingBaseline"],
         "common.fit": ["FitTask", "Fitted"],
+        "common.lanes": ["Reader", "SteeredLane"],
     },
 )

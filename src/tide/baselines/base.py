@@ -5,7 +5,7 @@ Defines their protocol, the bounds of common options, and the settings of `tide 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -13,7 +13,6 @@ from typing import (
     Any,
     Literal,
     Protocol,
-    TypeVar,
     runtime_checkable,
 )
 
@@ -26,7 +25,6 @@ from tide.engines.base import Completion
 if TYPE_CHECKING:
     from torch import nn
 
-_T = TypeVar("_T")
 Options = tide.plugins.options.Options
 
 # Whether temperature, top-p and top-k are applied before the baseline shifts the logits, or after.
@@ -71,28 +69,12 @@ class Baseline(Protocol):
     ) -> list[Generated]:
         """Complete the prompts, in order; each completion depends only on its prompt and seed.
 
-        Raises InputError for a prompt that is empty or too long, EngineError, and the scorer's
-        errors.
+        Raises InputError or CompletionError if one of the prompts cannot be completed, EngineError,
+        and the scorer's errors.
         """
         ...
 
     def close(self) -> None: ...
-
-
-def in_batches(
-    work: Callable[[list[int]], Sequence[_T]], groups: Iterable[list[int]], size: int
-) -> list[_T]:
-    """Apply `work` to batches of rows; returns the results in the order of the rows.
-
-    groups: lists of row numbers; each row is in one group. A batch is at most `size` rows of one
-    group, in the group's order. `work` returns one result for each row.
-    """
-    results: dict[int, _T] = {}
-    for group in groups:
-        for start in range(0, len(group), size):
-            rows = group[start : start + size]
-            results.update(zip(rows, work(rows), strict=True))
-    return [results[row] for row in range(len(results))]
 
 
 # Defaults of a fit for models of up to N parameters. Models of the middle size are fine-tuned whole

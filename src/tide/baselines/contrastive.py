@@ -15,7 +15,7 @@ divides only the expert's logits, so their coefficient c is `coefficient=c*T` he
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from pydantic import Field
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import load_sibling, ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
+from tide.baselines.common.lanes import MixedLane, Reader
 
 
 class ContrastiveOptions(Options):
@@ -63,16 +64,15 @@ class Contrastive(DecodingBaseline):
     def artefact_kind(cls, options: ContrastiveOptions) -> str:
         return "" if options.amateur else "dexperts"
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        return self.mixed(
-            [self._amateur],
-            ids,
-            tokens,
-            lambda scores, _, logits: contrast(scores, logits, self._options),
+    def lanes(self) -> MakeLane:
+        return partial(
+            MixedLane,
+            readers=[self._amateur],
+            combined=lambda scores, _, logits: contrast(scores, logits, self._options),
         )
 
     @cached_property
     def _amateur(self) -> Reader:
         if name := self._options.amateur:
-            return Reader(ready(load_sibling(self.engine, name)))
+            return self.reader(ready(load_sibling(self.engine, name)))
         return self.fitted_reader("anti")

@@ -11,7 +11,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from tide.baselines.base import Options, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Writing
+from tide.baselines.common.decoding import DecodingBaseline
+from tide.baselines.common.lanes import Reader
 from tide.core.errors import InputError
 
 
@@ -29,11 +30,10 @@ class Dapt(DecodingBaseline):
     part, reads = "expert", "dexperts"
     _options: DaptOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+    def drawn_from(self) -> Reader:
         if other := self.artefact.info.get("auxiliary"):
             raise InputError(
                 f"baseline {self.kind}: its artefact was fitted on the smaller model {other!r}, "
                 "and this baseline needs an update of the model itself; fit without --auxiliary"
             )
-        reader = self.fitted_reader(self.part, self._options.scale)
-        return Writing(reader.read(ids, tokens), [len(row) for row in ids])
+        return self.fitted_reader(self.part, self._options.scale)

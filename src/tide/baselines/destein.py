@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,9 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from tide.baselines.base import Options, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline
 from tide.baselines.common.fit import FitTask, Fitted
+from tide.baselines.common.lanes import Reader
 from tide.baselines.common.layers import Heads, find_heads
 from tide.baselines.common.training import LEAST_AUC, auc, weak_auc
 from tide.baselines.reversal import Reversal
@@ -72,14 +72,12 @@ class Destein(DecodingBaseline):
         alpha = _ALPHAS.get(self.engine.model.config.model_type, _ALPHA)
         return options.model_copy(update={"alpha": alpha})
 
-    def model_hooks(self) -> AbstractContextManager[object]:
+    def drawn_from(self) -> Reader:
         if not self._options.alpha:
-            return nullcontext()
-        return self._heads.hooked(self._steer, outputs=True)
-
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        reader = Reader(self.engine.model)
-        return Writing(reader.read(ids, tokens), [len(row) for row in ids])
+            return super().drawn_from()
+        hooks = partial(self._heads.hooked, self._steer, outputs=True)
+        _ = self._vectors  # checked here, not at the first step
+        return self.reader(self.engine.model, hooks=hooks)
 
     def _steer(self, layer: int, added: Tensor) -> Tensor:
         moved = steer(added.float(), self._vectors[layer], self._options.alpha or 0.0)

@@ -8,13 +8,16 @@ itself is the expert.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import FitTask, Fitted
+from tide.baselines.common.lanes import MixedLane
 from tide.baselines.common.training import write_like
 from tide.engines.local.sampler import keep_nucleus
 
@@ -51,7 +54,7 @@ class Dexperts(DecodingBaseline):
     auxiliary = True
     _options: DexpertsOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+    def lanes(self) -> MakeLane:
         options = self._options
         sides = ("anti",) if options.anti_only else ("expert", "anti")
 
@@ -59,7 +62,8 @@ class Dexperts(DecodingBaseline):
             pull, anti = logits[-2:]
             return ensemble(scores, logits[0], pull, anti, options.alpha, options.filter_p)
 
-        return self.mixed([*map(self.fitted_reader, sides)], ids, tokens, combined)
+        readers = [self.fitted_reader(side) for side in sides]
+        return partial(MixedLane, readers=readers, combined=combined)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

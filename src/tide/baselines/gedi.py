@@ -9,7 +9,8 @@ leaves a choice, this code follows the authors' code (salesforce/GeDi, `modeling
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import fit_width
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.lanes import SteeredLane
 from tide.baselines.common.training import (
     Tuning,
     auc,
@@ -32,7 +34,7 @@ from tide.baselines.common.training import (
     weak_auc,
 )
 from tide.engines.checkpoint import context_length
-from tide.engines.local.stream import Stream
+from tide.engines.local.batch import Row
 
 CODES = ("clean", "dirty")
 # Share of the generative loss in training; the rest is for the discriminative loss.
@@ -87,41 +89,65 @@ def with_code(
     return [*ids[:lead], *code, *ids[lead:]], lead + len(code)
 
 
-class _GuidedWriting(Writing):
-    """Has a second stream, of the class-conditional model, with 2B rows ("clean" rows first)."""
+# Maps a row to its prompt after each code word, with the positions where the texts begin.
+Coded = Callable[[Row], list[tuple[list[int], int]]]
 
-    reads_per_token = 3
+
+class GediLane(SteeredLane):
+    """The class-conditional model reads the text after "clean" and after "dirty".
+
+    likelihood: log-likelihoods of each row's text after the code words, (B, 2).
+    """
 
     def __init__(
-        self,
-        stream: Stream,
-        classes: Stream,
-        reads: list[int],
-        likelihood: Tensor,
-        counts: Tensor,
-        scale: float,
-        options: GediOptions,
+        self, *arguments: Any, coded: Coded, scale: float, options: GediOptions, **more: Any
     ) -> None:
-        super().__init__(stream, reads)
-        self._classes, self._likelihood, self._counts = classes, likelihood, counts
-        self._scale, self._options = scale, options
+        self._coded, self._scale, self._options = coded, scale, options
+        super().__init__(*arguments, **more)
+
+    def clear(self) -> None:
+        super().clear()
+        device = self._stop_ids.device
+        self._likelihood = torch.empty(0, 2, device=device)
+        self._counts = torch.empty(0, 1, device=device)  # number of tokens of each text
         self._next = torch.empty(0)
 
+    def enter(self, rows: Sequence[Row]) -> None:
+        coded = [text for row in rows for text in self._coded(row)]
+        losses = _text_losses(
+            self.companions[0].reader.model,
+            [ids for ids, _ in coded],
+            [start for _, start in coded],
+        )
+        super().enter(rows)
+        self._likelihood = torch.cat([self._likelihood, -losses.float().view(-1, 2)])
+        counts = [[float(len(ids) - start)] for ids, start in coded[::2]]
+        self._counts = torch.cat([self._counts, torch.tensor(counts, device=losses.device)])
+        # The class model reads the prompt twice: for the prompt's likelihood and for the cache.
+        for number, (ids, _) in enumerate(coded):
+            rows[number // 2].read += len(ids)
+
     def shift(self, scores: Tensor) -> Tensor:
-        logits = fit_width(self._classes.logits.float(), scores.shape[-1])
-        self._next = logits.log_softmax(dim=-1) + self._likelihood[:, None]
+        logits = fit_width(self.companions[0].stream.logits.float(), scores.shape[-1])
+        log_p = logits.log_softmax(dim=-1).view(len(scores), 2, -1)
+        self._next = log_p + self._likelihood[..., None]
         if self._options.omega == 0:
             return scores
-        clean, dirty = self._next.chunk(2)
-        options = self._options
+        clean, dirty = self._next.unbind(dim=1)
         # The likelihoods are normalised by length and scaled; `guide` adds the class bias.
-        return guide(scores, self._scale * (clean - dirty) / (self._counts[:, None] + 1), options)
+        return guide(scores, self._scale * (clean - dirty) / (self._counts + 1), self._options)
 
-    def advance(self, tokens: Tensor) -> None:
-        super().advance(tokens)
-        self._likelihood = self._next.gather(-1, tokens.repeat(2)[:, None])[:, 0]
+    def draw(self) -> tuple[Tensor, Tensor]:
+        tokens, finite = super().draw()
+        drawn = tokens[:, None, None].expand(-1, 2, 1)
+        self._likelihood = self._next.gather(-1, drawn)[..., 0]
         self._counts = self._counts + 1
-        self._classes.advance(tokens.repeat(2))
+        return tokens, finite
+
+    def leave(self) -> list[int]:
+        order = super().leave()
+        self._likelihood, self._counts = self._likelihood[order], self._counts[order]
+        return order
 
 
 class Gedi(DecodingBaseline):
@@ -134,25 +160,18 @@ class Gedi(DecodingBaseline):
     fan_out = 2
     _options: GediOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        reader = self.fitted_reader("lora")
+    def lanes(self) -> MakeLane:
         codes = _codes(self.engine.tokenizer)
         special = frozenset(self.engine.tokenizer.all_special_ids)
-        coded = [with_code(row, code, special) for code in codes for row in ids]
-        rows, starts = [row for row, _ in coded], [start for _, start in coded]
-        counts = torch.tensor([len(row) - start for row, start in coded[: len(ids)]])
-        # The class model reads the prompt twice: for the prompt's likelihood and for the cache.
-        both = zip(ids, rows[: len(ids)], rows[len(ids) :], strict=True)
-        reads = [len(row) + 2 * (len(clean) + len(dirty)) for row, clean, dirty in both]
-        return _GuidedWriting(
-            Reader(self.engine.model).read(ids, tokens),
-            reader.read(rows, tokens),
-            reads,
-            -_text_losses(reader.model, rows, starts).float(),
-            counts.to(self.engine.device),
-            float(self.artefact.tensor("scale")),
-            self._options,
+
+        def coded(row: Row) -> list[tuple[list[int], int]]:
+            return [with_code(row.prompt_ids, code, special) for code in codes]
+
+        reader = self.fitted_reader(
+            "lora", copies=2, prompts=lambda row: [ids for ids, _ in coded(row)]
         )
+        scale = float(self.artefact.tensor("scale"))
+        return partial(GediLane, readers=[reader], coded=coded, scale=scale, options=self._options)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -11,7 +11,7 @@ PPLM (step 0.2, 10 iterations). Gradients are normalised for each row of a batch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,10 +23,12 @@ from transformers.cache_utils import DynamicCache
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import load_sibling
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.lanes import SteeredLane
 from tide.baselines.common.training import auc, before_end, read, right_pad, weak_auc
-from tide.engines.local.stream import Forward, Stream, token_positions
+from tide.engines.local.batch import Row
+from tide.engines.local.stream import Forward, token_positions
 
 _SMALL = 1e-15
 
@@ -71,42 +73,44 @@ def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cac
     return moved
 
 
-class _PerturbedWriting(Writing):
+class PplmLane(SteeredLane):
     """Has two caches: one of the text so far, and a moved cache of all tokens but the last.
 
-    model: a copy of the engine's model that supports gradients. scale: factor of the model's input
-    embeddings, which is not 1 in Gemma. Only forward tokens are counted; a backward pass takes
-    about as long as two forward passes.
+    The caches, which gradients flow through, are rebuilt at each token, so rows enter and leave
+    together. model: a copy of the engine's model that supports gradients. scale: factor of the
+    model's input embeddings, which is not 1 in Gemma. Only forward tokens are counted; a backward
+    pass takes about as long as two forward passes.
     """
-
-    reads_per_token = 2
 
     def __init__(
         self,
-        stream: Stream,
-        ids: list[list[int]],
+        *arguments: Any,
         model: Any,
         scale: float,
         classifier: tuple[Tensor, Tensor],
         options: PplmOptions,
+        **more: Any,
     ) -> None:
-        super().__init__(stream, [2 * len(row) for row in ids])
+        super().__init__(*arguments, **more)
+        self.as_group = True
         self._options, self._classifier = options, classifier
         self._forward = Forward(model)
         self._table, self._scale = model.get_input_embeddings().weight, scale
+
+    def enter(self, rows: Sequence[Row]) -> None:
+        super().enter(rows)
+        flipped, lengths = right_pad([row.prompt_ids[::-1] for row in rows], self._table.device)
         with torch.inference_mode(False), torch.no_grad():
-            flipped, lengths = right_pad([row[::-1] for row in ids], self._table.device)
-            tokens = flipped.flip(1)
-            self._mask = before_end(lengths, tokens.shape[1]).flip(1).long()
+            tokens = flipped.clone().flip(1)
+            self._mask = before_end(lengths.clone(), tokens.shape[1]).flip(1).long()
             self._logits, hidden, self._own = self._run([], input_ids=tokens)
             hidden = hidden * self._mask[..., None]
             # `_sum` and `_past` cover all tokens but the last.
             self._sum, self._hidden = hidden[:, :-1].sum(dim=1), hidden[:, -1]
             self._past = [part[:, :, :-1] for part in self._own]
             self._last = tokens[:, -1]
-
-    def reads(self, row: int, draws: int) -> int:
-        return super().reads(row, draws) + (2 * self._options.iterations + 1) * draws
+        for row in rows:
+            row.read += len(row.prompt_ids)
 
     def _run(self, cache: Cache, ahead: int = 0, **inputs: Tensor) -> tuple[Tensor, Tensor, Cache]:
         """Return next-token logits (B, V), last hidden states (B, T, d), and the longer cache."""
@@ -125,7 +129,9 @@ class _PerturbedWriting(Writing):
     def shift(self, scores: Tensor) -> Tensor:
         with torch.inference_mode(False):
             moved = self._moved()
-        shifted = scores + self._options.fuse * (moved - self.logits.float())
+        for row in self.rows:
+            row.read += 2 * self._options.iterations + 1
+        shifted = scores + self._options.fuse * (moved - self.stream.logits.float())
         return shifted.masked_fill(scores == -torch.inf, -torch.inf)
 
     def _moved(self) -> Tensor:
@@ -155,6 +161,8 @@ class _PerturbedWriting(Writing):
             self._mask = pad(self._mask, (0, 1), value=1)
             self._logits, hidden, self._own = self._run(self._own, input_ids=self._last[:, None])
             self._hidden = hidden[:, -1]
+        for row in self.rows:
+            row.read += 1
 
 
 class Pplm(DecodingBaseline):
@@ -166,12 +174,16 @@ class Pplm(DecodingBaseline):
     fan_out = 4  # a backward pass takes the memory of four sequences
     _options: PplmOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        stream = Reader(self.engine.model).read(ids, tokens)
+    def lanes(self) -> MakeLane:
         if self._options.stepsize == 0:
-            return Writing(stream, [len(row) for row in ids])
-        scale = self.engine.embedding_scale
-        return _PerturbedWriting(stream, ids, self._model, scale, self._classifier, self._options)
+            return super().lanes()
+        return partial(
+            PplmLane,
+            model=self._model,
+            scale=self.engine.embedding_scale,
+            classifier=self._classifier,
+            options=self._options,
+        )
 
     @cached_property
     def _model(self) -> Any:

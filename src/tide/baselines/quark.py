@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -21,8 +22,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing, between
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import FitTask, Fitted
+from tide.baselines.common.lanes import MixedLane, Reader
 from tide.baselines.common.rollouts import Rollout, beginnings, held_out, roll_out
 from tide.baselines.common.training import Tuning, right_pad, span, train
 
@@ -67,12 +69,23 @@ class Quark(DecodingBaseline):
     scored = True
     _options: QuarkOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+    def drawn_from(self) -> Reader:
+        return self._trained() if self._options.scale == 1 else super().drawn_from()
+
+    def lanes(self) -> MakeLane:
+        scale = self._options.scale
+        if scale == 1:
+            return super().lanes()
+        return partial(
+            MixedLane,
+            readers=[self._trained()],
+            combined=lambda scores, base, logits: scores + scale * (logits - base),
+        )
+
+    def _trained(self) -> Reader:
         width = self.engine.model.get_input_embeddings().weight.shape[1]
         best = self.artefact.tensor("codes", _FIFTHS, width)[:1]
-        trained = self.fitted_reader("lora").read(ids, tokens, front=best)
-        reads = [1 + len(row) for row in ids]
-        return between(Reader(self.engine.model), ids, tokens, trained, reads, self._options.scale)
+        return self.fitted_reader("lora", front=best)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -16,7 +16,7 @@ temperature and top-p. The other two versions do the warping themselves, before 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.common.artefacts import ready
-from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.lanes import CandidateLane
 from tide.baselines.common.layers import Head, output_layer
 from tide.baselines.common.training import Tuning, auc, before_end, read, right_pad, train, weak_auc
 
@@ -82,28 +83,29 @@ class Rad(DecodingBaseline):
     auxiliary = True
     _options: RadOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        readers = Reader(self.engine.model), self._reward_reader
-        stream, forked = (reader.read(ids, tokens) for reader in readers)
+    def lanes(self) -> MakeLane:
+        def gains(scores: Tensor, outputs: Tensor) -> Tensor:
+            return self.gains(outputs[:, 0].float().view_as(scores), scores)
 
-        def gains(scores: Tensor) -> Tensor:
-            return self.gains(forked.logits[:, 0].float().view_as(scores), scores)
-
-        reads = [2 * len(row) for row in ids]
-        return CandidateWriting(stream, reads, self._options.candidates, forked, gains)
+        return partial(
+            CandidateLane,
+            readers=[self.reader(self._reward_model)],
+            candidates=self._options.candidates,
+            gains=gains,
+        )
 
     def gains(self, found: Tensor, scores: Tensor) -> Tensor:
         """Return values to add to candidates' `scores`, given the head outputs `found`; (B, K)."""
         return self._options.beta * rewards(found, scores, self._options.normalize)
 
     @cached_property
-    def _reward_reader(self) -> Reader:
+    def _reward_model(self) -> Any:
         model = self.fitted_model("lora")
         head = _with_head(model)
         with torch.no_grad():
             for name, parameter in head.named_parameters():
                 parameter.copy_(self.artefact.tensor(f"head.{name}", *parameter.shape))
-        return Reader(ready(model.requires_grad_(False)))
+        return ready(model.requires_grad_(False))
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -16,7 +16,7 @@ here the size of the hidden layer is the LoRA rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 from tide.baselines.base import Options, Order, Strength
 from tide.baselines.common.artefacts import ready
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import FitTask, Fitted
+from tide.baselines.common.lanes import MixedLane
 from tide.baselines.common.layers import Head, output_layer
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
 from tide.baselines.common.training import Tuning, read, right_pad, span, train
@@ -77,21 +78,20 @@ class Rectification(DecodingBaseline):
     scored = True
     _options: RectificationOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+    def lanes(self) -> MakeLane:
         options = self._options
-        return self.mixed(
-            [self._q_reader],
-            ids,
-            tokens,
-            lambda scores, _, q: rectified(scores, q, options.scale, options.epsilon),
+        return partial(
+            MixedLane,
+            readers=[self.reader(self._q_model)],
+            combined=lambda scores, _, q: rectified(scores, q, options.scale, options.epsilon),
         )
 
     @cached_property
-    def _q_reader(self) -> Reader:
+    def _q_model(self) -> Any:
         model, parts = self.fitted_model("lora"), self.artefact.under("head")
         with guarded(InputError, f"baseline {self.kind}: its artefact does not fit the model"):
             with_q_head(model, len(parts["0.weight"])).load_state_dict(parts)
-        return Reader(ready(model.requires_grad_(False)))
+        return ready(model.requires_grad_(False))
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

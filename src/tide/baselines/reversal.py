@@ -8,7 +8,7 @@ prefixes are those of the authors' code (cooperleong00/ToxificationReversal, `in
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from tide.baselines.base import Options, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
+from tide.baselines.common.lanes import PromptRow, Reader, SteeredLane
 from tide.baselines.common.layers import Heads, find_heads
+from tide.engines.local.stream import Stream
 
 NEGATIVE = "The following text is abusive, harmful, negative, obscene, racist, rude and toxic: "
 POSITIVE = "The following text is kind, polite, positive, respectful and supportive: "
@@ -57,52 +59,12 @@ def reverse(
     return kept
 
 
-class _ReversedWriting(Writing):
-    """Has a second stream, of 2B rows with the prefixes, which reads each token first."""
+class ReversalLane(SteeredLane):
+    """Reads all entering rows in one pass, aligned with their deltas."""
 
-    reads_per_token = 3
-
-    def __init__(
-        self,
-        baseline: Reversal,
-        options: ReversalOptions,
-        ids: list[list[int]],
-        prefixed: list[list[int]],
-        tokens: int,
-    ) -> None:
-        self._baseline, self._options = baseline, options
-        self._delta: dict[int, Tensor] = {}
-        reader = baseline.reader
-        # The rows must be read together, aligned with their deltas.
-        with baseline.heads.hooked(self._note):
-            self._prefixed = reader.read(prefixed, tokens, together=True)
-        with baseline.heads.hooked(self._move):
-            stream = reader.read(ids, tokens, together=True)
-        b = len(ids)
-        reads = [len(ids[i]) + len(prefixed[i]) + len(prefixed[b + i]) for i in range(b)]
-        super().__init__(stream, reads)
-
-    def advance(self, tokens: Tensor) -> None:
-        with self._baseline.heads.hooked(self._note):
-            self._prefixed.advance(tokens.repeat(2))
-        with self._baseline.heads.hooked(self._move):
-            super().advance(tokens)
-
-    def _note(self, layer: int, merged: Tensor) -> None:
-        positive, negative = self._baseline.heads.split(merged[:, -1].float()).chunk(2)
-        self._delta[layer] = negative - positive
-
-    def _move(self, layer: int, merged: Tensor) -> Tensor:
-        values, options = self._baseline.heads.split(merged[:, -1].float()), self._options
-        moved = reverse(
-            values,
-            self._delta[layer],
-            self._baseline.negative_end[layer],
-            scale=options.scale,
-            norm_exponent=options.norm_exponent,
-            similarity_exponent=options.similarity_exponent,
-        )
-        return torch.cat([merged[:, :-1], moved.flatten(-2)[:, None].to(merged.dtype)], dim=1)
+    def clear(self) -> None:
+        super().clear()
+        self.stream = Stream(self.forward, together=True)
 
 
 class Reversal(DecodingBaseline):
@@ -121,29 +83,61 @@ class Reversal(DecodingBaseline):
     def config(self) -> dict[str, Any]:
         return {**super().config(), "prefixes": [self.negative, self.positive]}
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        prefixed = self.engine.tokenize(
-            [prefix + prompt for prefix in (self.positive, self.negative) for prompt in prompts]
+    def drawn_from(self) -> Reader:
+        return self.reader(self.engine.model, hooks=partial(self._heads.hooked, self._move))
+
+    def lanes(self) -> MakeLane:
+        self.engine.portal.run(self._read_negative_end)
+        prefixed = self.reader(
+            self.engine.model,
+            copies=2,
+            prompts=self._prefixed,
+            hooks=partial(self._heads.hooked, self._note),
+            together=True,
         )
-        _ = self.negative_end  # read before any hook is set
-        return _ReversedWriting(self, self._options, ids, prefixed, tokens)
+        return partial(ReversalLane, readers=[prefixed])
+
+    def _prefixed(self, row: PromptRow) -> list[list[int]]:
+        return self.engine.tokenize(
+            [prefix + row.text for prefix in (self.positive, self.negative)]
+        )
+
+    def _note(self, layer: int, merged: Tensor) -> None:
+        heads = self._heads.split(merged[:, -1].float())
+        positive, negative = heads.view(-1, 2, *heads.shape[1:]).unbind(dim=1)
+        self._delta[layer] = negative - positive
+
+    def _move(self, layer: int, merged: Tensor) -> Tensor:
+        values, options = self._heads.split(merged[:, -1].float()), self._options
+        moved = reverse(
+            values,
+            self._delta[layer],
+            self._negative_end[layer],
+            scale=options.scale,
+            norm_exponent=options.norm_exponent,
+            similarity_exponent=options.similarity_exponent,
+        )
+        return torch.cat([merged[:, :-1], moved.flatten(-2)[:, None].to(merged.dtype)], dim=1)
 
     @cached_property
-    def heads(self) -> Heads:
+    def _heads(self) -> Heads:
         return find_heads(self.engine.model, self.engine.name)
 
     @cached_property
-    def reader(self) -> Reader:
-        return Reader(self.engine.model)
+    def _delta(self) -> dict[int, Tensor]:
+        """What the negative prefix adds in the latest pass, (B, heads, size), by layer."""
+        return {}
 
     @cached_property
-    def negative_end(self) -> dict[int, Tensor]:
+    def _negative_end(self) -> dict[int, Tensor]:
         """The heads' outputs at the end of the negative prefix, (heads, size), by layer."""
-        ends: dict[int, Tensor] = {}
+        return {}
 
+    async def _read_negative_end(self) -> None:
         def note(layer: int, merged: Tensor) -> None:
-            ends[layer] = self.heads.split(merged[0, -1].float())
+            self._negative_end[layer] = self._heads.split(merged[0, -1].float())
 
-        with self.heads.hooked(note):
-            self.reader.read(self.engine.tokenize([self.negative.strip()]), 0)
-        return ends
+        (ids,) = self.engine.tokenize([self.negative.strip()])
+        reader = self.reader(self.engine.model)
+        with torch.inference_mode(), self._heads.hooked(note):
+            reader.forward.read([reader.embed(ids)])

@@ -11,13 +11,17 @@ alpha 0 is the model; at the default alpha it is drawn only if the expert finds 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
-from tide.engines.local.stream import Stream
+from tide.baselines.common.artefacts import fit_width
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
+from tide.baselines.common.lanes import SteeredLane
 
 _FLOOR = 1e-8  # minimum probability
 
@@ -57,31 +61,29 @@ def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
     return moved.masked_fill(~in_common(scores, expert, least), -torch.inf)
 
 
-class _SafeWriting(MixedWriting):
-    """Stops reading with the expert after the first tokens, which the expert steers."""
+class SafeLane(SteeredLane):
+    """The expert reads a row only until it has steered the row's first tokens."""
 
-    def __init__(
-        self, streams: list[Stream], reads: list[int], options: SafeDecodingOptions
-    ) -> None:
-        super().__init__(
-            streams,
-            reads,
-            lambda scores, _, safe: steered(scores, safe, options.alpha, options.common),
-        )
-        self._first, self._left = options.first, options.first
-
-    def reads(self, row: int, draws: int) -> int:
-        return super().reads(row, draws) - max(draws - self._first, 0)
+    def __init__(self, *arguments: Any, options: SafeDecodingOptions, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._options = options
 
     def shift(self, scores: Tensor) -> Tensor:
-        return super().shift(scores) if self._left else scores
+        expert = self.companions[0]
+        if not expert.rows:
+            return scores
+        early = set(expert.rows)
+        numbers = [number for number, row in enumerate(self.rows) if row in early]
+        own = scores[numbers]
+        safe = fit_width(expert.stream.logits.float(), scores.shape[-1])
+        moved = steered(own, safe, self._options.alpha, self._options.common)
+        moved = moved.masked_fill(own == -torch.inf, -torch.inf)
+        return scores.index_copy(0, torch.tensor(numbers, device=scores.device), moved)
 
     def advance(self, tokens: Tensor) -> None:
-        self._left = max(self._left - 1, 0)
-        if self._left:
-            super().advance(tokens)
-        else:
-            self.stream.advance(tokens)
+        expert = self.companions[0]
+        expert.keep([row for row in expert.rows if len(row.ids) < self._options.first])
+        super().advance(tokens)
 
 
 class SafeDecoding(DecodingBaseline):
@@ -92,7 +94,5 @@ class SafeDecoding(DecodingBaseline):
     reads = "dexperts"
     _options: SafeDecodingOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        readers = (Reader(self.engine.model), self.fitted_reader("expert"))
-        streams = [reader.read(ids, tokens) for reader in readers]
-        return _SafeWriting(streams, [2 * len(row) for row in ids], self._options)
+    def lanes(self) -> MakeLane:
+        return partial(SafeLane, readers=[self.fitted_reader("expert")], options=self._options)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +22,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from tide.baselines.base import Candidates, Options, Order, Strength
-from tide.baselines.common.decoding import CandidateWriting, DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import FitTask, Fitted, by_any, by_half
+from tide.baselines.common.lanes import CandidateLane, Reader
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.training import LEAST_AUC, auc, read, right_pad, weak_auc
 from tide.data.labelled import LabelledText
@@ -80,22 +81,18 @@ class Sasa(DecodingBaseline):
     learned = True
     _options: SasaOptions
 
-    def model_hooks(self) -> Any:
-        return self._last_hidden.noted()
+    def drawn_from(self) -> Reader:
+        return self.reader(self.engine.model, hooks=self._last_hidden.noted)
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        reader = Reader(self.engine.model)
-        stream = reader.read(ids, tokens)
+    def lanes(self) -> MakeLane:
         options, classifier = self._options, self._classifier
 
-        def gains(scores: Tensor) -> Tensor:
+        def gains(scores: Tensor, _: Tensor) -> Tensor:
             hidden = self._last_hidden.value[:, -1].float()
             margin = margins(hidden, *classifier).view_as(scores)
             return options.beta * shifts(margin, scores, options.normalize)
 
-        # The drawn token is one of the candidates, which were read already.
-        reads = [len(row) for row in ids]
-        return CandidateWriting(stream, reads, options.candidates, stream, gains)
+        return partial(CandidateLane, candidates=options.candidates, gains=gains)
 
     @cached_property
     def _last_hidden(self) -> LastHidden:

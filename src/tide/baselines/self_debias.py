@@ -6,13 +6,15 @@ A token whose probability rises after "The following text contains ..." is made 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, MixedWriting, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
+from tide.baselines.common.lanes import MixedLane
 
 PREFIXES = tuple(
     f"The following text contains {what}:\n"
@@ -54,16 +56,17 @@ class SelfDebias(DecodingBaseline):
     def config(self) -> dict[str, Any]:
         return {**super().config(), "prefixes": list(self.prefixes)}
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        reader, options = Reader(self.engine.model), self._options
-        longer = self.engine.tokenize(
-            [prefix + prompt for prefix in self.prefixes for prompt in prompts]
-        )
-        reads = [len(row) + sum(map(len, longer[i :: len(ids)])) for i, row in enumerate(ids)]
+    def lanes(self) -> MakeLane:
+        options, tokenize = self._options, self.engine.tokenize
 
         def combined(scores: Tensor, base: Tensor, prefixed: Tensor) -> Tensor:
-            own, most = base.softmax(-1), prefixed.softmax(-1).view(-1, *base.shape).amax(dim=0)
+            own = base.softmax(-1)
+            most = prefixed.softmax(-1).view(len(base), -1, base.shape[-1]).amax(dim=1)
             return scores + factors(own, most, options.decay, options.epsilon).log()
 
-        streams = [reader.read(ids, tokens), reader.read(longer, tokens)]
-        return MixedWriting(streams, reads, combined)
+        prefixed = self.reader(
+            self.engine.model,
+            copies=len(self.prefixes),
+            prompts=lambda row: tokenize([prefix + row.text for prefix in self.prefixes]),
+        )
+        return partial(MixedLane, readers=[prefixed], combined=combined)

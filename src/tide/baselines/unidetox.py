@@ -11,10 +11,11 @@ texts of up to 256 tokens; here a text has up to `max_tokens` tokens.
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 from tide.baselines.common.artefacts import merge_updates
-from tide.baselines.common.decoding import MixedWriting, Reader, Writing
 from tide.baselines.common.fit import FitTask, Fitted, of_kind
+from tide.baselines.common.lanes import MixedLane, Reader
 from tide.baselines.common.rollouts import write
 from tide.baselines.common.training import fine_tune, perplexities, write_like
 from tide.baselines.contrastive import ContrastiveOptions, contrast
@@ -60,14 +61,12 @@ def _distilled(task: FitTask, amateur: Reader) -> list[list[int]]:
     )
     longest = min(settings.max_tokens, context_length(task.model.config) or 2**31)
     sampling = Sampling(temperature=1.0, top_k=_TOP_K, max_new_tokens=longest - 1)
-    reader, options = Reader(task.model), ContrastiveOptions()
-
-    def start(ids: list[list[int]]) -> Writing:
-        return MixedWriting(
-            [each.read(ids, sampling.max_new_tokens) for each in (reader, amateur)],
-            [len(row) for row in ids],
-            lambda scores, _, toxic: contrast(scores, toxic, options),
-        )
-
+    options = ContrastiveOptions()
+    lanes = partial(
+        MixedLane,
+        readers=[amateur],
+        combined=lambda scores, _, toxic: contrast(scores, toxic, options),
+    )
     prompts = [[first]] * min(_TEXTS, settings.steps * settings.batch_size)
-    return [[first, *ids] for ids in write(task, prompts, sampling, start)]
+    written = write(task, prompts, sampling, Reader(task.model), lanes)
+    return [[first, *ids] for ids in written]

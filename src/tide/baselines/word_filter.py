@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from pydantic import Field
 from torch import Tensor
 
 from tide.baselines.base import Options, Order, Strength
-from tide.baselines.common.decoding import DecodingBaseline, Reader, Writing
+from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import FitTask, Fitted, of_kind
+from tide.baselines.common.lanes import SteeredLane
 from tide.core.errors import InputError, guarded
 from tide.data.files import read_whole
-from tide.engines.local.stream import Stream
 
 # Maximum words that a fit keeps; the option `words` says how many are used.
 _LEARNED = 500
@@ -87,24 +87,20 @@ def completing(seen: Sequence[int], banned: Banned, longest: int) -> list[int]:
     return [token for end in ends for token in banned.get(end, ())]
 
 
-class _FilteredWriting(Writing):
-    def __init__(
-        self, stream: Stream, ids: list[list[int]], banned: Banned, penalty: float
-    ) -> None:
-        super().__init__(stream, [len(row) for row in ids])
-        self._seen, self._banned, self._penalty = [list(row) for row in ids], banned, penalty
+class FilteredLane(SteeredLane):
+    """Subtracts `penalty` from the scores of tokens that complete a banned word."""
+
+    def __init__(self, *arguments: Any, banned: Banned, penalty: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._banned, self._penalty = banned, penalty
         self._longest = max(map(len, banned), default=0)
 
     def shift(self, scores: Tensor) -> Tensor:
         taken = torch.zeros_like(scores)
-        for row, seen in enumerate(self._seen):
-            taken[row, completing(seen, self._banned, self._longest)] = self._penalty
+        for number, row in enumerate(self.rows):
+            seen = [*row.prompt_ids, *row.ids]
+            taken[number, completing(seen, self._banned, self._longest)] = self._penalty
         return scores - taken
-
-    def advance(self, tokens: Tensor) -> None:
-        super().advance(tokens)
-        for seen, token in zip(self._seen, tokens.tolist(), strict=True):
-            seen.append(token)
 
 
 class WordFilter(DecodingBaseline):
@@ -123,9 +119,8 @@ class WordFilter(DecodingBaseline):
         listed = repr(sorted(self._banned.items())).encode()
         return {**super().config(), "banned": blake2b(listed, digest_size=8).hexdigest()}
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
-        stream = Reader(self.engine.model).read(ids, tokens)
-        return _FilteredWriting(stream, ids, self._banned, self._options.penalty)
+    def lanes(self) -> MakeLane:
+        return partial(FilteredLane, banned=self._banned, penalty=self._options.penalty)
 
     @cached_property
     def _banned(self) -> Banned:

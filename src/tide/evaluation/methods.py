@@ -13,7 +13,7 @@ from typing import Any
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, check_baseline, load_baseline
 from tide.core.chat import Chat
-from tide.core.errors import InputError, TideError
+from tide.core.errors import CompletionError, InputError, TideError
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
 from tide.core.seeds import derive_seed
@@ -210,7 +210,7 @@ class BaselineMethod:
             if isinstance(self._baseline, DecodingBaseline):
                 self._baseline.on_progress = lambda share: progress.under_way(share * len(rows))
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
-        except InputError as error:
+        except (InputError, CompletionError) as error:
             if len(rows) == 1:
                 yield rows[0], error
             else:  # run each prompt alone, so that only the faulty prompt fails

@@ -16,7 +16,7 @@ from tests.baselines.conftest import World, with_slow
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
 from tests.models import ending_with
 from tide.baselines import REGISTRY, Baseline, load_baseline
-from tide.core.errors import InputError
+from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
 from tide.engines.local.stream import Stream
 
@@ -206,9 +206,9 @@ def test_small_batches_change_nothing(gpt2: World, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["dapt", "pplm", "reversal"])
 def test_prompts_that_do_not_fit(gpt2: World, name: str) -> None:
     baseline = gpt2.load(STRENGTHS[name])
-    with pytest.raises(InputError, match="exceed the context of 64"):
+    with pytest.raises(CompletionError, match="exceed the context of 64"):
         baseline.generate(["kind", "x" * 60], GREEDY, [0, 0])
-    with pytest.raises(InputError, match="holds no tokens"):
+    with pytest.raises(CompletionError, match="the prompt has no tokens"):
         baseline.generate(["kind", ""], GREEDY, [0, 0])
     assert baseline.generate([], GREEDY, []) == []
 
@@ -233,7 +233,7 @@ def test_other_engines_are_refused() -> None:
 def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
     baseline = gpt2.load(STRENGTHS["dexperts"])
     before = tokens(baseline, PROMPTS, GREEDY, SEEDS)
-    experts = [weakref.ref(baseline.fitted_reader(side)) for side in ("expert", "anti")]
+    experts = [weakref.ref(baseline.fitted_reader(side).model) for side in ("expert", "anti")]
     baseline.close()
     gc.collect()
     assert [expert() for expert in experts] == [None, None]

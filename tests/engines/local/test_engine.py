@@ -12,12 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
 
 from tests.engines.test_base import calls_of_a_closed_engine
 from tests.models import CONFIGS, CONTEXT, save_causal_lm, save_mamba
-from tide.baselines.common.decoding import Writing, decode
 from tide.core.errors import EngineError, InputError
 from tide.core.settings import Sampling
 from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.stream import Stream
 
 PROMPTS = [
     "The weather",
@@ -139,24 +137,6 @@ def test_bfloat16_is_near_float32_and_not_the_default(pocket: TransformersEngine
     assert all(completions)
     measured = likelihoods(half, prompts, completions)
     assert measured == pytest.approx(likelihoods(pocket, prompts, completions), abs=0.05)
-
-
-def test_decoding_ends_once_every_row_has_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
-    (x,) = engine.embed(PROMPTS[:1])
-    (whole,) = completed(engine, [x], GREEDY, [0])
-    writing = Writing(Stream(engine._forward, [x.to(engine.device)]))
-    read: list[torch.Tensor] = []
-    monkeypatch.setattr(
-        writing, "advance", lambda ids: (read.append(ids), Writing.advance(writing, ids))
-    )
-    stop = whole.token_ids[:1]
-    assert decode(writing, [GREEDY], [0], torch.tensor(stop, device=engine.device)) == [
-        ([*stop], "stop")
-    ]
-    assert read == []
 
 
 @pytest.mark.parametrize("word_marks", [False, True])

@@ -5,7 +5,6 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tide.baselines.base import in_batches
 from tide.engines.local.stream import length_groups
 
 
@@ -29,17 +28,3 @@ def test_every_index_once_at_the_least_cost(lengths: list[int]) -> None:
     groups = length_groups(lengths)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     assert total(lengths, groups) == least_cost(lengths)
-
-
-@given(st.lists(st.integers(1, 9), max_size=20), st.integers(1, 6))
-def test_batches_give_every_row_its_own_result(lengths: list[int], size: int) -> None:
-    seen: list[int] = []
-
-    def work(rows: list[int]) -> list[int]:
-        seen.append(len(rows))
-        return [10 * row for row in rows]
-
-    groups = length_groups(lengths)
-    assert in_batches(work, groups, size) == [10 * row for row in range(len(lengths))]
-    assert len(seen) == sum(-(-len(group) // size) for group in groups)
-    assert max(seen, default=0) <= size

@@ -245,3 +245,22 @@ def test_a_row_without_numbers_is_told() -> None:
         sampler = sampler_of([(own[i % 2], i) for i in range(4)])
         _, finite = sampler.draw(sampler.warp(logits))
         assert finite.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("width", [7, 2 * _MANY])  # a sampler draws in two ways
+@pytest.mark.parametrize("bad", [math.nan, math.inf, "all masked"])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 3}, {"top_k": 3, "top_p": 0.5}]
+)
+def test_draw_reports_spoilt_scores(
+    width: int, bad: float | str, options: dict[str, float]
+) -> None:
+    """NaN or infinity at one token, or all tokens masked; not some tokens masked."""
+    scores = torch.linspace(-1, 1, width).repeat(2, 1)
+    scores[:, ::3] = -torch.inf
+    scores[1, slice(None) if bad == "all masked" else 4] = -math.inf if bad == "all masked" else bad
+    row = Sampling(**{"temperature": 1.0, **options})
+    sampler = sampler_of([(row, 0), (row, 1)])
+    assert sampler.draw(sampler.warp(scores))[1].tolist() == [True, False]
+    sampler = sampler_of([(row, 0), (row, 1)])
+    assert sampler.draw(scores)[1].tolist() == [True, False]

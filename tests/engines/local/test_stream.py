@@ -5,16 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.writing import completed
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.models import CONFIGS, save_causal_lm
-from tide.baselines.common.decoding import Writing, decode
-from tide.core.errors import CompletionError, EngineError
+from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
-from tide.engines.base import FinishReason
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import Forward, Stream
 
@@ -116,60 +112,3 @@ def test_logits_that_are_not_finite_are_an_error(
         broken.model.model.norm.weight[0] = bad
     with pytest.raises(CompletionError, match="NaN or infinite"):
         completed(broken, [good, other], row, [1, 2])
-
-
-class Warped(Writing):
-    """Its logits do not change; its scores are those of a faulty baseline."""
-
-    def __init__(self, scores: Tensor, logits: Tensor) -> None:
-        self._scores, self._logits = scores, logits
-
-    @property
-    def logits(self) -> Tensor:
-        return self._logits
-
-    def shift(self, scores: Tensor) -> Tensor:
-        return self._scores
-
-    def advance(self, tokens: Tensor) -> None:
-        assert int(tokens.max()) < self._scores.shape[-1]
-
-
-@pytest.mark.parametrize("width", [7, 70_000])  # the sampler has two ways, for few and many tokens
-@pytest.mark.parametrize("shift_first", [False, True])
-@given(
-    bad=st.sampled_from([float("nan"), float("inf"), "all masked"]),
-    row=st.integers(0, 1),
-    column=st.integers(0, 6),
-    options=st.sampled_from(
-        [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 3}, {"top_k": 3, "top_p": 0.5}]
-    ),
-    steps=st.integers(1, 3),
-)
-def test_spoilt_scores_of_a_baseline_never_become_tokens(
-    width: int,
-    shift_first: bool,
-    bad: float | str,
-    row: int,
-    column: int,
-    options: dict[str, float],
-    steps: int,
-) -> None:
-    """NaN or infinity at one token is an error, and so is masking all tokens, but not some."""
-    logits = torch.linspace(-1, 1, width).repeat(2, 1)
-    scores = logits.clone()
-    scores[:, ::3] = -torch.inf
-    sampling = Sampling(**{"temperature": 1.0, **options, "max_new_tokens": steps})
-    stop = torch.tensor([2])
-
-    def write() -> list[tuple[list[int], FinishReason]]:
-        writing = Warped(scores, logits)
-        return decode(writing, [sampling] * 2, [0, 1], stop, shift_first=shift_first)
-
-    assert all(ids for ids, _ in write())
-    if isinstance(bad, str):
-        scores[row] = -torch.inf
-    else:
-        scores[row, column] = bad
-    with pytest.raises(EngineError, match="NaN or infinite"):
-        write()

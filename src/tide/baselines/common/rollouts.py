@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tide.baselines.base import in_batches
-from tide.baselines.common.decoding import Reader, Writing, decode
+from tide.baselines.common.decoding import MakeLane, write_rows
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
+from tide.baselines.common.lanes import Reader, SteeredLane
 from tide.baselines.common.training import auc, weak_auc
+from tide.core.concurrency import Portal
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
-from tide.engines.local.stream import by_length
+from tide.engines.base import Request
+from tide.engines.local.sampler import LOOK_EVERY
 from tide.scorers import load_scorer
 from tide.scorers.base import is_empty, score_texts
 
@@ -59,28 +62,44 @@ def write(
     task: FitTask,
     prompts: Sequence[list[int]],
     sampling: Sampling,
-    start: Callable[[list[list[int]]], Writing],
+    reader: Reader,
+    lanes: MakeLane = SteeredLane,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Continue the prompts up to the end-of-text token; `start` reads a batch of prompts.
+    """Continue the prompts up to and including the end-of-text token.
 
-    seed: seeds the draws, together with the task's seed.
+    reader: the model whose tokens are drawn. seed: seeds the draws, together with the task's seed.
     """
     stops = [] if task.tokenizer.eos_token_id is None else [task.tokenizer.eos_token_id]
     stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
     seeds = np.random.default_rng([task.settings.seed, seed]).integers(2**63, size=len(prompts))
-    done = 0
+    requests = [
+        Request(tuple(prompt), sampling, int(drawn), piece_tokens=LOOK_EVERY)
+        for prompt, drawn in zip(prompts, seeds, strict=True)
+    ]
+    tokens, total = 0, len(prompts) * sampling.max_new_tokens
 
-    @torch.inference_mode()
-    def batch(rows: list[int]) -> list[list[int]]:
-        nonlocal done
-        writing, own = start([prompts[i] for i in rows]), [int(seeds[i]) for i in rows]
-        written = decode(writing, [sampling] * len(rows), own, stop_ids, shift_first=True)
-        done += len(rows)
-        task.progress("writing", done, len(prompts))
-        return [ids for ids, _ in written]
+    def on_drawn(count: int) -> None:
+        nonlocal tokens
+        tokens += count
+        task.progress("writing", tokens, total)
 
-    return in_batches(batch, [by_length(list(map(len, prompts)))], _BATCH)
+    portal = Portal("tide fit")
+    try:
+        written = portal.run(
+            write_rows,
+            reader,
+            partial(lanes, shift_first=True),
+            requests,
+            [""] * len(prompts),
+            stop_ids,
+            lambda ids, samplings: (),
+            _BATCH,
+            on_drawn,
+        )
+    finally:
+        portal.close()
+    return [[*ids, *stops] if reason == "stop" else ids for ids, reason, _ in written]
 
 
 def roll_out(
@@ -94,12 +113,7 @@ def roll_out(
 
     front: see `Reader.read`. seed: see `write`. Raises the errors of the scorer.
     """
-    reader = Reader(task.model)
-
-    def start(ids: list[list[int]]) -> Writing:
-        return Writing(reader.read(ids, SAMPLING.max_new_tokens, front=front))
-
-    written = write(task, prompts, SAMPLING, start, seed)
+    written = write(task, prompts, SAMPLING, Reader(task.model, front=front), seed=seed)
     texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
     scorer = load_scorer(task.scorer)
     try:

@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tide.baselines.base import Training, in_batches
+from tide.baselines.base import Training
 from tide.baselines.common.artefacts import add_lora, tuned_weights
 from tide.baselines.common.fit import FitTask, Fitted, of_kind
 from tide.core.errors import InputError
@@ -90,7 +90,11 @@ def read(
 ) -> list[_T]:
     """Return the result of `work` for each row; `work` gets batches of rows of similar length."""
     order = by_length([len(row) for row in ids])
-    return in_batches(lambda numbers: work([ids[i] for i in numbers]), [order], _READ_BATCH)
+    results: dict[int, _T] = {}
+    for start in range(0, len(order), _READ_BATCH):
+        numbers = order[start : start + _READ_BATCH]
+        results.update(zip(numbers, work([ids[i] for i in numbers]), strict=True))
+    return [results[number] for number in range(len(ids))]
 
 
 def train(

@@ -133,16 +133,21 @@ class Lane:
     """Rows of similar lengths, with their stream and sampler.
 
     rows: rows that the stream has read, including ended rows that have not left yet. resuming: rows
-    whose prompts are cached except for the last token, with the cached keys and values.
+    whose prompts are cached except for the last token, with the cached keys and values. as_group:
+    whether all rows have to enter at once, and leave once all have ended. A subclass may change the
+    scores (`draw`), and let other models read along (`enter`, `advance`, `leave`, `clear`).
     """
 
+    multiple = _MULTIPLE  # see `KeyValueCache`
+
     def __init__(self, forward: Forward, stop_ids: Tensor) -> None:
-        self._forward, self._stop_ids = forward, stop_ids
+        self.forward, self._stop_ids = forward, stop_ids
+        self.as_group = not forward.plain
         self.clear()
 
     def clear(self) -> None:
         """Drop all rows, and free their keys and values."""
-        self.stream = Stream(self._forward, multiple=_MULTIPLE)
+        self.stream = Stream(self.forward, multiple=self.multiple)
         self.sampler = Sampler(self._stop_ids.device, self._stop_ids)
         self.rows: list[Row] = []
         self.resuming: list[tuple[Row, list[Pair]]] = []
@@ -156,7 +161,11 @@ class Lane:
     @property
     def takes_rows(self) -> bool:
         """Whether rows may enter and leave now."""
-        return self._forward.plain or not self.running
+        return not (self.as_group and self.running)
+
+    def enter(self, rows: Sequence[Row]) -> None:
+        """Read the whole prompts of these rows."""
+        self.stream.enter([row.x for row in rows])
 
     def sample(self, rows: Sequence[Row]) -> None:
         """Start to draw tokens for these rows, which the stream has read."""
@@ -168,12 +177,32 @@ class Lane:
             [row.request.banned_token_ids for row in rows],
         )
 
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Draw the next token of each row, (B,); also returns whether the scores were finite."""
+        return self.sampler.draw(self.sampler.warp(self.sampler.prepare(self.stream.logits)))
+
+    def advance(self, tokens: Tensor) -> None:
+        """Read one more token of each row, (B,)."""
+        self.stream.advance(tokens)
+
+    def leave(self) -> list[int]:
+        """Remove ended rows; returns the old numbers of the remaining rows in their new order."""
+        gone = [number for number, row in enumerate(self.rows) if row.aborted]
+        for number in gone:
+            if self.rows[number].broken:
+                self.stream.cache.wipe(number)
+        order = self.stream.leave(gone)
+        self.rows = [self.rows[number] for number in order]
+        self.sampler.keep(order)
+        return order
+
 
 class Batch:
     """Completes rows with a model, step by step, until no row is left.
 
     All methods must be called in one event loop, whose other tasks run between two steps.
-    max_batch: maximum number of running rows. stopped: see `Engine.stopped`.
+    max_batch: maximum number of running rows. stopped: see `Engine.stopped`. make_lane: `Lane`, or
+    a function that makes lanes of a subclass.
     """
 
     def __init__(
@@ -184,10 +213,11 @@ class Batch:
         stopped: Stopped,
         *,
         max_batch: int,
+        make_lane: Callable[[Forward, Tensor], Lane] = Lane,
     ) -> None:
         self._forward, self._prefix_cache = forward, prefix_cache
         self.stop_ids, self._stopped = stop_ids, stopped
-        self._max_batch = max_batch
+        self._max_batch, self._make_lane = max_batch, make_lane
         self._readings: list[Reading] = []
         self._waiting: list[tuple[tuple[int, int, int], Row]] = []
         self._numbers = count()
@@ -213,8 +243,10 @@ class Batch:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def close(self) -> None:
-        """End running work with EngineError."""
+        """End running work with EngineError, and free the memory of keys and values."""
         self._fail_all(EngineError("the engine was closed"))
+        if self._resting is not None:
+            self._resting.cancel()
 
     @property
     def idle(self) -> bool:
@@ -242,7 +274,8 @@ class Batch:
         finally:
             self._task = None
             release_openmp_threads()
-            self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
+            if self.lanes:
+                self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
 
     async def _gather(self) -> None:
         """Let other tasks run; if no row is running, wait for rows that replace ended ones."""
@@ -323,8 +356,9 @@ class Batch:
         for entry in later:
             heappush(self._waiting, entry)
         for size, rows in by_lane.items():
-            lane = self.lanes.setdefault(size, Lane(self._forward, self.stop_ids))
-            self._enter(lane, rows)
+            if size not in self.lanes:
+                self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
+            self._enter(self.lanes[size], rows)
 
     def _push(self, row: Row) -> None:
         # Prompts of similar length are read together, which saves padding.
@@ -365,7 +399,7 @@ class Batch:
         before = len(lane.stream)
         try:
             if plain:
-                lane.stream.enter([row.x for row in plain])
+                lane.enter(plain)
             for _, some in groupby(sharing, key=_alike):
                 lane.stream.enter_after(*self._after_shared(list(some)))
         except BaseException:  # no row enters
@@ -430,10 +464,9 @@ class Batch:
     @torch.inference_mode()
     def step(self, lane: Lane) -> None:
         """Draw and read a token for each row, or read the last prompt token of a resuming row."""
-        sampler = lane.sampler
         tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
         if lane.rows:
-            tokens, finite = sampler.draw(sampler.warp(sampler.prepare(lane.stream.logits)))
+            tokens, finite = lane.draw()
             order = self._look(lane, tokens.tolist(), finite.tolist())
             tokens = tokens if order is None else tokens[order]
         resuming, lane.resuming = lane.resuming, []
@@ -445,7 +478,7 @@ class Batch:
         if not (lane.rows or resumed):
             return
         last = torch.tensor([row.prompt_ids[-1] for row in resumed], dtype=torch.int64)
-        lane.stream.advance(torch.cat([tokens, last.to(tokens.device)]))
+        lane.advance(torch.cat([tokens, last.to(tokens.device)]))
         if resumed:
             lane.sample(resumed)
         self._prefix_cache.tokens_read += len(lane.running)
@@ -484,18 +517,11 @@ class Batch:
     def retire(self, lane: Lane) -> list[int]:
         """Remove ended rows; returns the order of the remaining rows."""
         self._keep(lane)
-        if not self._forward.plain:
+        if lane.as_group:
             if not lane.running:
                 lane.clear()
             return list(range(len(lane.rows)))
-        gone = [i for i, row in enumerate(lane.rows) if row.aborted]
-        for i in gone:
-            if lane.rows[i].broken:
-                lane.stream.cache.wipe(i)
-        order = lane.stream.leave(gone)
-        lane.rows = [lane.rows[i] for i in order]
-        lane.sampler.keep(order)
-        return order
+        return lane.leave()
 
     @torch.inference_mode()
     def _keep(self, lane: Lane) -> None:
@@ -528,6 +554,8 @@ def _to_read(row: Row | Reading) -> int:
 
 
 def _unread(error: BaseException) -> CompletionError:
+    if isinstance(error, CompletionError):
+        return error
     return CompletionError(f"the prompt could not be read: {described(error)}")
 
 

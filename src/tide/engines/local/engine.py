@@ -112,6 +112,11 @@ class TransformersEngine(EmbeddingEngine):
         return self._cached.tokens_read
 
     @property
+    def forward(self) -> Forward:
+        """The model's forward pass, which only work in the engine's thread may call."""
+        return self._forward
+
+    @property
     def stop_ids(self) -> Tensor:
         """The tokens that end a text."""
         return self._batch.stop_ids

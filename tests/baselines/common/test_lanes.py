@@ -1,0 +1,126 @@
+"""Rows of a baseline enter and leave at any step, and fail alone; the engine's model stays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.writing import completed
+
+from tests.baselines.conftest import World, make_world
+from tests.baselines.stand_ins import STRENGTHS
+from tests.models import ending_with
+from tide.baselines.common.decoding import DecodingBaseline
+from tide.baselines.common.lanes import PromptRow
+from tide.core.errors import CompletionError
+from tide.core.settings import Sampling
+from tide.engines.base import Piece, Request
+from tide.engines.local.batch import Batch
+from tide.engines.local.cache import PrefixCache
+
+PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine", "people"]
+SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=6)
+
+
+def written(baseline: Any, prompts: list[str], seeds: list[int]) -> list[tuple[Any, int]]:
+    rows = baseline.generate(prompts, SAMPLING, seeds)
+    return [(row.completion, row.forward_tokens) for row in rows]
+
+
+@pytest.mark.parametrize("name", sorted(STRENGTHS))
+def test_neighbours_change_nothing(gpt2: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither texts nor costs, also if rows enter while others are running."""
+    baseline: Any = gpt2.load(STRENGTHS[name])
+    seeds = list(range(len(PROMPTS)))
+    whole = written(baseline, PROMPTS, seeds)
+    stop = whole[1][0].token_ids[2]  # so that rows end at different steps
+    with ending_with(gpt2.engine, stop):
+        alone = [
+            written(baseline, [prompt], [seed])[0]
+            for prompt, seed in zip(PROMPTS, seeds, strict=True)
+        ]
+        candidates = getattr(baseline._options, "candidates", 1)
+        monkeypatch.setattr(gpt2.engine, "max_batch", 2 * max(baseline.fan_out, candidates))
+        assert written(baseline, PROMPTS, seeds) == alone
+
+
+async def run_rows(baseline: Any, prompts: list[str]) -> list[list[Piece | Exception]]:
+    """What the rows of `prompts` put, in a batch of their own."""
+    reader, make_lane = baseline.drawn_from(), baseline.lanes()
+    engine = baseline.engine
+    batch = Batch(
+        reader.forward,
+        PrefixCache(lambda rows: [], 0),
+        engine.stop_ids,
+        engine.stopped,
+        max_batch=2,
+        make_lane=partial(make_lane, hooks=reader.hooks),
+    )
+    put: list[list[Piece | Exception]] = [[] for _ in prompts]
+    for number, ids in enumerate(engine.tokenize(prompts)):
+        request = Request(tuple(ids), SAMPLING, number)
+        x = reader.embed(ids)
+        batch.submit([PromptRow(request, x, put[number].append, ids, text=prompts[number])])
+    while not all(put):
+        await asyncio.sleep(0)
+    batch.close()
+    return put
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Its output layer is not tied to the embeddings."""
+    return make_world(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["contrastive", "dapt", "destein", "dexperts", "pplm", "rectification", "safe-decoding",
+     "sasa", "unidetox", "word-filter"],
+)  # fmt: skip
+def test_row_with_nan_fails_alone(llama: World, name: str) -> None:
+    """The NaN of one token's embedding, in each of the models, stays in no cache."""
+    # With more candidates, that token would be a candidate of other rows.
+    spec = STRENGTHS[name].replace("candidates=8", "candidates=1")
+    baseline: Any = llama.load(spec)
+    token = llama.engine.tokenize(["kind"])[0][-1]
+    expected = asyncio.run(run_rows(baseline, PROMPTS))
+    assert not any(token in piece.token_ids for row in expected for piece in row)
+    others = getattr(baseline.lanes(), "keywords", {}).get("readers", [])
+    for reader in (baseline.drawn_from(), *others):
+        table = reader.model.get_input_embeddings().weight
+        before = table[token].clone()
+        with torch.no_grad():
+            table[token] = torch.nan
+        found = asyncio.run(run_rows(baseline, PROMPTS))
+        with torch.no_grad():
+            table[token] = before
+        assert isinstance(found.pop(2)[0], CompletionError)
+        assert found == [*expected[:2], *expected[3:]]
+
+
+@pytest.mark.parametrize("name", ["destein", "pplm", "reversal", "sasa"])
+def test_other_users_of_the_engine_read_the_unchanged_model(gpt2: World, name: str) -> None:
+    """These baselines hook the layers of the engine's model."""
+    baseline: DecodingBaseline = gpt2.load(STRENGTHS[name])  # type: ignore[assignment]
+    prompts = PROMPTS * 5
+    greedy = Sampling(temperature=0.0, max_new_tokens=12)
+    ids = gpt2.engine.tokenize(prompts)
+    expected = completed(gpt2.engine, ids, greedy)
+    seeds = list(range(len(prompts)))
+    whole = written(baseline, prompts, seeds)
+    found: list[Any] = []
+    beside = threading.Thread(
+        target=lambda: found.extend(written(baseline, prompts, seeds) for _ in range(3))
+    )
+    beside.start()
+    compared = 0
+    while beside.is_alive() or not compared:
+        assert completed(gpt2.engine, ids, greedy) == expected
+        compared += 1
+    beside.join()
+    assert found == [whole] * 3
