@@ -48,12 +48,12 @@ class ControlTokens:
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-        found = {i: t.content for i, t in added if t.special or _BRACKETED.search(t.content)}
-        found |= zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-        self._texts = frozenset(filter(None, found.values()))
+        texts = {i: t.content for i, t in added if t.special or _BRACKETED.search(t.content)}
+        texts |= zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        self._texts = frozenset(filter(None, texts.values()))
         self._lengths = sorted({len(text) for text in self._texts})
         self._first = frozenset(text[:1] for text in self._texts)
-        self._ids = frozenset(found)
+        self._ids = frozenset(texts)
         unknown = tokenizer.unk_token_id
         # The tokenizer also returns this token for unknown text.
         if unknown not in (tokenizer.bos_token_id, tokenizer.eos_token_id):

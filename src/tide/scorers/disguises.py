@@ -60,13 +60,13 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
     if _ORDINARY.fullmatch(text):
         return (text,)
     text = _until_stable(_decoded, text)
-    found = [text]
+    variants = [text]
     if REORDERED.search(text):
-        found.insert(0, _reversed(_erased(text)))
+        variants.insert(0, _reversed(_erased(text)))
     if _APART.search(text):
-        found += [_APART.sub(" ", one) for one in found]
+        variants += [_APART.sub(" ", variant) for variant in variants]
     read = partial(_read, look_alikes=look_alikes)
-    return tuple(dict.fromkeys(_until_stable(read, one) for one in found))
+    return tuple(dict.fromkeys(_until_stable(read, variant) for variant in variants))
 
 
 def digest_of(listed: Iterable[str]) -> str:
@@ -91,13 +91,13 @@ def _decoded(text: str) -> str:
 
 def _erased(text: str) -> str:
     """Erase the character before each backspace, as a terminal does."""
-    kept: list[str] = []
+    characters: list[str] = []
     for c in text:
         if c not in "\b\x7f":
-            kept.append(c)
-        elif kept:
-            kept.pop()
-    return "".join(kept)
+            characters.append(c)
+        elif characters:
+            characters.pop()
+    return "".join(characters)
 
 
 def _reversed(text: str) -> str:
@@ -105,19 +105,19 @@ def _reversed(text: str) -> str:
 
     Nested overrides are not resolved, because the stored order is read as well.
     """
-    shown: list[str] = []
+    displayed: list[str] = []
     inside: list[str] = []
     depth = 0
     for c in text:
         if depth == 0 and c != _OVERRIDE:
-            shown.append(c)
+            displayed.append(c)
             continue
         depth += (c in _OPENS) - (c in _CLOSES)
         inside.append(c)
         if depth == 0:
-            shown += reversed(inside)
+            displayed += reversed(inside)
             inside = []
-    return "".join([*shown, *reversed(inside)])
+    return "".join([*displayed, *reversed(inside)])
 
 
 def _read(text: str, look_alikes: bool) -> str:
@@ -148,41 +148,42 @@ def _without_marks(text: str) -> str:
     """Drop combining marks after Latin letters; NFC has already joined the common pairs."""
     if text.isascii():
         return text
-    kept: list[str] = []
+    characters: list[str] = []
     latin = False
     for c in text:
         if unicodedata.category(c) in ("Mn", "Me"):
             if not latin:
-                kept.append(c)
+                characters.append(c)
         else:
-            kept.append(c)
+            characters.append(c)
             latin = is_latin(c)
-    return "".join(kept)
+    return "".join(characters)
 
 
 def _latin(text: str) -> str:
     """Replace look-alikes by Latin letters in words that also hold a Latin letter.
 
     A word without Latin letters is changed only if all its letters look Latin and the text is
-    mainly Latin (`other <= latin`), because some Russian words consist of letters that look Latin.
+    mainly Latin (`non_latin <= latin`), because some Russian words consist of letters that look
+    Latin.
     """
     like, same = _look_alikes()
     words = list(_WORD.finditer(text))
     if all(match[0].isascii() for match in words):
         return text
     mixed = [any(map(is_latin, match[0])) for match in words]
-    latin = sum(len(match[0]) for match, some in zip(words, mixed, strict=True) if some)
-    other = sum(
+    latin = sum(len(match[0]) for match, is_mixed in zip(words, mixed, strict=True) if is_mixed)
+    non_latin = sum(
         c not in same
-        for match, some in zip(words, mixed, strict=True)
-        if not some
+        for match, is_mixed in zip(words, mixed, strict=True)
+        if not is_mixed
         for c in match[0]
     )
     parts, end = [], 0
-    for match, some in zip(words, mixed, strict=True):
+    for match, is_mixed in zip(words, mixed, strict=True):
         word = match[0]
-        whole = not some and other <= latin and all(c in same for c in word)
-        if some or whole:
+        whole = not is_mixed and non_latin <= latin and all(c in same for c in word)
+        if is_mixed or whole:
             word = "".join(like.get(c, c) for c in word)
         parts += [text[end : match.start()], word]
         end = match.end()
@@ -201,10 +202,10 @@ def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
     )
 
     same = {}
-    for c, others in confusables_data.items():
+    for c, entries in confusables_data.items():
         if len(c) > 1 or c.isascii() or not c.isalpha():
             continue
-        letters = [other["c"] for other in others if len(other["c"]) == 1]
+        letters = [entry["c"] for entry in entries if len(entry["c"]) == 1]
         if plain := [letter for letter in letters if letter.isascii() and letter.isalpha()]:
             # Unicode's table also maps look-alikes of "I" to "l".
             same[c] = "I" if plain[0] == "l" and c.isupper() else plain[0]

@@ -70,10 +70,9 @@ def reads(scorer: Scorer, text: str) -> bool:
     if languages_of(scorer) != ("en",):
         return True
     words = [word.strip(_MARKS) for word in text.lower().split()]
-    english, other = (
-        sum(word in some for word in words) for some in (_ENGLISH_WORDS, _OTHER_WORDS)
-    )
-    return not is_not_latin(text) and other <= english
+    english = sum(word in _ENGLISH_WORDS for word in words)
+    not_english = sum(word in _OTHER_WORDS for word in words)
+    return not is_not_latin(text) and not_english <= english
 
 
 def other_language(text: str) -> str:
@@ -125,7 +124,7 @@ class ReadingScorer(PlainScorer, ABC):
             return np.zeros(0)
         if self.languages == ("en",):
             warn_of_other_languages(self.name.partition("@")[0], texts)
-        found = [self._readings(text) for text in texts]
-        values = self._read([reading for some in found for reading in some])
-        starts = np.cumsum([0, *map(len, found[:-1])])
+        rows = [self._readings(text) for text in texts]
+        values = self._read([reading for row in rows for reading in row])
+        starts = np.cumsum([0, *map(len, rows[:-1])])
         return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)

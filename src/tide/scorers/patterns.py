@@ -25,14 +25,14 @@ class PatternScorer(ReadingScorer):
     _readings = staticmethod(readings_in_all_scripts)
 
     def __init__(self, path: str) -> None:
-        found: dict[int, regex.Pattern[str]] = {}
+        patterns: dict[int, regex.Pattern[str]] = {}
         try:
             for number, line in enumerate(as_text(read_whole(Path(path)), path).splitlines(), 1):
                 if not (pattern := line.strip()) or pattern.startswith("#"):
                     continue
                 where = f"{path}: line {number}"
                 try:
-                    found[number] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
+                    patterns[number] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
                 except (
                     regex.error,
                     ValueError,
@@ -41,14 +41,14 @@ class PatternScorer(ReadingScorer):
                     MemoryError,
                 ) as error:
                     raise InputError(f"{where} is not a regular expression: {error}") from None
-                if found[number].search("") is not None:
+                if patterns[number].search("") is not None:
                     raise InputError(f"{where} matches an empty text, and therefore every text")
-            if not found:
+            if not patterns:
                 raise InputError(f"{path} holds no patterns")
         except InputError as error:
             raise InputError(f"scorer regex: {error}") from None
-        self._patterns, self._path = found, path
-        self.name = f"regex@{digest_of(one.pattern for one in found.values())}"
+        self._patterns, self._path = patterns, path
+        self.name = f"regex@{digest_of(pattern.pattern for pattern in patterns.values())}"
 
     def _read(self, texts: list[str]) -> list[float]:
         return [float(self._matches(text)) for text in texts]

@@ -125,13 +125,13 @@ class Description(BaseModel):
         if cls.entry not in metadata:
             raise ValueError(f"its metadata lacks {cls.entry!r}")
         try:
-            found = cls.model_validate_json(metadata[cls.entry])
+            description = cls.model_validate_json(metadata[cls.entry])
         except ValidationError as error:
             raise ValueError(f"bad metadata: {problem(error)}") from None
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
                 raise ValueError(f"its weight {name} holds values that are not finite")
-        return found, tensors, _digest(path.read_bytes())
+        return description, tensors, _digest(path.read_bytes())
 
 
 class Features(Description):
@@ -153,8 +153,8 @@ class Features(Description):
     fingerprint: str = ""
 
     def metadata(self) -> dict[str, str]:
-        own = {"fingerprint": self.computed()}
-        return super(Features, self.model_copy(update=own)).metadata()
+        update = {"fingerprint": self.computed()}
+        return super(Features, self.model_copy(update=update)).metadata()
 
     def computed(self) -> str:
         """Compute the fingerprint with the code of this version."""

@@ -99,8 +99,8 @@ class Network:
         }
         if width % shape.heads:
             raise ValueError(f"its width {width} is not a multiple of its {shape.heads} heads")
-        if others := weights.keys() ^ wanted.keys():
-            raise ValueError(f"its weight {min(others)} is missing or belongs to no layer")
+        if unexpected := weights.keys() ^ wanted.keys():
+            raise ValueError(f"its weight {min(unexpected)} is missing or belongs to no layer")
         for name, size in wanted.items():
             if weights[name].shape != size:
                 raise ValueError(f"its weight {name} has shape {weights[name].shape}, not {size}")
@@ -125,15 +125,15 @@ class Network:
 
     def _attended(self, vectors: Array, n: int, name: str) -> Array:
         width = vectors.shape[1]
-        each = width // self._heads
+        head_width = width // self._heads
         rows = vectors @ self.weights[f"{name}.in_proj_weight"].T
         rows += self.weights[f"{name}.in_proj_bias"]
-        query, key, value = rows.reshape(n, -1, 3, self._heads, each).transpose(2, 0, 3, 1, 4)
-        scores = query @ key.transpose(0, 1, 3, 2) / np.float32(each**0.5)
+        query, key, value = rows.reshape(n, -1, 3, self._heads, head_width).transpose(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(0, 1, 3, 2) / np.float32(head_width**0.5)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        found = (shares @ value).transpose(0, 2, 1, 3).reshape(len(vectors), width)
-        return self._linear(found, f"{name}.out_proj")
+        attended = (shares @ value).transpose(0, 2, 1, 3).reshape(len(vectors), width)
+        return self._linear(attended, f"{name}.out_proj")
 
     def _linear(self, vectors: Array, name: str) -> Array:
         weights = self.weights
@@ -186,31 +186,33 @@ class WordPieces:
 
     def _read(self, word: str) -> tuple[int, ...]:
         """Split a word into the longest pieces, from the left; return [UNK] if that fails."""
-        found: list[int] = []
+        pieces: list[int] = []
         start = 0
         while start < len(word) <= _LONGEST_WORD:
             before = "##" if start else ""
             for end in range(min(len(word), start + self._longest), start, -1):
                 if (piece := self._ids.get(before + word[start:end])) is not None:
-                    found.append(piece)
+                    pieces.append(piece)
                     start = end
                     break
             else:
                 break
-        return tuple(found) if start == len(word) else (self._unknown,)
+        return tuple(pieces) if start == len(word) else (self._unknown,)
 
 
 def bert_words(text: str) -> list[str]:
     """Split a text into words and punctuation marks, in lower case and without accents."""
-    kept = []
+    characters = []
     for character in text:
         if character in "\t\n\r":
-            kept.append(" ")
+            characters.append(" ")
         elif character != "\ufffd" and unicodedata.category(character) not in ("Cc", "Cf", "Co"):
-            kept.append(f" {character} " if _is_chinese(character) else character)
-    plain = unicodedata.normalize("NFD", "".join(kept))
-    plain = "".join(one for one in plain if unicodedata.category(one) != "Mn").lower()
-    apart = (f" {one} " if _is_mark(one) else one for one in plain)
+            characters.append(f" {character} " if _is_chinese(character) else character)
+    plain = unicodedata.normalize("NFD", "".join(characters))
+    plain = "".join(
+        character for character in plain if unicodedata.category(character) != "Mn"
+    ).lower()
+    apart = (f" {character} " if _is_mark(character) else character for character in plain)
     return "".join(apart).split()
 
 
@@ -275,8 +277,8 @@ class SentenceScorer(ReadingScorer):
             for window in self.reader.windows(text, self.shape.tokens)
         ]
         worst = np.full(len(texts), -np.inf)
-        windows.sort(key=lambda one: len(one[1]))
-        for _, alike in groupby(windows, key=lambda one: len(one[1])):
+        windows.sort(key=lambda pair: len(pair[1]))
+        for _, alike in groupby(windows, key=lambda pair: len(pair[1])):
             rows = list(alike)
             for start in range(0, len(rows), _BATCH):
                 owners, batch = zip(*rows[start : start + _BATCH], strict=True)

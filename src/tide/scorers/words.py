@@ -153,7 +153,8 @@ class NeverScorer(ReadingScorer):
         self._patterns = [_whole_words(listed, "_")]  # "_" marks emphasis in Markdown
         if signs := [word for word in listed if _SIGNS.match(word)]:
             self._patterns.append(_spaced_signs(signs))
-        joined = [one for word in listed if len(one := _BETWEEN.sub("", word)) > 1]
+        spaceless = [_BETWEEN.sub("", word) for word in listed]
+        joined = [word for word in spaceless if len(word) > 1]
         # Without words, the pattern would match every text.
         self._joined = (
             regex.compile(r"\L<words>", words=joined, cache_pattern=False) if joined else None
@@ -164,7 +165,7 @@ class NeverScorer(ReadingScorer):
 
     def _holds(self, text: str) -> bool:
         spellings = _all_spellings(text)
-        if any(pattern.search(one) for pattern in self._patterns for one in spellings):
+        if any(pattern.search(spelling) for pattern in self._patterns for spelling in spellings):
             return True
         if self._joined is None:
             return False
@@ -199,8 +200,8 @@ def term_hashes(text: str) -> set[int]:
 
 def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
     """Return the sorted hashes of terms, without terms of more than three words."""
-    found = [_LISTED_WORD.findall(normalize(term)) for term in terms]
-    hashes = {_hash(words) for words in found if 1 <= len(words) <= LONGEST}
+    word_lists = [_LISTED_WORD.findall(normalize(term)) for term in terms]
+    hashes = {_hash(words) for words in word_lists if 1 <= len(words) <= LONGEST}
     return np.array(sorted(hashes), dtype=np.uint64)
 
 

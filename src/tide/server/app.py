@@ -105,9 +105,9 @@ def create_app(
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model]}
 
-    @app.get("/v1/models/{asked:path}")
-    async def one_model(asked: str) -> dict[str, Any]:
-        serving.check_model(asked)
+    @app.get("/v1/models/{model_name:path}")
+    async def one_model(model_name: str) -> dict[str, Any]:
+        serving.check_model(model_name)
         return model
 
     @app.post("/v1/moderations")
@@ -137,7 +137,7 @@ def create_app(
     def scorers_answer() -> bool:
         """Return False if a scorer is known to be down."""
         # Policies may share a scorer. With a set, a scorer that is down is called only once.
-        scorers = {one.plan.measured for one in policies.table.policies.values()}
+        scorers = {policy.plan.measured for policy in policies.table.policies.values()}
         return all(scorer.check() for scorer in scorers)
 
     @app.get("/metrics")
@@ -177,21 +177,21 @@ class EventStream(Response):
     background = None
 
     def __init__(
-        self, first: str, others: AsyncGenerator[str, None], headers: dict[str, str]
+        self, first: str, rest: AsyncGenerator[str, None], headers: dict[str, str]
     ) -> None:
         self.init_headers({**_NO_STORE, "x-accel-buffering": "no", **headers})
-        self._first, self._others = first, others
+        self._first, self._rest = first, rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(text: str, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        async with aclosing(self._others) as others:
+        async with aclosing(self._rest) as rest:
             await send(start)
             await write(self._first)
             try:
-                async for text in others:
+                async for text in rest:
                     await write(text)
             except Exception as error:
                 scope[FAILED] = error

@@ -56,11 +56,11 @@ _PATIENCE = 4
 
 def read_keys() -> list[SecretStr]:
     """Read the comma-separated keys of TIDE_SERVE_KEYS. Raises InputError for an invalid key."""
-    given = os.environ.get(KEYS, "").split(",")
-    for text in given:
+    texts = os.environ.get(KEYS, "").split(",")
+    for text in texts:
         if text.strip()[:1] in ("'", '"'):
             raise InputError(f"{KEYS}: a key begins with a quote; write keys without quotes")
-    return [key for text in given if (key := read_key(KEYS, text)) is not None]
+    return [key for text in texts if (key := read_key(KEYS, text)) is not None]
 
 
 def is_loopback(host: str) -> bool:
@@ -103,8 +103,8 @@ class Gate:
         method = scope["method"]
         if method == "HEAD":  # uvicorn, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
-        asked = headers.get("x-request-id", "")
-        number = asked if _NUMBER.fullmatch(asked) else secrets.token_hex(8)
+        request_id = headers.get("x-request-id", "")
+        number = request_id if _NUMBER.fullmatch(request_id) else secrets.token_hex(8)
         scope[NUMBER] = number
 
         async def sending(message: Message) -> None:
@@ -176,13 +176,17 @@ class Gate:
             key = headers.get("x-api-key") or headers.get("x-goog-api-key") or ""
         if not key and scope["path"].startswith(_KEY_IN_ADDRESS):
             key = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0]
-        given = digest(key.strip())
+        sent_digest = digest(key.strip())
         # All keys are compared, so that the response time reveals nothing about them.
-        found = [own for one, own in table.keys.items() if hmac.compare_digest(given, one)]
-        if not found:
+        matches = [
+            policies
+            for known_digest, policies in table.keys.items()
+            if hmac.compare_digest(sent_digest, known_digest)
+        ]
+        if not matches:
             message = "the API key is missing or wrong"
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
-        (scope[POLICIES],) = found
+        (scope[POLICIES],) = matches
 
     async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
         """Return the body, or None after a disconnect. Raises Refused if it is too long or late."""

@@ -106,23 +106,23 @@ class Serving:
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
         """Return the answer to a request without streaming, and a callback to run after sending."""
         calls, shape = self._calls(request, asker), self._shape(request)
-        found: dict[int, Sent] = {}
+        answers: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
             async for number, item in running:
                 if isinstance(item, Sent):
-                    found[number] = item
-        sent = [found[number] for number in range(len(calls))]
+                    answers[number] = item
+        sent = [answers[number] for number in range(len(calls))]
         choices = [
-            shape.choice(number, one.text, one.parts, one.reason, one.tide)
-            for number, one in enumerate(sent)
+            shape.choice(number, answer.text, answer.parts, answer.reason, answer.tide)
+            for number, answer in enumerate(sent)
         ]
-        afterwards = partial(self._watch, calls, found, asker)
+        afterwards = partial(self._watch, calls, answers, asker)
         return shape.whole(choices, usage_of(sent, request.n), summed(sent)), afterwards
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
         """Yield the events of a streamed answer, without `[DONE]`. Raises the errors of `whole`."""
         calls, shape = self._calls(request, asker), self._shape(request)
-        found: dict[int, Sent] = {}
+        answers: dict[int, Sent] = {}
         characters = [0] * len(calls)  # number sent so far, by choice
         try:
             async with aclosing(self._run(request, calls, True)) as running:
@@ -133,26 +133,28 @@ class Serving:
                         characters[number] += len(item)
                         yield event(shape.piece(number, item))
                     else:
-                        found[number] = item
+                        answers[number] = item
                         rest = item.text[characters[number] :]
                         for chunk in shape.rest(number, rest, item.parts):
                             yield event(chunk)
                         yield event(shape.piece(number, "", item.reason, tide=item.tide))
             if request.stream_options.include_usage:
-                sent = [found[number] for number in range(len(calls))]
+                sent = [answers[number] for number in range(len(calls))]
                 yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
         finally:  # the client may have left, or the model failed
-            await self._watch(calls, found, asker)
+            await self._watch(calls, answers, asker)
             for number, call in enumerate(calls):
-                if call.policy.mode == "monitor" and characters[number] and number not in found:
+                if call.policy.mode == "monitor" and characters[number] and number not in answers:
                     self._monitor.cut_short(call.policy, asker.number, number)
 
-    async def _watch(self, calls: Sequence[Call], found: Mapping[int, Sent], asker: Asker) -> None:
+    async def _watch(
+        self, calls: Sequence[Call], answers: Mapping[int, Sent], asker: Asker
+    ) -> None:
         """Start to score the monitored answers that were sent."""
-        for number, one in found.items():
-            if one.draft is not None:
+        for number, answer in answers.items():
+            if answer.draft is not None:
                 call = calls[number]
-                self._monitor.begin(call.policy, call.prompt, one.draft, asker.number, number)
+                self._monitor.begin(call.policy, call.prompt, answer.draft, asker.number, number)
 
     def check_model(self, model: str | None) -> None:
         if model not in (None, self.name):
@@ -166,10 +168,10 @@ class Serving:
         """Return the policy `name` if the key may use it; by default, the key's first policy."""
         if name is None:
             return asker.policies[0]
-        found = next((one for one in asker.policies if one.name == name), None)
-        if found is not None:
-            return found
-        may = f"this key may use {', '.join(one.name for one in asker.policies)}"
+        policy = next((candidate for candidate in asker.policies if candidate.name == name), None)
+        if policy is not None:
+            return policy
+        may = f"this key may use {', '.join(candidate.name for candidate in asker.policies)}"
         if name in self._policies.table.policies:
             message = f"policy {name!r} is not allowed; {may}"
             kind, code = "permission_error", "policy_not_allowed"
@@ -238,7 +240,7 @@ class Serving:
         self._count(len(calls))
         queue: asyncio.Queue[tuple[int, _Item | Exception | None]] = asyncio.Queue()
         work = [_items(call, in_pieces) for call in calls]
-        tasks = [asyncio.create_task(_pump(i, one, queue)) for i, one in enumerate(work)]
+        tasks = [asyncio.create_task(_pump(i, items, queue)) for i, items in enumerate(work)]
         tasks.append(asyncio.create_task(_tick(queue, limits.keep_alive, until)))
         left = len(calls)
         try:
@@ -264,33 +266,33 @@ class Serving:
                 if isinstance(item, Result):
                     record_evaluation(item.best)
                 yield number, sent
-            taken = time.monotonic() - started
-            self._seconds += (1 - _MEMORY) * (taken - self._seconds)
+            seconds = time.monotonic() - started
+            self._seconds += (1 - _MEMORY) * (seconds - self._seconds)
         finally:
             self._count(-len(calls))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _sent(self, found: Result | Draft, call: Call, request: Generation) -> Sent:
+    def _sent(self, outcome: Result | Draft, call: Call, request: Generation) -> Sent:
         """Return the part of a result or draft that is sent."""
-        self._metrics.add(found)
+        self._metrics.add(outcome)
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
-        if isinstance(found, Draft):
-            written, parts = found.generated_tokens, found.parts
+        if isinstance(outcome, Draft):
+            written, parts = outcome.generated_tokens, outcome.parts
             tide = {
                 **by,
-                "forward_tokens": written + found.read_tokens,
+                "forward_tokens": written + outcome.read_tokens,
                 "generated_tokens": written,
             }
-            reason, tokens = found.finish_reason, found.num_tokens + parts.num_tokens
-            read = len(found.task.prompt.token_ids)
-            return Sent(found.text, parts, _reason(reason, parts), tokens, read, tide, found)
-        best, settings, traces = found.best, call.policy.detox.settings, request.tide.trace
+            reason, tokens = outcome.finish_reason, outcome.num_tokens + parts.num_tokens
+            read = len(outcome.task.prompt.token_ids)
+            return Sent(outcome.text, parts, _reason(reason, parts), tokens, read, tide, outcome)
+        best, settings, traces = outcome.best, call.policy.detox.settings, request.tide.trace
         is_base = best.accepted and best.base.text == best.text
         evaluations = [
-            {**one.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
-            for number, one in enumerate(best.trace)
+            {**evaluation.model_dump(exclude={"cosine"}), "returned": number == best.chosen}
+            for number, evaluation in enumerate(best.trace)
         ]
         tide = {
             **by,
@@ -348,10 +350,10 @@ async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
         yield texts.result
 
 
-async def _tick(queue: asyncio.Queue[Any], every: float, until: float) -> None:
-    """Put None every `every` seconds and at `until`; a timeout for each item would cost more."""
+async def _tick(queue: asyncio.Queue[Any], interval: float, until: float) -> None:
+    """Put None every `interval` seconds and at `until`; a timeout for each item would cost more."""
     while (rest := until - time.monotonic()) > 0:
-        await asyncio.sleep(min(rest, every))
+        await asyncio.sleep(min(rest, interval))
         queue.put_nowait((0, None))
 
 
@@ -373,15 +375,18 @@ def _reason(ended: str, parts: Parts) -> str:
 
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
     """Count the tokens of a response. n: number of completions per prompt."""
-    read, written = sum(one.prompt_tokens for one in sent[::n]), sum(one.tokens for one in sent)
+    read, written = (
+        sum(answer.prompt_tokens for answer in sent[::n]),
+        sum(answer.tokens for answer in sent),
+    )
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def summed(sent: Sequence[Sent]) -> dict[str, Any]:
     """Return the field `tide` of a whole response, with its worst scores and its total cost."""
-    fields = [one.tide for one in sent]
+    fields = [answer.tide for answer in sent]
     whole = {key: fields[0][key] for key in ("policy", "mode")}
     for key, combine in _COMBINE.items():
-        if all(key in one for one in fields):
-            whole[key] = combine(one[key] for one in fields)
+        if all(key in field for field in fields):
+            whole[key] = combine(field[key] for field in fields)
     return whole

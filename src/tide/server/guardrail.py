@@ -53,18 +53,18 @@ class GuardrailRequest(BaseModel):
     tool_calls: list[Any] | None = None
     structured_messages: list[Any] | None = None
 
-    def said(self) -> list[str]:
+    def all_texts(self) -> list[str]:
         """Return all texts. Raises Unread for other content, and for a request without any text."""
         if self.images:
             raise Unread("images: only texts can be scored")
         if self.texts is None and not self.structured_messages and not self.tool_calls:
             raise Unread("texts: missing")
-        said = {name: value for name, value in self if name not in _ABOUT_THE_CALL}
+        content = {name: value for name, value in self if name not in _ABOUT_THE_CALL}
         try:
-            found = dict.fromkeys(strings(said, _check))
+            texts = dict.fromkeys(strings(content, _check))
         except RecursionError:
             raise Unread("lists or objects are nested too deeply") from None
-        return [text for text in found if text and text not in _PROTOCOL]
+        return [text for text in texts if text and text not in _PROTOCOL]
 
 
 def _check(value: Mapping[str, Any], where: str) -> None:
@@ -107,7 +107,7 @@ async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) ->
 
 async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
     try:
-        texts = request.said()
+        texts = request.all_texts()
     except Unread as error:
         return _Verdict("blocked", _blocked(shown(str(error))))
     worst, at_once = 0.0, policy.scoring.limits.max_texts

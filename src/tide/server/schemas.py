@@ -77,9 +77,9 @@ class Refused(Exception):
         }
 
     @classmethod
-    def busy(cls, what: str, pause: int) -> Refused:
-        """Return the refusal of a request by a busy server. what: a plural, such as "texts"."""
-        message = f"too many {what} are waiting; try again later"
+    def busy(cls, plural: str, pause: int) -> Refused:
+        """Return the refusal of a request by a busy server. plural: such as "texts"."""
+        message = f"too many {plural} are waiting; try again later"
         return cls(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
 
     @classmethod
@@ -164,8 +164,8 @@ def _is_deep(value: Any) -> bool:
     """Return whether a JSON value is nested so deeply that encoding it may fail."""
     level = [value]
     for _ in range(_MOST_NESTED):
-        parts = [list(one.values()) if isinstance(one, dict) else one for one in level]
-        level = [inner for one in parts if isinstance(one, list) for inner in one]
+        parts = [list(part.values()) if isinstance(part, dict) else part for part in level]
+        level = [inner for part in parts if isinstance(part, list) for inner in part]
     return bool(level)
 
 
@@ -247,8 +247,8 @@ class Generation(_Wire):
     @property
     def ignored(self) -> str:
         """Names of the parameters that were ignored, for a response header."""
-        some = list(dict.fromkeys(self.unknown()))[:_MOST_IGNORED]
-        names = [shown(name).encode("ascii", "backslashreplace").decode() for name in some]
+        unknown = list(dict.fromkeys(self.unknown()))[:_MOST_IGNORED]
+        names = [shown(name).encode("ascii", "backslashreplace").decode() for name in unknown]
         # A header may not begin or end with a space.
         return ", ".join(filter(None, (name[:_LONGEST_NAME].strip() for name in names)))
 
@@ -260,7 +260,7 @@ class Generation(_Wire):
     def settings(self) -> dict[str, Any]:
         """Return the settings of the request, under the names of `Settings`."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        asked = {
+        values = {
             "max_new_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -270,13 +270,13 @@ class Generation(_Wire):
             "stop": None if stop is None else tuple(stop),
             **self.tide.model_dump(exclude={"trace", "policy"}),
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def _prompts(value: Any) -> Any:
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and any(isinstance(one, int | list) for one in value):
+    if isinstance(value, list) and any(isinstance(part, int | list) for part in value):
         raise PydanticCustomError(
             "token_ids", "token ids are not accepted; send the prompt as text, which is scored"
         )
@@ -431,7 +431,7 @@ def event(data: dict[str, Any]) -> str:
 
 def _part_fields(parts: Parts) -> dict[str, Any]:
     """Return the fields of a message for reasoning and tool calls."""
-    calls = [one.dump() for one in parts.tool_calls]
+    calls = [call.dump() for call in parts.tool_calls]
     return {
         **({"reasoning_content": parts.reasoning} if parts.reasoning else {}),
         **({"tool_calls": calls} if calls else {}),
@@ -458,8 +458,8 @@ class ReplyShape:
         self, index: int, text: str, parts: Parts, reason: str, tide: dict[str, Any]
     ) -> dict[str, Any]:
         # OpenAI sends null as the content of a message that has only tool calls.
-        said = None if parts.tool_calls and not text else text
-        message = {"role": "assistant", "content": said, "refusal": None, **_part_fields(parts)}
+        written = None if parts.tool_calls and not text else text
+        message = {"role": "assistant", "content": written, "refusal": None, **_part_fields(parts)}
         content = {"message": message} if self._chat else {"text": text}
         return {"index": index, **content, "logprobs": None, "finish_reason": reason, "tide": tide}
 
@@ -487,7 +487,7 @@ class ReplyShape:
         for name in ("reasoning_content", "content", "tool_calls"):
             if value := deltas.get(name):
                 if name == "tool_calls":
-                    value = [{"index": place, **one} for place, one in enumerate(value)]
+                    value = [{"index": number, **call} for number, call in enumerate(value)]
                 chunk = self.piece(index, "")
                 chunk["choices"][0]["delta"][name] = value
                 yield chunk

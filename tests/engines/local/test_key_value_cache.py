@@ -45,7 +45,7 @@ def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -
 
     def check() -> None:
         assert cache.count == len(rows)
-        assert cache.shown >= cache.count
+        assert cache.padded_count >= cache.count
         for i, row in enumerate(rows):
             length = row[0][0].shape[1]
             assert cache.starts[i] == cache.end - length >= cache.low
@@ -69,7 +69,7 @@ def test_every_row_keeps_its_own(steps: list[tuple[list[int], set[int], int]]) -
         for _ in range(writes if rows else 0):
             number += 1
             cache.step()
-            new = layer_states(cache.shown, 1, number)
+            new = layer_states(cache.padded_count, 1, number)
             for layer, (keys, values) in zip(cache.model_cache.layers, new, strict=True):
                 seen: tuple[torch.Tensor, torch.Tensor] = layer.update(keys, values)
                 assert seen[0].shape[2] == cache.end - cache.low + 1
@@ -91,7 +91,7 @@ def test_the_store_does_not_grow_with_the_steps() -> None:
         for _ in range(40):
             cache.step()
             for layer, pair in zip(cache.model_cache.layers, layer_states(1, 1, 1), strict=True):
-                layer.update(*(part.expand(cache.shown, -1, -1, -1) for part in pair))
+                layer.update(*(part.expand(cache.padded_count, -1, -1, -1) for part in pair))
             cache.end += 1
         if cache.count > 1:
             leave(cache, [0])

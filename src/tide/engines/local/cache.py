@@ -52,13 +52,13 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
         self.show(cache.end)
 
     def show(self, end: int) -> None:
-        rows, columns = slice(0, self._cache.shown), slice(self._cache.low, end)
+        rows, columns = slice(0, self._cache.padded_count), slice(self._cache.low, end)
         self.keys, self.values = (part[rows, :, columns] for part in self.store)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         cache = self._cache
         end = cache.end + key_states.shape[-2]
-        rows, columns = slice(0, cache.shown), slice(cache.end, end)
+        rows, columns = slice(0, cache.padded_count), slice(cache.end, end)
         for part, states in zip(self.store, (key_states, value_states), strict=True):
             part[rows, :, columns] = states
         self.show(end)
@@ -81,7 +81,7 @@ class KeyValueCache:
         self._slots = 0
 
     @property
-    def shown(self) -> int:
+    def padded_count(self) -> int:
         return self._made_up(self.count)
 
     @property
@@ -176,17 +176,17 @@ class KeyValueCache:
             self._slots, self.columns = size
             self.model_cache = DynamicCache()
             self.model_cache.layers.extend(_Layer(self, store) for store in stores)
-        new = slice(self.low + shift, end)
+        target = slice(self.low + shift, end)
         if self.count:
             moves = [
-                (part[: self.count, :, new], states[: self.count, :, old])
+                (part[: self.count, :, target], states[: self.count, :, old])
                 for store, source in zip(self.stores, before, strict=True)
                 for part, states in zip(store, source, strict=True)
             ]
             # A row may overlap its new place. All buffers are allocated before any row moves.
-            spare = {kept.shape: torch.empty_like(kept) for _, kept in moves} if fits else {}
-            for part, kept in moves:
-                part.copy_(spare[kept.shape].copy_(kept) if fits else kept)
+            spare = {moved.shape: torch.empty_like(moved) for _, moved in moves} if fits else {}
+            for part, moved in moves:
+                part.copy_(spare[moved.shape].copy_(moved) if fits else moved)
         self.low, self.end = self.low + shift, end
         self.starts = [start + shift for start in self.starts]
 
@@ -294,8 +294,8 @@ class PrefixCache:
         """Evict the least recently used beginnings beyond the capacity."""
         with self._lock:
             known = list(self._beginnings)
-        kept = 0
-        for one in sorted(known, key=lambda one: -one.used):
-            kept += one.tokens
-            if kept > self._capacity:
-                one.layers = None
+        tokens = 0
+        for beginning in sorted(known, key=lambda beginning: -beginning.used):
+            tokens += beginning.tokens
+            if tokens > self._capacity:
+                beginning.layers = None

@@ -67,10 +67,10 @@ def gumbel_noise(keys: Tensor, tokens: Tensor) -> Tensor:
     return uniform.log_().neg_().log_().neg_()
 
 
-def _keep_top_k(logits: Tensor, top_k: Tensor, *, most: int) -> Tensor:
-    largest = logits.topk(min(most, logits.shape[-1]), dim=-1).values
-    least = largest.gather(-1, top_k.clamp(max=largest.shape[-1]) - 1)
-    return logits.masked_fill(logits < least, -torch.inf)
+def _keep_top_k(logits: Tensor, top_k: Tensor, *, largest_k: int) -> Tensor:
+    largest = logits.topk(min(largest_k, logits.shape[-1]), dim=-1).values
+    smallest = largest.gather(-1, top_k.clamp(max=largest.shape[-1]) - 1)
+    return logits.masked_fill(logits < smallest, -torch.inf)
 
 
 def keep_nucleus(logits: Tensor, top_p: float | Tensor) -> Tensor:
@@ -129,8 +129,8 @@ class Sampler:
         if any sequence has such a penalty. banned: ids that each sequence must not draw.
         """
         before = len(self._rows)
-        for own, seed, out in zip(samplings, seeds, banned or [()] * len(seeds), strict=True):
-            self._rows.append(_Sequence(own, NoiseKeys(seed), tuple(out)))
+        for sampling, seed, out in zip(samplings, seeds, banned or [()] * len(seeds), strict=True):
+            self._rows.append(_Sequence(sampling, NoiseKeys(seed), tuple(out)))
         if any(row.sampling.repetition_penalty != 1 for row in self._rows):
             rows = [[0]] * before if self._seen is None else self._seen.tolist()
             rows += [list(prompt) or [0] for prompt in prompts] or [[0]] * len(samplings)
@@ -206,28 +206,30 @@ class Sampler:
         """Rebuild the batch's tensors after rows enter or leave."""
         rows, device = self._rows, self._device
         samplings = [row.sampling for row in rows]
-        self._waiting = [i for i, own in enumerate(samplings) if own.min_new_tokens]
+        self._waiting = [i for i, sampling in enumerate(samplings) if sampling.min_new_tokens]
         banned = [(i, token) for i, row in enumerate(rows) for token in row.banned]
         self._banned = tuple(torch.tensor(banned, device=device).T) if banned else None
-        penalties = [own.repetition_penalty for own in samplings]
+        penalties = [sampling.repetition_penalty for sampling in samplings]
         self._penalty = _column(penalties, device)
         if set(penalties) <= {1.0}:
             self._seen = None
-        drawn = [i for i, own in enumerate(samplings) if own.temperature > 0]
+        drawn = [i for i, sampling in enumerate(samplings) if sampling.temperature > 0]
         self._greedy = not drawn
         self._drawn_rows = _numbers(drawn, len(rows), device)
         self._noisy = [rows[i] for i in drawn]
-        self._temperature = _column([own.temperature or 1.0 for own in samplings], device)
+        self._temperature = _column([sampling.temperature or 1.0 for sampling in samplings], device)
         self._filters: list[tuple[Tensor | None, Callable[..., Tensor], Any]] = []
-        keep_top_k = partial(_keep_top_k, most=max((own.top_k for own in samplings), default=0))
+        keep_top_k = partial(
+            _keep_top_k, largest_k=max((sampling.top_k for sampling in samplings), default=0)
+        )
         for keep, values, off in (
-            (keep_top_k, [own.top_k for own in samplings], 0),
-            (keep_nucleus, [own.top_p for own in samplings], 1.0),
+            (keep_top_k, [sampling.top_k for sampling in samplings], 0),
+            (keep_nucleus, [sampling.top_p for sampling in samplings], 1.0),
         ):
-            some = [i for i in drawn if values[i] != off]
-            if some:
-                limit = _column([values[i] for i in some], device)
-                self._filters.append((_numbers(some, len(rows), device), keep, limit))
+            filtered = [i for i in drawn if values[i] != off]
+            if filtered:
+                limit = _column([values[i] for i in filtered], device)
+                self._filters.append((_numbers(filtered, len(rows), device), keep, limit))
 
     def _draw(self, scores: Tensor, best: Tensor) -> Tensor:
         """Return the arg max of scores (B, V) plus noise. best: the largest score of each row."""

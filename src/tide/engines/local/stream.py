@@ -71,7 +71,7 @@ class Forward:
         positions = token_positions(mask)
         cache = DynamicCache() if self.plain else None
         seen = None if bool(mask.all()) else mask
-        return self(seen, positions, cache, inputs_embeds=x, **self._kept(keep))
+        return self(seen, positions, cache, inputs_embeds=x, **self._keep_option(keep))
 
     def read_after(
         self, before: Sequence[Pair], suffixes: Tensor, keep: int = 1
@@ -85,10 +85,10 @@ class Forward:
         for number, pair in enumerate(before):
             cache.update(*(part.expand(rows, -1, -1, -1) for part in pair), number)
         positions = torch.arange(start, start + tokens, device=suffixes.device).expand(rows, -1)
-        out = self(None, positions, cache, inputs_embeds=suffixes, **self._kept(keep))
+        out = self(None, positions, cache, inputs_embeds=suffixes, **self._keep_option(keep))
         return out.logits[:, -keep:], pairs_in(out)
 
-    def _kept(self, keep: int) -> dict[str, int]:
+    def _keep_option(self, keep: int) -> dict[str, int]:
         return {"logits_to_keep": keep} if self.accepts("logits_to_keep") else {}
 
 
@@ -140,7 +140,7 @@ class Stream:
         multiple: int = 1,
     ) -> None:
         self._forward, self._together = forward, together
-        self._own: Any = None  # the cache of a model that is not plain
+        self._other_cache: Any = None  # the cache of a model that is not plain
         self.cache = KeyValueCache(multiple)
         self.logits = torch.empty(0)
         if rows:
@@ -155,7 +155,7 @@ class Stream:
         if not self._forward.plain:
             assert not len(self)
             out = self._forward.read(rows)
-            self._own = cache_in(out)
+            self._other_cache = cache_in(out)
             self.cache.add(lengths, [])
             self._join(out.logits[:, -1])
             return
@@ -194,8 +194,8 @@ class Stream:
         width = cache.end - cache.low + 1
         mask = None if self._mask is None else self._mask[..., :width]
         assert mask is None or mask.shape[-1] == width  # attention would not raise an error
-        own = cache.model_cache if self._own is None else self._own
-        out = self._forward(mask, positions[:, None], own, input_ids=tokens[:, None])
+        model_cache = cache.model_cache if self._other_cache is None else self._other_cache
+        out = self._forward(mask, positions[:, None], model_cache, input_ids=tokens[:, None])
         self.logits = out.logits[:count, -1]
         cache.end += 1
 
@@ -207,8 +207,8 @@ class Stream:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep the rows with these numbers, in this order; a row may occur several times."""
-        if self._own is not None:
-            self._own.batch_select_indices(torch.tensor(rows, device=self.logits.device))
+        if self._other_cache is not None:
+            self._other_cache.batch_select_indices(torch.tensor(rows, device=self.logits.device))
         self.cache.select(rows)
         self.logits = self.logits[list(rows)]
         self._arrange()
@@ -222,7 +222,7 @@ class Stream:
         cache = self.cache
         # If the first row resumes, there are no logits yet.
         device = cache.stores[0][0].device if cache.stores else self.logits.device
-        more = [cache.low] * (cache.shown - cache.count) if self._own is None else []
+        more = [cache.low] * (cache.padded_count - cache.count) if self._other_cache is None else []
         starts = torch.tensor(cache.starts + more, dtype=torch.int64)
         self._last = (self._forward.context or 1 << 40) - 1
         self._mask = None
@@ -238,13 +238,13 @@ def length_groups(lengths: Sequence[int]) -> list[list[int]]:
     Dynamic programming runs over the distinct lengths, of which there are few.
     """
     order = by_length(lengths)
-    # Number of rows up to a distinct length -> least cost of the rows, and ends of their groups.
+    # Number of rows up to a distinct length -> lowest cost of the rows, and ends of their groups.
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
     for length, same in groupby(order, key=lengths.__getitem__):
         end = max(best) + len(list(same))
         # The last group begins at `start`. It costs a call plus its number of rows times `length`.
-        least, start = min((cost - start * length, start) for start, (cost, _) in best.items())
-        best[end] = least + _CALL + end * length, [*best[start][1], end]
+        lowest, start = min((cost - start * length, start) for start, (cost, _) in best.items())
+        best[end] = lowest + _CALL + end * length, [*best[start][1], end]
     return [order[start:end] for start, end in pairwise([0, *best[len(order)][1]])]
 
 

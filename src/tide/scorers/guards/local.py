@@ -49,8 +49,8 @@ class LocalGuard(PlainScorer):
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
             config = self._load()
             self._context = getattr(config.get_text_config(), "max_position_embeddings", None)
-        own = f",{digest}" if (digest := settings.digest()) else ""
-        self.name += f"{revision_of(settings.model, config)}#{kind}{own}"
+        suffix = f",{digest}" if (digest := settings.digest()) else ""
+        self.name += f"{revision_of(settings.model, config)}#{kind}{suffix}"
         self._control = ControlTokens(self._tokenizer)
         self._around_text, self._strip = self._probe_template()
         self._around_ids = self._probe_tokenizer()
@@ -123,14 +123,14 @@ class LocalGuard(PlainScorer):
 
     def _verdicts(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         tokens = 1 if self._begun or not self._format.lead else self._format.tokens
-        found: dict[int, float] = {}
+        scores: dict[int, float] = {}
         for number, answer in enumerate(self._answers(prompts, tokens)):
             with suppress(ScorerError):  # a longer answer is generated below
-                found[number] = self._verdict(answer).score
-        if later := [i for i in range(len(prompts)) if i not in found]:
+                scores[number] = self._verdict(answer).score
+        if later := [i for i in range(len(prompts)) if i not in scores]:
             answers = self._answers([prompts[i] for i in later], self._format.tokens)
-            found |= zip(later, (self._verdict(one).score for one in answers), strict=True)
-        return [found[i] for i in range(len(prompts))]
+            scores |= zip(later, (self._verdict(longer).score for longer in answers), strict=True)
+        return [scores[i] for i in range(len(prompts))]
 
     def _verdict(self, answer: Sequence[Place]) -> Verdict:
         return self._format.verdict(self.name, answer, self._begun)
@@ -206,9 +206,9 @@ class LocalGuard(PlainScorer):
     def _ids(self, text: str) -> list[int]:
         chunks = self._around_text[:1]
         for after in self._around_text[1:]:
-            first, *others = self._control.split(self._strip(text))
+            first, *further = self._control.split(self._strip(text))
             chunks[-1] += first
-            chunks += others
+            chunks += further
             chunks[-1] += after
         chunks[-1] += self._begun
         first_ids, last_ids = self._around_ids

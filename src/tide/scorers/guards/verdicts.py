@@ -79,15 +79,19 @@ def read_verdict(
 
 def _is_likeliest(chosen: str, likeliest: Sequence[tuple[str, float]]) -> bool:
     """Whether the chosen token is nearly the likeliest; otherwise the list cannot be used."""
-    own = max((math.exp(logprob) for text, logprob in likeliest if text == chosen), default=0.0)
-    return own >= _ROUNDING * max((math.exp(logprob) for _, logprob in likeliest), default=0.0)
+    probability = max(
+        (math.exp(logprob) for text, logprob in likeliest if text == chosen), default=0.0
+    )
+    return probability >= _ROUNDING * max(
+        (math.exp(logprob) for _, logprob in likeliest), default=0.0
+    )
 
 
 def _score(
     tail: str,
     likeliest: Sequence[tuple[str, float]],
     verdicts: Mapping[str, float],
-    least: float,
+    minimum: float,
 ) -> float | None:
     """Return the mean toxicity of the verdicts that may follow `tail`, weighted by probability.
 
@@ -100,7 +104,7 @@ def _score(
         if len(meant) == 1:
             weight = next(iter(meant))
             mass[weight] = mass.get(weight, 0.0) + probability
-    if sum(mass.values()) <= least:
+    if sum(mass.values()) <= minimum:
         return None
     worst, left = max(verdicts.values()), 1.0 - sum(probability for _, probability in listed)
     mass[worst] = mass.get(worst, 0.0) + max(0.0, left)

@@ -74,7 +74,7 @@ class OpenAIModerationScorer(RemoteScorer):
         scores = {}
         for name in self.attributes:
             if (score := row.get(name)) is None:
-                has = ", ".join(one for one, value in row.items() if value is not None)
+                has = ", ".join(category for category, value in row.items() if value is not None)
                 raise ScorerError(f"scorer {self.name}: no category {name!r}; it has {has}")
             scores[name] = score
         return TextScore(max(scores.values()), scores)

@@ -183,33 +183,33 @@ class ServedClassifier(SelfHostedScorer):
         return [self._score_of_labels(row) for row in answer.root]
 
     def _score_of_labels(self, row: list[_Prediction]) -> TextScore:
-        found = {prediction.label: prediction.score for prediction in row}
-        if found.keys() != self._labels or len(found) != len(row):
+        by_label = {prediction.label: prediction.score for prediction in row}
+        if by_label.keys() != self._labels or len(by_label) != len(row):
             raise ServerFailed("the answer's labels differ from the model's labels")
-        scores = {label: found[label] for label in self._toxic}
+        scores = {label: by_label[label] for label in self._toxic}
         score = max(scores.values()) if self._how == "max" else sum(scores.values())
         return TextScore(min(1.0, score), scores)
 
     def _score_of_classes(self, row: _Class) -> TextScore:
         classes = self._classes or self._usual_classes(row)
-        if (most := max(classes)) >= len(row.probs):
+        if (largest := max(classes)) >= len(row.probs):
             raise ScorerError(
-                f"scorer {self.name}: no class {most}; its model has {len(row.probs)} classes"
+                f"scorer {self.name}: no class {largest}; its model has {len(row.probs)} classes"
             )
-        found = {f"class-{i}": row.probs[i] for i in classes}
+        by_class = {f"class-{i}": row.probs[i] for i in classes}
         if self._how != "sum":
-            return TextScore(max(found.values()), found)
+            return TextScore(max(by_class.values()), by_class)
         if abs((total := sum(row.probs)) - 1) > _ROUNDING:
             raise ScorerError(
                 f"scorer {self.name}: its classes are not exclusive (they add up to {total:.3f}); "
                 "leave out 'sum:'"
             )
-        if len(found) == len(row.probs):
+        if len(by_class) == len(row.probs):
             raise ScorerError(
                 f"scorer {self.name}: all classes together add up to 1 for every text; name only "
                 "the toxic ones"
             )
-        return TextScore(min(1.0, sum(found.values())), found)
+        return TextScore(min(1.0, sum(by_class.values())), by_class)
 
     def _usual_classes(self, row: _Class) -> list[int]:
         if len(row.probs) > 2:

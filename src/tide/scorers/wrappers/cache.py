@@ -78,17 +78,19 @@ class CachedScorer(ScorerWrapper):
                 elif not self._warned:
                     self._warned = True
                     _LOG.warning("cache %s: an entry is not a score; rescoring the text", self.path)
-        new = [text for text in keys.values() if text not in known]
-        for start in range(0, len(new), _CHUNK):
-            chunk = new[start : start + _CHUNK]
-            found = super().score_attributes(chunk)
-            made = {
-                text: TextScore(float(score), {n: float(c[i]) for n, c in found.attributes.items()})
-                for i, (text, score) in enumerate(zip(chunk, found.values, strict=True))
+        unknown = [text for text in keys.values() if text not in known]
+        for start in range(0, len(unknown), _CHUNK):
+            chunk = unknown[start : start + _CHUNK]
+            answer = super().score_attributes(chunk)
+            fresh = {
+                text: TextScore(
+                    float(score), {n: float(c[i]) for n, c in answer.attributes.items()}
+                )
+                for i, (text, score) in enumerate(zip(chunk, answer.values, strict=True))
             }
             with self._lock:
-                self._guarded(lambda made=made: self._write(made))  # type: ignore[misc]
-            known |= made
+                self._guarded(lambda fresh=fresh: self._write(fresh))  # type: ignore[misc]
+            known |= fresh
         return Attributed.of([known[text] for text in texts], self.attributes)
 
     def close(self) -> None:
@@ -127,24 +129,24 @@ class CachedScorer(ScorerWrapper):
         if attributes is None or not self.attributes:
             return TextScore(score)
         try:
-            found = _ATTRIBUTES.validate_json(str(attributes), strict=True)
+            stored = _ATTRIBUTES.validate_json(str(attributes), strict=True)
         except ValidationError:
             return None
-        return TextScore(score, found) if found.keys() == set(self.attributes) else None
+        return TextScore(score, stored) if stored.keys() == set(self.attributes) else None
 
     def _read(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
-        found: list[tuple[bytes, object, object]] = []
+        rows: list[tuple[bytes, object, object]] = []
         for start in range(0, len(keys), _MOST_PARAMETERS):
-            some = keys[start : start + _MOST_PARAMETERS]
-            marks = ",".join("?" * len(some))
-            found += self._database.execute(
-                f"SELECT key, score, attributes FROM texts WHERE key IN ({marks})", some
+            batch = keys[start : start + _MOST_PARAMETERS]
+            marks = ",".join("?" * len(batch))
+            rows += self._database.execute(
+                f"SELECT key, score, attributes FROM texts WHERE key IN ({marks})", batch
             )
-        return found
+        return rows
 
-    def _write(self, made: dict[str, TextScore]) -> None:
+    def _write(self, scores: dict[str, TextScore]) -> None:
         rows = []
-        for text, score in made.items():
+        for text, score in scores.items():
             known = score.attributes and not any(map(math.isnan, score.attributes.values()))
             attributes = json.dumps(score.attributes) if known else None
             rows.append((self._key(text), score.value, attributes))
