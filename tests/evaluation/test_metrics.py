@@ -61,25 +61,25 @@ def test_harmless_completions_that_were_changed() -> None:
             record(2, [0.0, 0.0], text=[texts[2][0], "kinder"]),
         ],
     )
-    found = summarize(made, own=own).toxicity
+    found = summarize(made, unmodified_run=own).toxicity
     assert found["scorer@1"]["changed"].value == pytest.approx(1 / 4)
     # All pass but one; 0.3 is above the search's threshold, but not toxic for a judge.
     assert found[JUDGE]["changed"].value == pytest.approx(3 / 5)
     assert "changed" not in summarize(made).toxicity["scorer@1"]
-    assert summarize(own, own=own).toxicity["scorer@1"]["changed"].value == 0.0
+    assert summarize(own, unmodified_run=own).toxicity["scorer@1"]["changed"].value == 0.0
 
 
 def test_completions_of_another_prompt_are_not_the_model_s_own() -> None:
     own, made = run([[0.1], [0.1]]), run([[0.0], [0.0]], "backtrack")
     for number in (0, 1):
         changed(made, number, text=["another"])
-    assert summarize(made, own=own).toxicity[JUDGE]["changed"].value == 1.0
+    assert summarize(made, unmodified_run=own).toxicity[JUDGE]["changed"].value == 1.0
     own.records[0] = own.records[0].model_copy(update={"prompt": "another prompt"})
     (row,) = [record(1, [0.0], text=[own.records[1].trials[0].text])]
     made.records[1] = row
-    assert summarize(made, own=own).toxicity[JUDGE]["changed"].value == 0.0
+    assert summarize(made, unmodified_run=own).toxicity[JUDGE]["changed"].value == 0.0
     own.records[1] = own.records[1].model_copy(update={"prompt": "another prompt"})
-    assert "changed" not in summarize(made, own=own).toxicity[JUDGE]
+    assert "changed" not in summarize(made, unmodified_run=own).toxicity[JUDGE]
 
 
 def test_an_interval_holds_its_value() -> None:
@@ -99,7 +99,7 @@ def test_the_model_s_own_run_may_have_another_scorer() -> None:
     for number in (0, 1):
         changed(own, number, judge_scores={JUDGE: [0.1]})
         changed(made, number, judge_scores={"scorer@1": [0.0]}, text=["another"])
-    found = summarize(made, own=own).toxicity
+    found = summarize(made, unmodified_run=own).toxicity
     assert found[JUDGE]["changed"].value == 1.0
     assert "changed" not in found["scorer@1"]  # none of the model's own completions pass
 

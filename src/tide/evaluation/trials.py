@@ -36,8 +36,8 @@ def frame(runs: Run | Sequence[Run]) -> DataFrame:
     """
     from pandas import DataFrame  # noqa: PLC0415  (slow import)
 
-    given = [runs] if isinstance(runs, Run) else runs
-    trials = DataFrame([row for run in given for row in _rows(run)])
+    listed = [runs] if isinstance(runs, Run) else runs
+    trials = DataFrame([row for run in listed for row in _rows(run)])
     return trials.astype(dict.fromkeys(_FLAGS, "boolean"))
 
 

@@ -182,11 +182,11 @@ def test_perplexity_has_columns_for_each_reference_and_notes_on_the_rest() -> No
 
 def test_changed_stands_beside_every_method_or_none() -> None:
     own, other = run([[0.1], [0.2]]), run([[0.1], [0.2]], "other")
-    measured_both = [summarize(one, own=own) for one in (own, other)]
+    measured_both = [summarize(one, unmodified_run=own) for one in (own, other)]
     table = tables.toxicity_table(measured_both, JUDGE, "t", "n")
     assert [row[-1].value for row in table.rows if isinstance(row[-1], Estimate)] == [0.0, 0.0]
     assert "changed" in headings(table)
-    only_one = [summarize(own, own=own), summarize(other)]
+    only_one = [summarize(own, unmodified_run=own), summarize(other)]
     assert "changed" not in headings(tables.toxicity_table(only_one, JUDGE, "t", "n"))
 
 

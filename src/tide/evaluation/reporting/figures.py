@@ -46,14 +46,14 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
     Returns None if fewer than two runs have a perplexity.
     """
     # Methods without a value are numbered, too, so that colours stay with the methods.
-    shown = [number for number, summary in enumerate(summaries) if summary.perplexity]
-    if len(shown) < 2:
+    numbers = [number for number, summary in enumerate(summaries) if summary.perplexity]
+    if len(numbers) < 2:
         return None
-    across = {number: perplexity(summaries[number]) for number in shown}
+    across = {number: perplexity(summaries[number]) for number in numbers}
     titles = unversioned(sources)
     with panels(len(sources)) as (figure, axes):
         for panel, source in zip(axes, sources, strict=True):
-            for number in shown:
+            for number in numbers:
                 up = summaries[number].toxicity.get(source, {}).get("max")
                 if up is None:
                     continue
@@ -71,7 +71,7 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
         axes[-1].set_xlabel("mean perplexity (lower left is best)")
         for panel in axes:
             _nest(panel)
-        says = "\n".join(empty_notes([summaries[number] for number in shown]))
+        says = "\n".join(empty_notes([summaries[number] for number in numbers]))
         legend(figure, axes, says)
     return figure
 
@@ -152,7 +152,7 @@ def _nest(panel: Any) -> None:
     points = [panel.transData.transform(line.get_xydata()[0]) for line in lines]
     near = _NEAR * panel.figure.dpi / 72
     for number, line in enumerate(lines):
-        above = sum(math.dist(points[number], other) < near for other in points[number + 1 :])
+        above = sum(math.dist(points[number], point) < near for point in points[number + 1 :])
         if above:
             size = line.get_markersize() + 4.5 * above
             line.set(markersize=size, markerfacecolor="none", markeredgewidth=1.2)

@@ -58,9 +58,9 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
     if len(set(short.values())) < len(short):
         short = {model: model for model in short}
     groups = []
-    for (benchmark, model, protocol), some in by_key.items():
-        rows = _rows(some)
-        summaries = [summary_of(row, some, valid, seed) for row in rows]
+    for (benchmark, model, protocol), group_runs in by_key.items():
+        rows = _rows(group_runs)
+        summaries = [summary_of(row, group_runs, valid, seed) for row in rows]
         prompts = max(summary.prompts for summary in summaries)
         names = [name for name in (benchmark, short[model]) if name]
         title = ", ".join([*names, f"{prompts} prompts"])
@@ -74,19 +74,21 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
 
 def summary_of(row: Sequence[Run], runs: Sequence[Run], valid: Valid | None, seed: int) -> Summary:
     """Summarise the runs of a row. runs: runs of the group. seed: bootstrap seed."""
-    summaries = [summarize(run, valid=valid, seed=seed, own=_own_of(run, runs)) for run in row]
+    summaries = [
+        summarize(run, valid=valid, seed=seed, unmodified_run=_own_of(run, runs)) for run in row
+    ]
     return summaries[0] if len(row) == 1 else over_seeds(summaries, row[0].name)
 
 
 def _own_of(run: Run, runs: Sequence[Run]) -> Run | None:
     """Return the unmodified model's only run with the same seed and recorded sampling, or None."""
     alike = []
-    for own in runs:
-        both = own.settings.keys() & run.settings.keys() & Sampling.model_fields.keys()
-        is_alike = own.is_base and own.settings.get("seed") == run.settings.get("seed")
-        is_alike &= all(own.settings[name] == run.settings[name] for name in both)
-        if is_alike or own.name == UNMODIFIED:
-            alike.append(own)
+    for candidate in runs:
+        common = candidate.settings.keys() & run.settings.keys() & Sampling.model_fields.keys()
+        is_alike = candidate.is_base and candidate.settings.get("seed") == run.settings.get("seed")
+        is_alike &= all(candidate.settings[name] == run.settings[name] for name in common)
+        if is_alike or candidate.name == UNMODIFIED:
+            alike.append(candidate)
     return alike[0] if len(alike) == 1 else None
 
 
@@ -99,7 +101,7 @@ def _rows(runs: Sequence[Run]) -> list[list[Run]]:
     rows: dict[str, list[Run]] = {}
     for run in runs:
         key = _configuration(run)
-        if not all(_is_another_seed(run, other) for other in rows.get(key, ())):
+        if not all(_is_another_seed(run, sibling) for sibling in rows.get(key, ())):
             key += run.where
         rows.setdefault(key, []).append(run)
     names = [_name(row) for row in rows.values()]
@@ -115,10 +117,10 @@ def _name(row: Sequence[Run]) -> str:
     return f"{_SEED.sub('', row[0].name)} ({len(row)} seeds)"
 
 
-def _is_another_seed(run: Run, other: Run) -> bool:
+def _is_another_seed(run: Run, other_run: Run) -> bool:
     """Return whether two runs of one configuration have seeds that differ, and the same prompts."""
-    seeds = run.settings.get("seed"), other.settings.get("seed")
-    prompts = {record.id: record.asked for record in other.records}
+    seeds = run.settings.get("seed"), other_run.settings.get("seed")
+    prompts = {record.id: record.asked for record in other_run.records}
     return (
         None not in seeds
         and seeds[0] != seeds[1]
@@ -136,5 +138,5 @@ def _configuration(run: Run) -> str:
 
 def _folder(run: Run, runs: Sequence[Run]) -> str:
     """Return the path of a run below the folder that all runs share."""
-    paths = [os.path.abspath(other.where) for other in runs]
+    paths = [os.path.abspath(sibling.where) for sibling in runs]
     return os.path.relpath(os.path.abspath(run.where), os.path.commonpath(paths))

@@ -58,13 +58,13 @@ def page(
         trim_blocks=True,
     ).get_template("report.html.jinja")
     mask = mask or masked
-    shown = []
+    images = []
     for group in groups:
         if figure := figures.get(f"{group.prefix}trade-off"):
             figure.savefig(image := io.BytesIO(), format="png", dpi=_DPI)
             data = base64.b64encode(image.getvalue()).decode()
             says = f"Toxicity against perplexity: lower left is better ({group.title})"
-            shown.append({"says": says, "data": data})
+            images.append({"says": says, "data": data})
     return template.render(
         policy=(
             "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
@@ -74,7 +74,7 @@ def page(
         script=Markup(script),
         titles=[group.title for group in groups],
         tables=[_table(table) for table in tables],
-        figures=shown,
+        figures=images,
         problem=problem,
         groups=[_group(group, mask) for group in groups],
     )
@@ -99,22 +99,22 @@ def _table(table: Table) -> dict[str, Any]:
     rows = []
     for cells, values in zip(table.cells, table.rows, strict=True):
         row = []
-        for shown, value, kind in zip(cells, values, kinds, strict=True):
+        for cell, value, kind in zip(cells, values, kinds, strict=True):
             number = value.value if isinstance(value, Estimate) else value
-            row.append({"shown": shown, "value": "" if shown == "-" else number, "kind": kind})
+            row.append({"shown": cell, "value": "" if cell == "-" else number, "kind": kind})
         rows.append(row)
     return {"title": table.title, "columns": columns, "rows": rows, "notes": table.legend}
 
 
 def _group(group: Group, mask: Mask) -> dict[str, Any]:
-    common, own = _settings(group.runs)
+    common, by_run = _settings(group.runs)
     return {
         "title": group.title,
         "of": f" of {group.title}",
         "sources": list(unversioned(group.sources).values()),
-        "prompts": [_prompt(group, *found, mask) for found in _worst(group)],
+        "prompts": [_prompt(group, *entry, mask) for entry in _worst(group)],
         "common": common,
-        "own": own,
+        "own": by_run,
     }
 
 
@@ -123,18 +123,18 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
 
     Without records of the unmodified model, return the ids whose completions score highest.
     """
-    found: dict[tuple[RecordId, str], list[tuple[Run, Record]]] = {}
+    records: dict[tuple[RecordId, str], list[tuple[Run, Record]]] = {}
     for runs in group.rows:
         run = runs[0]  # the run of the first seed
         for record in run.records:
-            found.setdefault((record.id, record.asked), []).append((run, record))
+            records.setdefault((record.id, record.asked), []).append((run, record))
 
     def before(rows: Sequence[tuple[Run, Record]]) -> tuple[float, float]:
-        own = [one.base_toxicity or 0.0 for _, record in rows for one in record.trials]
-        own += [record.max_toxicity for run, record in rows if _is_own(run)]
-        return max(own), max(record.max_toxicity for _, record in rows)
+        scores = [trial.base_toxicity or 0.0 for _, record in rows for trial in record.trials]
+        scores += [record.max_toxicity for run, record in rows if _is_own(run)]
+        return max(scores), max(record.max_toxicity for _, record in rows)
 
-    worst = sorted(found.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
+    worst = sorted(records.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
     return [(row_id, rows) for (row_id, _), rows in worst]
 
 
@@ -142,20 +142,20 @@ def _prompt(
     group: Group, row_id: RecordId, rows: list[tuple[Run, Record]], mask: Mask
 ) -> dict[str, Any]:
     record = rows[0][1]
-    asked = record.messages[-1].content if record.messages else record.prompt
-    shown = []
+    prompt = record.messages[-1].content if record.messages else record.prompt
+    table_rows = []
     searched = [row for row in rows if row[1].searched]
     # A search that repairs a text while writing it records only a part of the base text.
     if searched and not any(_is_own(run) for run, _ in rows):
-        run, one = searched[0]
-        worst = max(one.trials, key=lambda trial: trial.base_toxicity or 0.0)
+        run, record_of_run = searched[0]
+        worst = max(record_of_run.trials, key=lambda trial: trial.base_toxicity or 0.0)
         scores: Scores = {run.scorer: worst.base_toxicity}
         scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
         note = "(cut off by the repair)" if worst.base_partial else ""
         texts = _texts(worst.base_text or "", mask, note)
-        shown.append(_row(_BEFORE, run, scores, texts, group.sources))
-    for run, one in sorted(rows, key=lambda row: not _is_own(row[0])):
-        worst = one.worst
+        table_rows.append(_row(_BEFORE, run, scores, texts, group.sources))
+    for run, record_of_run in sorted(rows, key=lambda row: not _is_own(row[0])):
+        worst = record_of_run.worst
         scores = {run.scorer: worst.toxicity, **worst.judge_scores}
         text, note = worst.text, ""
         if worst.refused:
@@ -165,8 +165,8 @@ def _prompt(
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
         name = _BEFORE if _is_own(run) else run.name
-        shown.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
-    return {"texts": _texts(asked, mask, f"(id {row_id})"), "id": row_id, "rows": shown}
+        table_rows.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
+    return {"texts": _texts(prompt, mask, f"(id {row_id})"), "id": row_id, "rows": table_rows}
 
 
 def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
@@ -204,11 +204,13 @@ def _settings(runs: Sequence[Run]) -> tuple[Pairs, list[tuple[str, Pairs]]]:
         for run in runs
     ]
     common = [
-        (key, value) for key, value in flat[0].items() if all(one.get(key) == value for one in flat)
+        (key, value)
+        for key, value in flat[0].items()
+        if all(config.get(key) == value for config in flat)
     ]
     shared = {key for key, _ in common}
-    own = [
-        (run.name, [(key, value) for key, value in one.items() if key not in shared])
-        for run, one in zip(runs, flat, strict=True)
+    by_run = [
+        (run.name, [(key, value) for key, value in config.items() if key not in shared])
+        for run, config in zip(runs, flat, strict=True)
     ]
-    return common, own
+    return common, by_run

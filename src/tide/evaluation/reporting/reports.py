@@ -111,22 +111,22 @@ def report(
     Raises:
         InputError: A run or argument cannot be used; nothing was written.
     """
-    given = [runs] if isinstance(runs, Run | str | Path) else list(runs)
-    read = [run for run in given if isinstance(run, Run)]
-    if paths := [Path(run) for run in given if not isinstance(run, Run)]:
+    listed = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+    read = [run for run in listed if isinstance(run, Run)]
+    if paths := [Path(run) for run in listed if not isinstance(run, Run)]:
         read += map(read_run, find_runs(paths))
     if not read:
         raise InputError("report: no runs")
     marked = {run.name: f"{run.name} {_WEAK}" for run in read if run.doubts}
     read = [replace(run, name=marked.get(run.name, run.name)) for run in read]
     against = marked.get(against or "", against)
-    if len(read) == 1 and valid is None and (own := unmodified(read[0])) is not None:
-        read.insert(0, replace(own, name=UNMODIFIED))  # otherwise the report has no comparison
+    if len(read) == 1 and valid is None and (before := unmodified(read[0])) is not None:
+        read.insert(0, replace(before, name=UNMODIFIED))  # otherwise the report has no comparison
     groups = grouped(read, valid, seed)
     names = list(dict.fromkeys(run.name for group in groups for run in group.runs))
     if against is not None and resolve_against(names, against) is None:
         raise InputError(f"--against: no run of method {against!r}; there are {', '.join(names)}")
-    made = [table for group in groups for table in _tables(group, against, valid, tests, seed)]
+    tables = [table for group in groups for table in _tables(group, against, valid, tests, seed)]
     figures, problem = {}, None
     if draw:
         try:
@@ -135,7 +135,7 @@ def report(
                     figures[f"{group.prefix}trade-off"] = figure
         except MissingDependencyError as error:
             problem = f"no figures: {error}"
-    whole = Report(groups, made, figures, problem)
+    whole = Report(groups, tables, figures, problem)
     if out is not None:
         whole.write(Path(out), image_format, mask)
     return whole

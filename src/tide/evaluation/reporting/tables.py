@@ -87,7 +87,9 @@ class Table:
     @property
     def legend(self) -> list[str]:
         """The meaning of the columns, and the notes."""
-        says = dict.fromkeys(f"{one.heading}: {one.says}" for one in self.columns if one.says)
+        says = dict.fromkeys(
+            f"{column.heading}: {column.says}" for column in self.columns if column.says
+        )
         return ["; ".join(says), *self.notes] if says else list(self.notes)
 
     @property
@@ -99,11 +101,11 @@ class Table:
     @property
     def cells(self) -> list[list[str]]:
         """The rows as they are shown, with rounded numbers."""
-        shown = [
+        columns = [
             [column.show(value) for value in values]
             for column, values in zip(self.columns, self._by_column(), strict=True)
         ]
-        return [list(row) for row in zip(*shown, strict=True)]
+        return [list(row) for row in zip(*columns, strict=True)]
 
     def _by_column(self) -> list[list[Value]]:
         return [[row[number] for row in self.rows] for number in range(len(self.columns))]
@@ -129,13 +131,13 @@ class Table:
         return DataFrame(numbers)
 
     def without_empty_columns(self) -> Table:
-        kept = [
+        numbers = [
             number
             for number, values in enumerate(self._by_column())
             if any(value is not None for value in values)
         ]
-        columns = [self.columns[number] for number in kept]
-        rows = [[row[number] for number in kept] for row in self.rows]
+        columns = [self.columns[number] for number in numbers]
+        rows = [[row[number] for number in numbers] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
 
 
@@ -233,8 +235,10 @@ def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: 
     notes = [f"{_OF_MEANS}; {_OF_SHARES}", *empty_notes(summaries)]
     if "@" in source:
         notes.append("after @: the version of the scorer")
-    found = (estimate for one in summaries for estimate in one.toxicity.get(source, {}).values())
-    if any(estimate.std is not None for estimate in found):
+    estimates = (
+        estimate for summary in summaries for estimate in summary.toxicity.get(source, {}).values()
+    )
+    if any(estimate.std is not None for estimate in estimates):
         notes.append("rows of several seeds: their mean ± standard deviation")
     return _table(name, title, summaries, cells, notes + _left_out(summaries, source))
 
@@ -253,23 +257,25 @@ def _left_out(summaries: Sequence[Summary], source: str) -> list[str]:
                 f"{summary.method}: {missing} of {summary.prompts} prompts are not scored yet and "
                 "left out"
             )
-    if dropped := {one.method: one.dropped for one in summaries if one.valid is not None}:
-        each = ", ".join(f"{method} {count}" for method, count in dropped.items())
-        notes.append(f"only completions of exactly 20 reference tokens; dropped: {each}")
+    if dropped := {
+        summary.method: summary.dropped for summary in summaries if summary.valid is not None
+    }:
+        counts = ", ".join(f"{method} {count}" for method, count in dropped.items())
+        notes.append(f"only completions of exactly 20 reference tokens; dropped: {counts}")
     return notes
 
 
 def empty_notes(summaries: Sequence[Summary]) -> list[str]:
     """Return a note on the methods that leave many completions empty."""
-    each = []
+    shares = []
     for summary in summaries:
         share = summary.averages.get("empty")
         if share is not None and share.value >= _MANY_EMPTY:
-            each.append(f"{share.value:.0%} of {summary.method}")
-    if not each:
+            shares.append(f"{share.value:.0%} of {summary.method}")
+    if not shares:
         return []
     return [
-        f"Empty completions: {', '.join(each)}. They mostly count as not toxic and have no "
+        f"Empty completions: {', '.join(shares)}. They mostly count as not toxic and have no "
         "perplexity, so they flatter the method"
     ]
 
@@ -297,7 +303,7 @@ def groups_table(
 
 def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
     """Make a table of perplexity, distinct n-grams, length and empty completions per method."""
-    references = list(dict.fromkeys(name for one in summaries for name in one.fluency))
+    references = list(dict.fromkeys(name for summary in summaries for name in summary.fluency))
     cells, notes = [_METHOD], []
     for number, reference in enumerate(references, start=1):
         heading = f"ppl {number}" if len(references) > 1 else "ppl"
@@ -319,11 +325,11 @@ def _without_perplexity(summaries: Sequence[Summary], reference: str) -> list[st
     for summary in summaries:
         fluency = summary.fluency.get(reference)
         if fluency and fluency.unmeasured:
-            what = f"perplexity by {reference} is not measured yet for"
-            notes.append(f"{summary.method}: {what} {fluency.unmeasured} prompts")
+            problem = f"perplexity by {reference} is not measured yet for"
+            notes.append(f"{summary.method}: {problem} {fluency.unmeasured} prompts")
         if fluency and fluency.without:
-            what = "completions have no tokens, and so no perplexity"
-            notes.append(f"{summary.method}: {fluency.without:g} {what}")
+            problem = "completions have no tokens, and so no perplexity"
+            notes.append(f"{summary.method}: {fluency.without:g} {problem}")
     return notes
 
 
@@ -342,7 +348,9 @@ def significance_table(
     """
     against = comparisons[0].against
     by_source = [comparison for comparison in comparisons if comparison.source == source]
-    measures = [name for name in MEASURES if any(one.measure == name for one in by_source)]
+    measures = [
+        name for name in MEASURES if any(comparison.measure == name for comparison in by_source)
+    ]
     says = f"difference of toxic rates from {against}, with its 95 % interval"
     columns = [
         Column("method"),
@@ -361,10 +369,17 @@ def significance_table(
         ]
     rows: dict[str, list[Value]] = {}
     for measure in measures:
-        for one in by_source:
-            if one.measure == measure:
-                row = rows.setdefault(one.method, [one.method, one.pairs, one.rate])
-                row += [one.difference, one.unequal, one.p_value, one.p_holm]
+        for comparison in by_source:
+            if comparison.measure == measure:
+                row = rows.setdefault(
+                    comparison.method, [comparison.method, comparison.pairs, comparison.rate]
+                )
+                row += [
+                    comparison.difference,
+                    comparison.unequal,
+                    comparison.p_value,
+                    comparison.p_holm,
+                ]
     notes = []
     if any(comparison.rate is not None for comparison in by_source):
         notes.append(
@@ -447,16 +462,16 @@ def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group
 
 
 def _rich(table: Table, columns: Sequence[int], width: int) -> RichTable:
-    shown = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    rich_table = RichTable(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number in columns:
         heading = table.columns[number].heading
-        shown.add_column(Text(heading), justify=table.alignment[number], no_wrap=True)
+        rich_table.add_column(Text(heading), justify=table.alignment[number], no_wrap=True)
     room = int(width * _NAME_SHARE)
     for name, *cells in table.cells:
         # Names break after commas, so that options stay whole, and elsewhere only if necessary.
         lines = "\n".join(wrap(name.replace(",", ", "), room)).replace(", ", ",")
-        shown.add_row(Text(lines), *(Text(cells[number - 1]) for number in columns if number))
-    return shown
+        rich_table.add_row(Text(lines), *(Text(cells[number - 1]) for number in columns if number))
+    return rich_table
 
 
 WRITERS: Mapping[str, Callable[[Table], str]] = {
