@@ -60,7 +60,9 @@ class ToolCall(BaseModel):
     @classmethod
     def _from_wire(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(function := values.get("function"), dict):
-            rest = {name: one for name, one in values.items() if name not in ("type", "function")}
+            rest = {
+                name: value for name, value in values.items() if name not in ("type", "function")
+            }
             return {**rest, **function}
         return values
 
@@ -114,13 +116,13 @@ class Message(BaseModel):
     @property
     def texts(self) -> list[str]:
         """The non-empty texts among the content and the names and arguments of tool calls."""
-        calls = [text for one in self.tool_calls for text in (one.name, one.arguments)]
+        calls = [text for call in self.tool_calls for text in (call.name, call.arguments)]
         return [text for text in (self.content, *calls) if text]
 
     @model_serializer
     def dump(self) -> dict[str, Any]:
         """Return the message in the format of OpenAI's API."""
-        calls = {"tool_calls": [one.dump() for one in self.tool_calls]} if self.tool_calls else {}
+        calls = {"tool_calls": [call.dump() for call in self.tool_calls]} if self.tool_calls else {}
         answers = {} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id}
         return {"role": self.role, "content": self.content, **calls, **answers}
 
@@ -153,9 +155,9 @@ class Chat(BaseModel):
     def of(cls, messages: Any, asks: Mapping[str, Any] | None = None) -> Self:
         """Create a chat from `[{"role": "user", "content": "..."}, ...]`. Raises InputError."""
         if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
-            found = type(messages).__name__
+            kind = type(messages).__name__
             raise InputError(
-                f'messages: expected a list of {{"role": ..., "content": ...}}, got {found}'
+                f'messages: expected a list of {{"role": ..., "content": ...}}, got {kind}'
             )
         try:
             return cls(messages=tuple(messages), asks=json.dumps(asks) if asks else "")
@@ -174,13 +176,15 @@ class Chat(BaseModel):
     @property
     def asked(self) -> dict[str, Any]:
         """The request fields of `asks`, parsed from JSON."""
-        found: dict[str, Any] = json.loads(self.asks or "{}")
-        return found
+        fields: dict[str, Any] = json.loads(self.asks or "{}")
+        return fields
 
     @property
     def in_parts(self) -> bool:
         """Whether the chat involves tools or a response format; not every engine supports these."""
-        return bool(self.asks) or any(one.role == "tool" or one.tool_calls for one in self.messages)
+        return bool(self.asks) or any(
+            message.role == "tool" or message.tool_calls for message in self.messages
+        )
 
     @property
     def unanswered(self) -> list[str]:
@@ -188,7 +192,7 @@ class Chat(BaseModel):
 
         Raises Unread.
         """
-        last = max(i for i, one in enumerate(self.messages) if one.role == "user")
+        last = max(i for i, message in enumerate(self.messages) if message.role == "user")
         texts = [self.messages[last].content]
         for message in self.messages[last + 1 :]:
             for text in message.texts:
@@ -208,21 +212,21 @@ class Rendered(str):
     spans: tuple[tuple[int, int], ...]
 
     def __new__(cls, text: str, spans: tuple[tuple[int, int], ...] = ()) -> Self:
-        made = super().__new__(cls, text)
-        made.spans = spans
-        return made
+        rendered = super().__new__(cls, text)
+        rendered.spans = spans
+        return rendered
 
     def spans_of(self, tokens: Iterable[tuple[int, int]]) -> list[int]:
         """Return for each token the index of the span that contains all of it, or -1.
 
         Indices count back from the last span (0). tokens: start and end of each token.
         """
-        begins, found = [begin for begin, _ in self.spans], []
+        begins, indices = [begin for begin, _ in self.spans], []
         for begin, end in tokens:
             span = bisect_right(begins, begin)
             within = span > 0 and begin < end <= self.spans[span - 1][1]
-            found.append(len(begins) - span if within else -1)
-        return found
+            indices.append(len(begins) - span if within else -1)
+        return indices
 
 
 def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
@@ -233,10 +237,10 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
     Raises InputError if the template fails, writes too much, or omits, repeats or rewrites a user
     message.
     """
-    messages, given = chat.dump(), chat.model_dump_json()
+    messages, written = chat.dump(), chat.model_dump_json()
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     mark = _MARK
-    while mark in given:
+    while mark in written:
         mark += _MARK
     marks = {i: f"{mark}{i}{mark}" for i in users}
     marked = [m | {"content": marks.get(i, m["content"])} for i, m in enumerate(messages)]
@@ -251,20 +255,20 @@ def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: s
     first, *parts = frame.split(mark)
     if not text.startswith(first):
         raise _lost(model, users[0])
-    place, spans = len(first), []
-    for i, found, after in zip(users, parts[::2], parts[1::2], strict=False):
+    position, spans = len(first), []
+    for i, mark_number, after in zip(users, parts[::2], parts[1::2], strict=False):
         content = messages[i]["content"]
         # The text after the message shows whether the template stripped its white space.
-        for said in (content, content.strip(), content.rstrip(), content.lstrip()):
-            if found == str(i) and text.startswith(said + after, place):
+        for user_text in (content, content.strip(), content.rstrip(), content.lstrip()):
+            if mark_number == str(i) and text.startswith(user_text + after, position):
                 break
         else:
             raise _lost(model, i)
-        spans.append((place, place + len(said)))
-        place += len(said) + len(after)
+        spans.append((position, position + len(user_text)))
+        position += len(user_text) + len(after)
     if len(spans) < len(users):
         raise _lost(model, users[len(spans)])
-    if len(parts) != 2 * len(users) or place != len(text):
+    if len(parts) != 2 * len(users) or position != len(text):
         raise _lost(model, users[-1])
     return Rendered(text, tuple(spans))
 
@@ -273,7 +277,7 @@ def as_lines(messages: Sequence[dict[str, Any]]) -> str:
     """Render messages without a chat template, each as a line `ROLE: CONTENT CALLS`."""
     lines = []
     for message in messages:
-        calls = [json.dumps(one["function"]) for one in message.get("tool_calls", ())]
+        calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
         lines.append(" ".join([f"{message['role']}: {message['content']}", *calls]))
     return "\n".join([*lines, "assistant:"])
 
