@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tide.core.errors import InputError, TideError
 from tide.core.http import base_url, read_key
-from tide.core.sanitize import hide, logger, shown, visible
+from tide.core.sanitize import hide, logger, sanitized, visible
 from tide.plugins.options import checked
 
 
@@ -124,5 +124,5 @@ def test_an_argument_of_the_wrong_type_is_named(options: dict[str, object], fiel
 
 @pytest.mark.parametrize("length", [1000, 1001])
 def test_a_line_of_a_thousand_characters_is_whole(length: int) -> None:
-    assert (shown("x" * length) == "x" * length) == (length <= 1000)
-    assert shown("x" * length + "use b").endswith("use b")
+    assert (sanitized("x" * length) == "x" * length) == (length <= 1000)
+    assert sanitized("x" * length + "use b").endswith("use b")

@@ -56,16 +56,16 @@ def main() -> None:
         _end(str(stopped), stopped.exit_code)
     except Exception as error:
         from tide.core.errors import TideError, described  # noqa: PLC0415
-        from tide.core.sanitize import shown  # noqa: PLC0415
+        from tide.core.sanitize import sanitized  # noqa: PLC0415
 
         if isinstance(error, TideError):
             _end(f"error: {error}", 1)
         if isinstance(error, OSError):
-            _end(f"error: {shown(described(error))}", 1)
+            _end(f"error: {sanitized(described(error))}", 1)
         if os.environ.get("TIDE_DEBUG"):
             raise
         advice = "a bug in tide; please report it with the traceback that TIDE_DEBUG=1 shows"
-        _end(f"error: {shown(described(error))} ({advice})", 70)
+        _end(f"error: {sanitized(described(error))} ({advice})", 70)
 
 
 def _run() -> None:

@@ -132,7 +132,7 @@ def completions_table(records: Sequence[Record], threshold: float, words: Words 
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for record in records:
-        prompt = Text(visible(as_shown(_prompt_of(record)), kept="\n"))
+        prompt = Text(visible(as_shown(_prompt_of(record)), unescaped="\n"))
         for trial in record.trials:
             after = _completion(trial, trial.text, trial.toxicity, threshold, words)
             if trial.refused:

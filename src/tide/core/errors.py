@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tide.core.sanitize import shown
+from tide.core.sanitize import sanitized
 
 
 class TideError(Exception):
@@ -17,7 +17,7 @@ class TideError(Exception):
     """
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(shown(text))
+        super().__init__(sanitized(text))
 
 
 class InputError(TideError, ValueError):

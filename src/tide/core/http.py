@@ -26,7 +26,7 @@ from pydantic import BaseModel, FailFast, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
 from tide.core.errors import EnvironmentVariableError, InputError, guarded
-from tide.core.sanitize import hide, logger, shown
+from tide.core.sanitize import hide, logger, sanitized
 from tide.core.validation import problem
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
@@ -76,8 +76,8 @@ class ServerFailed(Exception):
         pause: float = 0.0,
         broken: bool = False,
     ) -> None:
-        super().__init__(shown(f"{problem}: {answer}" if answer else problem))
-        self.problem = shown(problem)
+        super().__init__(sanitized(f"{problem}: {answer}" if answer else problem))
+        self.problem = sanitized(problem)
         self.status = status
         self.pause = pause
         self.broken = broken
@@ -126,7 +126,7 @@ class Reply:
             text = None
         if not isinstance(text, str):
             text = self.body[:4096].decode("utf-8", "replace")
-        return shown(" ".join(text.split()))[:300]
+        return sanitized(" ".join(text.split()))[:300]
 
 
 _UNUSABLE = "the answer cannot be used"

@@ -1,8 +1,8 @@
 """Removes keys, control characters and long lines from untrusted text in messages and logs.
 
 Messages quote servers, model folders and input files, which may contain anything: a key that a
-server echoes, codes that rewrite a terminal, a page of text. `shown` cleans such text. The text of
-every TideError and every line of a logger made by `logger` is cleaned by `shown`.
+server echoes, codes that rewrite a terminal, a page of text. `sanitized` cleans such text. The text
+of every TideError and every line of a logger made by `logger` is cleaned by `sanitized`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _keys: set[str] = set()
 
 
 def hide(key: str) -> None:
-    """From now on, replace `key` by stars in all shown text, ignoring case."""
+    """From now on, replace `key` by stars in all sanitized text, ignoring case."""
     if len(key) < _SHORTEST:
         return
-    ends = [one.end() for one in re.finditer("[-_.:]", key[:_PREFIX])]
+    ends = [separator.end() for separator in re.finditer("[-_.:]", key[:_PREFIX])]
     for part in (key, *(key[end:] for end in ends if len(key) - end >= _LEAST_REST)):
         _keys.update((part, quote(part, safe=""), json.dumps(part)[1:-1]))
     _hidden.cache_clear()
@@ -40,7 +40,7 @@ def _hidden() -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, keys)) or r"(?!)", re.IGNORECASE)
 
 
-def shown(text: str) -> str:
+def sanitized(text: str) -> str:
     """Put `text` on one line of at most 1,000 characters; replace keys and control characters."""
     text = _hidden().sub("***", text)
     if len(text) > _HEAD + _TAIL:
@@ -48,17 +48,19 @@ def shown(text: str) -> str:
     return visible(" ".join(text.splitlines()))
 
 
-def visible(text: str, kept: str = "") -> str:
+def visible(text: str, unescaped: str = "") -> str:
     """Write control characters, format characters and lone surrogates of `text` as escapes.
 
     The result cannot move the cursor, change colours, or display in another order than stored.
-    kept: characters that are not escaped, such as a newline.
+    unescaped: characters that are not escaped, such as a newline.
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        c if c in kept or not _is_control(c) else c.encode("unicode_escape").decode() for c in text
-    )
+    characters = []
+    for c in text:
+        is_escaped = c not in unescaped and _is_control(c)
+        characters.append(c.encode("unicode_escape").decode() if is_escaped else c)
+    return "".join(characters)
 
 
 def half_character(text: str) -> int | None:
@@ -78,14 +80,14 @@ def _is_control(character: str) -> bool:
 
 
 def logger(name: str) -> logging.Logger:
-    """Return the logger `name`; `shown` cleans its lines before any handler gets them."""
+    """Return the logger `name`; `sanitized` cleans its lines before any handler gets them."""
     log = logging.getLogger(name)
     log.addFilter(_clean)
     return log
 
 
 def _clean(record: logging.LogRecord) -> bool:
-    record.msg, record.args = shown(record.getMessage()), ()
+    record.msg, record.args = sanitized(record.getMessage()), ()
     return True
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
-from tide.core.sanitize import half_character, shown
+from tide.core.sanitize import half_character, sanitized
 from tide.data.files import as_text, numbered, read_lines, without_mark
 from tide.data.jsonl import kind_of, read_objects
 
@@ -113,7 +113,7 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     value = row.get(field)
     text = value.get("text") if isinstance(value, dict) else value
     if text is None:
-        has = shown(", ".join(row))
+        has = sanitized(", ".join(row))
         fix = "add --chat" if "messages" in row else f"name a field with --field: {has}"
         raise InputError(f"{where}: no text field {field!r}; {fix}")
     if not isinstance(text, str):
@@ -145,7 +145,7 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if len(set(header)) < len(header):
         raise InputError(f"{where}: the header has a column twice")
     if field not in header:
-        has = shown(", ".join(header))
+        has = sanitized(", ".join(header))
         raise InputError(f"{where}: no column {field!r}; name a column with --field: {has}")
     for where, row in rows:
         if len(row) != len(header):

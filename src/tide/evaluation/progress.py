@@ -30,7 +30,7 @@ class CleanConsole(Console):
             if segment.control:
                 yield segment
             else:
-                yield Segment(visible(segment.text, kept="\n"), segment.style)
+                yield Segment(visible(segment.text, unescaped="\n"), segment.style)
 
 
 class Progress:

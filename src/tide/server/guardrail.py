@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from tide.core.chat import Text
 from tide.core.http import Rows
 from tide.core.results import format_score
-from tide.core.sanitize import shown
+from tide.core.sanitize import sanitized
 from tide.core.strings import Unread, strings
 from tide.server.gate import LOG, traced
 
@@ -109,7 +109,7 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
     try:
         texts = request.all_texts()
     except Unread as error:
-        return _Verdict("blocked", _blocked(shown(str(error))))
+        return _Verdict("blocked", _blocked(sanitized(str(error))))
     worst, at_once = 0.0, policy.scoring.limits.max_texts
     for start in range(0, len(texts), at_once):  # tools alone may hold hundreds of texts
         scores = await policy.scoring.score(texts[start : start + at_once])

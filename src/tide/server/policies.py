@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
 from tide.core.optional import require
-from tide.core.sanitize import shown
+from tide.core.sanitize import sanitized
 from tide.core.settings import Settings, Treatment
 from tide.core.validation import problems
 from tide.data.files import as_text, read_whole
@@ -160,7 +160,7 @@ class PolicyError(InputError):
     """An invalid policy file. problems: one line for each error."""
 
     def __init__(self, path: Path | None, found: Sequence[str]) -> None:
-        self.problems = list(map(shown, found))
+        self.problems = list(map(sanitized, found))
         super().__init__(f"--policies {path}: {'; '.join(found)}")
 
 

@@ -38,7 +38,7 @@ from tide.core.errors import (
     ScorerUnavailableError,
 )
 from tide.core.http import Rows
-from tide.core.sanitize import half_character, shown
+from tide.core.sanitize import half_character, sanitized
 
 # Parameters that are refused, because they would expose or accept unscored text.
 _REFUSED = ("echo", "logprobs", "prompt_embeds", "prompt_logprobs")
@@ -70,9 +70,9 @@ class Refused(Exception):
         self.status, self.param, self.again, self.pause = status, param, again, pause
         # The message may quote a lone surrogate from the request, which JSON cannot represent.
         self.body = {
-            "message": shown(message),
+            "message": sanitized(message),
             "type": kind,
-            "param": None if param is None else shown(param),
+            "param": None if param is None else sanitized(param),
             "code": code,
         }
 
@@ -248,7 +248,7 @@ class Generation(_Wire):
     def ignored(self) -> str:
         """Names of the parameters that were ignored, for a response header."""
         unknown = list(dict.fromkeys(self.unknown()))[:_MOST_IGNORED]
-        names = [shown(name).encode("ascii", "backslashreplace").decode() for name in unknown]
+        names = [sanitized(name).encode("ascii", "backslashreplace").decode() for name in unknown]
         # A header may not begin or end with a space.
         return ", ".join(filter(None, (name[:_LONGEST_NAME].strip() for name in names)))
 
@@ -290,7 +290,9 @@ class CompletionRequest(Generation):
 def _text_only(value: Any) -> Any:
     if value != "text":
         raise PydanticCustomError(
-            "part", "parts of type {type} cannot be scored; send text", {"type": shown(repr(value))}
+            "part",
+            "parts of type {type} cannot be scored; send text",
+            {"type": sanitized(repr(value))},
         )
     return value
 

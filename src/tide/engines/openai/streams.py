@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from tide.core.chat import Parts, ToolCall
 from tide.core.http import MIB, ServerFailed, parsed
-from tide.core.sanitize import shown
+from tide.core.sanitize import sanitized
 from tide.core.text import Thoughts
 from tide.engines.base import FinishReason
 from tide.engines.openai.upstream import Upstream
@@ -173,7 +173,7 @@ class Event(BaseModel):
             return
         error = self.error or self.message
         text = error.get("message") if isinstance(error, dict) else error
-        raise ServerFailed("an error in a stream", shown(str(text))[:300])
+        raise ServerFailed("an error in a stream", sanitized(str(text))[:300])
 
 
 def read_event(data: bytes) -> Event:

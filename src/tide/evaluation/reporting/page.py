@@ -83,7 +83,7 @@ def page(
 def _visible(value: Any) -> Any:
     """Escape control characters, which could display a text in another order than stored."""
     is_untrusted = isinstance(value, str) and not isinstance(value, Markup)
-    return visible(value, kept="\n") if is_untrusted else value
+    return visible(value, unescaped="\n") if is_untrusted else value
 
 
 def _hash(text: str) -> str:
