@@ -41,8 +41,8 @@ class Benchmark:
         """A digest of all ids and prompts."""
         digest = hashlib.sha256()
         for row in self.rows:
-            asked = row.chat.model_dump_json() if row.chat else row.text
-            digest.update(f"{row.id!r}\0{asked}\0".encode())
+            prompt = row.chat.model_dump_json() if row.chat else row.text
+            digest.update(f"{row.id!r}\0{prompt}\0".encode())
         return digest.hexdigest()[:12]
 
     @property
@@ -110,8 +110,8 @@ def load_benchmark(
     known, _, span = name.partition(":")
     if span and known in BENCHMARKS:
         whole = load_benchmark(known)
-        kept = [whole.rows[place - 1] for place in places(name, span, len(whole.rows))]
-        return replace(whole, name=name, rows=kept[:limit])
+        rows = [whole.rows[number - 1] for number in places(name, span, len(whole.rows))]
+        return replace(whole, name=name, rows=rows[:limit])
     if name not in BENCHMARKS:
         path = Path(name)
         if not path.exists() and not path.suffix:
@@ -143,7 +143,7 @@ def load_benchmark(
 
 
 def open_benchmark(
-    given: str | Path | Benchmark | Sequence[str], field: str, limit: int | None, chats: bool
+    source: str | Path | Benchmark | Sequence[str], field: str, limit: int | None, chats: bool
 ) -> Benchmark:
     """Open a benchmark by name or path (`load_benchmark`); a list of prompts becomes a benchmark.
 
@@ -152,20 +152,20 @@ def open_benchmark(
     """
     if limit is not None and limit < 1:
         raise InputError(f"limit: must be at least 1 (got {limit})")
-    if isinstance(given, Benchmark):
-        found = given
-    elif isinstance(given, str | Path):
-        found = load_benchmark(str(given), field=field, limit=limit, chats=chats)
-        if found.source == BENCHMARKS["dialogues"].file and not chats:
+    if isinstance(source, Benchmark):
+        benchmark = source
+    elif isinstance(source, str | Path):
+        benchmark = load_benchmark(str(source), field=field, limit=limit, chats=chats)
+        if benchmark.source == BENCHMARKS["dialogues"].file and not chats:
             _LOG.warning(
                 "%s: the prompts are comments to answer, and a model will continue them as text; "
                 "use --chat (chat=True) to make a chat model answer them",
-                found.name,
+                benchmark.name,
             )
     else:
-        found = Benchmark("prompts", "given", [Row(*row) for row in enumerate(given)])
-    rows = found.rows[:limit]
-    return replace(found, rows=[row.as_chat() for row in rows] if chats else rows)
+        benchmark = Benchmark("prompts", "given", [Row(*row) for row in enumerate(source)])
+    rows = benchmark.rows[:limit]
+    return replace(benchmark, rows=[row.as_chat() for row in rows] if chats else rows)
 
 
 def places(named: str, text: str, count: int) -> range:
@@ -173,8 +173,8 @@ def places(named: str, text: str, count: int) -> range:
 
     named: prefix of the error. Raises InputError for an invalid range or a position past `count`.
     """
-    found = re.fullmatch(r"(\d{1,9})?-(\d{1,9})?", text, re.ASCII)
-    low, high = (int(found[1] or 1), int(found[2] or count)) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,9})?-(\d{1,9})?", text, re.ASCII)
+    low, high = (int(match[1] or 1), int(match[2] or count)) if match else (0, 0)
     if not 1 <= low <= high <= count:
         raise InputError(f"{named}: expected a range within 1-{count} (got {text!r})")
     return range(low, high + 1)

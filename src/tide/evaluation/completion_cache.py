@@ -47,14 +47,14 @@ class CompletionCache:
             for piece in known:
                 yield piece
             return
-        given: list[Piece] = []
+        written: list[Piece] = []
         async with aclosing(write(request)) as pieces:
             async for piece in pieces:
-                given.append(piece)
+                written.append(piece)
                 if key is not None and piece.finish_reason is not None:
                     # Calls overlap; time before the previous completion ended is charged already.
                     now = time.perf_counter()
-                    self._written[key] = given, now - max(started, self._until)
+                    self._written[key] = written, now - max(started, self._until)
                     self._until = now
                 yield piece
 

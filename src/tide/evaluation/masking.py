@@ -21,9 +21,9 @@ def masked(text: str) -> str:
     """Mask the listed words of `text`, except their first letters."""
     words = _WORD.findall(text)
     listed = _listed(words)
-    shown = [mask(word) if number in listed else word for number, word in enumerate(words)]
+    masked_words = [mask(word) if number in listed else word for number, word in enumerate(words)]
     end = sum(map(len, words))
-    return "".join(shown) + text[end:]
+    return "".join(masked_words) + text[end:]
 
 
 def marked(text: str) -> Text:
@@ -33,9 +33,9 @@ def marked(text: str) -> Text:
     line = Text()
     for number, word in enumerate(words):
         is_apart = bool(line) and word[:1].isspace()
-        shown = visible(" ".join(word.split()))
+        visible_word = visible(" ".join(word.split()))
         line.append(" " if is_apart else "")
-        line.append(shown, MARK if number in listed else "")
+        line.append(visible_word, MARK if number in listed else "")
     return line
 
 

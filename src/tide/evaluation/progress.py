@@ -38,7 +38,7 @@ class Progress:
 
     place = ""
 
-    def begin(self, what: str, total: int) -> None:
+    def begin(self, title: str, total: int) -> None:
         """Work on `total` prompts begins."""
 
     def advance(self, count: int = 1) -> None:
@@ -50,7 +50,7 @@ class Progress:
     def end(self) -> None:
         """The current work has ended, whether or not it is complete."""
 
-    def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
+    def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
         """A prompt could not be completed or judged; work on the other prompts continues."""
 
     def say(self, message: str) -> None:
@@ -63,10 +63,10 @@ class Bars(Progress):
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or CleanConsole(stderr=True, markup=False, emoji=False)
 
-    def begin(self, what: str, total: int) -> None:
+    def begin(self, title: str, total: int) -> None:
         self._bar = bar_on(self._console)
-        is_search = self.place and not what.startswith(("judge", "perplexity"))
-        says = f"{self.place}{'search' if is_search else what}"  # a method's name may be long
+        is_search = self.place and not title.startswith(("judge", "perplexity"))
+        says = f"{self.place}{'search' if is_search else title}"  # a method's name may be long
         self._task, self._done = self._bar.add_task(says, total=total), 0
         self._bar.start()
 
@@ -75,14 +75,14 @@ class Bars(Progress):
         self.under_way(0)
 
     def under_way(self, count: float) -> None:
-        shown = self._bar.tasks[self._task].completed  # the bar never moves back
-        self._bar.update(self._task, completed=max(shown, self._done + count))
+        completed = self._bar.tasks[self._task].completed  # the bar never moves back
+        self._bar.update(self._task, completed=max(completed, self._done + count))
 
     def end(self) -> None:
         self._bar.stop()
 
-    def failed(self, what: str, row_id: RecordId, error: TideError) -> None:
-        self._console.print(f"{what}, id {row_id}: {error}", style="red", soft_wrap=True)
+    def failed(self, title: str, row_id: RecordId, error: TideError) -> None:
+        self._console.print(f"{title}, id {row_id}: {error}", style="red", soft_wrap=True)
 
     def say(self, message: str) -> None:
         self._console.print(message, highlight=False, soft_wrap=True)

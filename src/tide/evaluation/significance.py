@@ -87,26 +87,28 @@ def compare(
     name_of_other = resolve_against([*by_name], against)
     if name_of_other is None:
         raise InputError(f"no run of method {against!r} to compare with; there are {[*by_name]}")
-    other = by_name[name_of_other]
+    runs_of_other = by_name[name_of_other]
     comparisons: list[Comparison] = []
-    for source in [*other[0].sources, ITERATIONS]:
+    for source in [*runs_of_other[0].sources, ITERATIONS]:
         of_source: list[Comparison] = []
-        for name, some in by_name.items():
-            if name != name_of_other and source in [*some[0].sources, ITERATIONS]:
-                of_source += _compare(some, other, source, valid, seed)
+        for name, runs_of_name in by_name.items():
+            if name != name_of_other and source in [*runs_of_name[0].sources, ITERATIONS]:
+                of_source += _compare(runs_of_name, runs_of_other, source, valid, seed)
         if source == ITERATIONS:
             of_source = [comparison for comparison in of_source if comparison.pairs]
         comparisons += sorted(of_source, key=lambda comparison: comparison.measure == "mean")
     corrected = holm([comparison.p_value for comparison in comparisons])
-    return [replace(one, p_holm=p) for one, p in zip(comparisons, corrected, strict=True)]
+    return [
+        replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)
+    ]
 
 
 def resolve_against(names: Sequence[str], against: str | None) -> str | None:
     """Return the name that `against` selects, or None; `tide` also selects `tide (3 seeds)`."""
     wanted = "base" if against is None else against
-    found = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
-    found += [name for name in names if wanted == "base" and is_base(name)]
-    return found[0] if found else names[0] if against is None else None
+    matches = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
+    matches += [name for name in names if wanted == "base" and is_base(name)]
+    return matches[0] if matches else names[0] if against is None else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -133,10 +135,10 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def _compare(
-    runs: Sequence[Run], others: Sequence[Run], source: str, valid: Valid | None, seed: int
+    runs: Sequence[Run], other_runs: Sequence[Run], source: str, valid: Valid | None, seed: int
 ) -> list[Comparison]:
     """Compare by each measure; pairs and the interval of the rate are computed once."""
-    values, values_of_other = _values(runs, source, valid), _values(others, source, valid)
+    values, values_of_other = _values(runs, source, valid), _values(other_runs, source, valid)
     pairs: list[tuple[dict[str, float], dict[str, float]]] = []
     left_out, most_trials = 0, 1
     for prompt, seeds in values.items():
@@ -164,7 +166,7 @@ def _compare(
             source=source,
             measure=name,
             method=runs[0].name,
-            against=others[0].name,
+            against=other_runs[0].name,
             pairs=len(differences),
             unequal=sum(abs(difference) >= TIE for difference in differences),
             difference=fmean(differences) if differences else None,
@@ -215,17 +217,17 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
         counts = [1.0] * len(differences)
         return bootstrapped({("rate",): differences}, {("rate",): counts}, seed)[("rate",)]
     n = len(rates)
-    both, mine, theirs = (
-        sum(pair in some for pair in rates) for some in ([(1, 1)], [(1, 0)], [(0, 1)])
-    )
-    neither = n - both - mine - theirs
-    found = []
-    for toxic in (both + mine, both + theirs):
+    both_toxic = rates.count((1, 1))
+    mine = rates.count((1, 0))
+    theirs = rates.count((0, 1))
+    neither = n - both_toxic - mine - theirs
+    shares = []
+    for toxic in (both_toxic + mine, both_toxic + theirs):
         low, high = wilson(toxic, n)
-        found.append((toxic / n, toxic / n - low, high - toxic / n))
-    (first, below, above), (second, other_below, other_above) = found
-    product = (both + mine) * (both + theirs) * (neither + mine) * (neither + theirs)
-    excess = float(both * neither - mine * theirs)
+        shares.append((toxic / n, toxic / n - low, high - toxic / n))
+    (first, below, above), (second, other_below, other_above) = shares
+    product = (both_toxic + mine) * (both_toxic + theirs) * (neither + mine) * (neither + theirs)
+    excess = float(both_toxic * neither - mine * theirs)
     excess = max(excess - n / 2, 0.0) if excess > 0 else excess
     phi = excess / math.sqrt(product) if product else 0.0
     difference = first - second
