@@ -157,19 +157,19 @@ class GuardSettings(BaseModel):
         """Return the format's name, and the format with these settings. Raises InputError."""
         name = self.format or ("own" if self.prompt and self.verdicts else known(self.model))
         if name != "own" and name not in FORMATS:
-            what = f"unknown format {self.format!r}" if self.format else "its format is unknown"
+            problem = f"unknown format {self.format!r}" if self.format else "its format is unknown"
             raise InputError(
-                f"scorer guard:{self.model}: {what}; append # and a format ({', '.join(FORMATS)}) "
-                "or give a prompt and verdicts in a file (guard:FILE.json)"
+                f"scorer guard:{self.model}: {problem}; append # and a format "
+                f"({', '.join(FORMATS)}) or give a prompt and verdicts in a file (guard:FILE.json)"
             )
         base = FORMATS.get(name) or Format(verdicts={})
         if self.verdicts is None and not base.verdicts:
             raise InputError(f"scorer guard:{self.model}: a custom format needs verdicts")
-        given = {
+        changes = {
             "verdicts": self.verdicts, "lead": self.lead, "tokens": self.tokens,
             "arguments": self._arguments(base),
         }  # fmt: skip
-        return name, base.model_copy(update={k: v for k, v in given.items() if v is not None})
+        return name, base.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
     def _arguments(self, base: Format) -> dict[str, Any]:
         arguments: dict[str, Any] = {**base.arguments, **self.arguments}
@@ -188,8 +188,8 @@ class GuardSettings(BaseModel):
         if len(base.policy) == 1:
             return {**arguments, base.policy[0]: policy}
         # A custom definition replaces the named risk.
-        own = {"risk_name": "policy"} if base.policy[-1] == "risk_definition" else {}
-        return {**arguments, base.policy[0]: {**own, base.policy[-1]: policy}}
+        name_of_risk = {"risk_name": "policy"} if base.policy[-1] == "risk_definition" else {}
+        return {**arguments, base.policy[0]: {**name_of_risk, base.policy[-1]: policy}}
 
     @property
     def _policy_text(self) -> str:
@@ -216,10 +216,10 @@ class GuardSettings(BaseModel):
 
     def digest(self) -> str:
         """Hash the settings that affect scores, except the model; "" for the defaults."""
-        own = {"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
-        both = self, GuardSettings(model=self.model)
-        asked, plain = (one.model_dump_json(include=own) for one in both)
-        return "" if asked == plain else hashlib.sha256(asked.encode()).hexdigest()[:8]
+        fields = {"prompt", "policy", "verdicts", "lead", "arguments", "role", "question"}
+        text = self.model_dump_json(include=fields)
+        plain = GuardSettings(model=self.model).model_dump_json(include=fields)
+        return "" if text == plain else hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def known(model: str) -> str:
@@ -246,11 +246,11 @@ def read(spec: str) -> GuardSettings:
     form = form or last
     if not model:
         raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
-    given: dict[str, Any] = {"model": model}
+    values: dict[str, Any] = {"model": model}
     if form:
-        given["format"] = form
+        values["format"] = form
     if at:
-        given["url"] = f"http{rest}"
+        values["url"] = f"http{rest}"
     if not at and (file := Path(model) / _FILE).is_file():
-        return GuardSettings.load(file, _NOT_OF_FOLDERS, **given)
-    return validated(GuardSettings, given, "scorer guard: ")
+        return GuardSettings.load(file, _NOT_OF_FOLDERS, **values)
+    return validated(GuardSettings, values, "scorer guard: ")

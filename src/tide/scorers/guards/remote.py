@@ -56,8 +56,8 @@ class RemoteGuard(SelfHostedScorer):
         self._settings = settings
         super().__init__(f"guard:{settings.model}", settings.url or "", **options)
         self._url = api_root(self._url)
-        own = f",{digest}" if (digest := settings.digest()) else ""
-        self.name = f"guard:{settings.model}@{place_of(self._url)}#{kind}{own}"
+        suffix = f",{digest}" if (digest := settings.digest()) else ""
+        self.name = f"guard:{settings.model}@{place_of(self._url)}#{kind}{suffix}"
         self.threshold = settings.threshold
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
