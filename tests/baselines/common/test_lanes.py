@@ -77,18 +77,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("llama"), "llama")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["contrastive", "dapt", "destein", "dexperts", "pplm", "rectification", "safe-decoding",
-     "sasa", "unidetox", "word-filter"],
-)  # fmt: skip
+@pytest.mark.parametrize("name", sorted(STRENGTHS))
 def test_row_with_nan_fails_alone(llama: World, name: str) -> None:
     """The NaN of one token's embedding, in each of the models, stays in no cache."""
     # With more candidates, that token would be a candidate of other rows.
     spec = STRENGTHS[name].replace("candidates=8", "candidates=1")
     baseline: Any = llama.load(spec)
-    token = llama.engine.tokenize(["kind"])[0][-1]
-    expected = asyncio.run(run_rows(baseline, PROMPTS))
+    prompts = [*PROMPTS[:2], "z", *PROMPTS[3:]]
+    token = llama.engine.tokenize(["z"])[0][-1]
+    expected = asyncio.run(run_rows(baseline, prompts))
     assert not any(token in piece.token_ids for row in expected for piece in row)
     others = getattr(baseline.lanes(), "keywords", {}).get("readers", [])
     for reader in (baseline.drawn_from(), *others):
@@ -96,7 +93,7 @@ def test_row_with_nan_fails_alone(llama: World, name: str) -> None:
         before = table[token].clone()
         with torch.no_grad():
             table[token] = torch.nan
-        found = asyncio.run(run_rows(baseline, PROMPTS))
+        found = asyncio.run(run_rows(baseline, prompts))
         with torch.no_grad():
             table[token] = before
         assert isinstance(found.pop(2)[0], CompletionError)
@@ -124,3 +121,9 @@ def test_other_users_of_the_engine_read_the_unchanged_model(gpt2: World, name: s
         compared += 1
     beside.join()
     assert found == [whole] * 3
+
+
+def test_prompt_too_long_for_a_prefix_fails(gpt2: World) -> None:
+    baseline: Any = gpt2.load(STRENGTHS["self-debias"])
+    with pytest.raises(CompletionError, match=r"including the baseline's.* exceed the context"):
+        baseline.generate(["kind", "x" * 57], SAMPLING, [0, 0])
