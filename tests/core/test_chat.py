@@ -122,6 +122,26 @@ def test_a_chat_is_read_as_its_template_writes_it(
     assert len("".join(moved(engine, prompt, "all"))) >= len(text)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        # As in the template of Llama Guard 3 1B, from which a string vanishes.
+        "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+        "{% endfor %}",
+        "{% if m.content is string %}{{ raise_exception('a string') }}{% endif %}"
+        "{{ m.content[0].text }}",
+    ],
+    ids=["vanishes", "refused"],
+)
+def test_template_that_reads_parts_gets_parts(content: str) -> None:
+    source = "{% for m in messages %}{{ m.role }}: CONTENT;{% endfor %}"
+    chat = Chat.of([*SYSTEM, *LONG])
+    text = render(chat, template_of(source.replace("CONTENT", content)), "m")
+    plain = render(chat, template_of(source.replace("CONTENT", "{{ m.content }}")), "m")
+    assert text == plain
+    assert [text[a:b] for a, b in text.spans] == [LONG[0]["content"], LONG[2]["content"]]
+
+
 def test_what_an_assistant_thought_is_left_out() -> None:
     thoughts = {"reasoning_content": "They ask of rain.", "reasoning": "They ask of rain."}
     said, answered, asked = LONG

@@ -229,14 +229,33 @@ class Rendered(str):
         return indices
 
 
+def in_parts(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose content is a list of one text part, for templates that read parts."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]}
+        for message in messages
+    ]
+
+
 def render(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
     """Render `chat` with `template`, and locate each user message in the rendered text.
 
-    A second rendering, with placeholders for the user messages, shows the text around the messages.
+    Some templates read a message's content as a list of parts, and fail or leave it out if it is a
+    text. So if a user message is lost, the messages are rendered again with their content as parts.
     The template may strip white space from messages. model: name of the model, for errors.
     Raises InputError if the template fails, writes too much, or omits, repeats or rewrites a user
     message.
     """
+    try:
+        return _located(chat, template, model)
+    except InputError:
+        with suppress(InputError):
+            return _located(chat, lambda messages: template(in_parts(messages)), model)
+        raise
+
+
+def _located(chat: Chat, template: Callable[[list[dict[str, Any]]], str], model: str) -> Rendered:
+    """Render `chat`, and locate its user messages by a second rendering with placeholders."""
     messages, written = chat.dump(), chat.model_dump_json()
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     mark = _MARK

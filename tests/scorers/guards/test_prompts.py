@@ -27,6 +27,11 @@ TEMPLATES = {
     # Some templates leave out the thoughts of earlier turns.
     "cuts": "<|im_start|>{{ messages[-1]['content'].split('</think>')[-1] }}<|im_end|><think>",
     "repeats": f"<|user|>{TEXT}<|im_end|>Again: {TEXT}<|guard|>",
+    # Reads content as a list of parts, like the template of Llama Guard 3 1B.
+    "parts": "<|user|>{% for part in messages[-1]['content'] %}{% if part['type'] == 'text' %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}<|guard|>",
+    "no strings": "{% if messages[-1]['content'] is string %}{{ raise_exception('a string') }}"
+    "{% endif %}<|user|>{{ messages[-1]['content'][0]['text'] }}<|guard|>",
 }
 
 
@@ -85,6 +90,7 @@ def test_a_text_that_completes_a_control_token_of_the_prompt_is_refused() -> Non
         "<|user|>{{ messages[-1]['content'][:4] }}<|guard|>",
         f"<|user|>{TEXT}{TEXT[:-3]} | lower }}}}<|guard|>",
         "<|user|>Hello<|guard|>",
+        "<|user|>{% for part in messages[-1]['content'] %}{{ part['text'] | upper }}{% endfor %}",
     ],
 )
 def test_a_template_that_changes_the_text_is_refused(template: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tide.core.chat import in_parts
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.pretrained import (
     check_tokenizer,
@@ -40,6 +41,7 @@ class LocalGuard(PlainScorer):
     pace = "sentence"
 
     _tokenizer: Any
+    _in_parts = False  # whether the chat template reads a message's content as parts
 
     def __init__(self, settings: GuardSettings) -> None:
         kind, self._format = settings.resolve()
@@ -162,8 +164,18 @@ class LocalGuard(PlainScorer):
         """Return the prompt's parts around the text, and a function that strips like the template.
 
         Only a probe passes through the template, so that the template cannot shorten a text. The
-        template may repeat the text. Raises InputError if the template changes the probe.
+        template may repeat the text. A template that loses a text gets it as a part of the content
+        (`in_parts`). Raises InputError if the template changes the probe.
         """
+        try:
+            return self._around_probe()
+        except (InputError, ScorerError):
+            self._in_parts = True
+            with suppress(InputError, ScorerError):
+                return self._around_probe()
+            raise
+
+    def _around_probe(self) -> tuple[list[str], Callable[[str], str]]:
         rendered = self._rendered(probe := f"\t{_PROBE}\t")
         for strip in (str, str.lstrip, str.rstrip, str.strip):
             around = rendered.split(strip(probe))
@@ -223,9 +235,10 @@ class LocalGuard(PlainScorer):
                 f"scorer {self.name}: its tokenizer has no chat template; give a prompt in a file "
                 "(guard:FILE.json)"
             )
+        messages = self._settings.messages(text)
         with guarded(ScorerError, f"scorer {self.name}: its chat template failed"):
             rendered: str = self._tokenizer.apply_chat_template(
-                self._settings.messages(text),
+                in_parts(messages) if self._in_parts else messages,
                 add_generation_prompt=self._format.header,
                 tokenize=False,
                 **self._format.arguments,
