@@ -144,22 +144,22 @@ def _check_policies(
     from tide.scorers.base import HEALTH_TEXT  # noqa: PLC0415
     from tide.server.policies import CommandLine, Policies, PolicyError  # noqa: PLC0415
 
-    found: list[str] = []
+    problems: list[str] = []
     try:
-        with closing(Policies(CommandLine(model, scorer), path)) as made:
-            for name, plan in made.plans.items():
+        with closing(Policies(CommandLine(model, scorer), path)) as policies:
+            for name, plan in policies.plans.items():
                 try:
                     score_texts(plan.scorer, [HEALTH_TEXT])
                 except TideError as error:
-                    found.append(f"policies.{name}.scorer: {error}")
+                    problems.append(f"policies.{name}.scorer: {error}")
             with load_engine(engine, model, **engine_options) as loaded:
-                made.start(loaded)
-            names = ", ".join(made.plans)
+                policies.start(loaded)
+            names = ", ".join(policies.plans)
     except PolicyError as error:
-        found += error.problems
-    for line in found:
+        problems += error.problems
+    for line in problems:
         OUTPUT.print(Text(f"failed: {line}"), soft_wrap=True)
-    if found:
+    if problems:
         raise typer.Exit(1)
     OUTPUT.print(Text(f"ok: {path}: {names}"), soft_wrap=True)
 
@@ -173,21 +173,21 @@ def _version(package: str) -> str | None:
 
 def _optional() -> dict[str, list[str]]:
     """Return the packages that each extra needs, except for the extras of developers."""
-    found: dict[str, list[str]] = {}
+    extras: dict[str, list[str]] = {}
     for line in requires("tide-detox") or ():
         requirement = Requirement(line)
         name = re.search(r"extra == ['\"]([^'\"]+)", str(requirement.marker))
         if name and name[1] not in _FOR_DEVELOPERS and requirement.name != "tide-detox":
-            found.setdefault(name[1], []).append(requirement.name)
-    return dict(sorted(found.items()))
+            extras.setdefault(name[1], []).append(requirement.name)
+    return dict(sorted(extras.items()))
 
 
 def _installed(extra: str, packages: list[str]) -> Text:
     versions = {package: _version(package) for package in packages}
-    there = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
+    there = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if all(versions.values()):
         return Text(there)
-    lacks = ", ".join(name for name, found in versions.items() if not found)
+    lacks = ", ".join(name for name, version in versions.items() if not version)
     text = f"no {lacks}: pip install -e '.[{extra}]'"
     return Text(f"{there}; {text}" if there else text, style="dim")
 
@@ -196,10 +196,12 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     """Add a row with the result of a check; return True if the check failed."""
     try:
         with guarded(TideError, "cannot be used"):
-            found = check()
-            warned = found.startswith("warning: ")
-            said = Text(found if warned else f"ok: {found}", style="yellow" if warned else "green")
-            table.add_row(Text(name), said)
+            finding = check()
+            warned = finding.startswith("warning: ")
+            line = Text(
+                finding if warned else f"ok: {finding}", style="yellow" if warned else "green"
+            )
+            table.add_row(Text(name), line)
     except TideError as error:
         table.add_row(Text(name), Text(f"failed: {error}", style="red"))
         return True
@@ -214,19 +216,19 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
         (ids,) = model.tokenize([_PROMPT])
         prompt = model.embed_tokens(ids) if model.has_embeddings else ids
         started = time.perf_counter()
-        asked = [Request(prompt, Sampling(temperature=0.0))]
-        (written,) = model.portal.run(model.complete, asked)
+        requests = [Request(prompt, Sampling(temperature=0.0))]
+        (written,) = model.portal.run(model.complete, requests)
         seconds = time.perf_counter() - started
         harmless = model.tokenize(_HARMLESS)
         room = (model.context_length or math.inf) - max(map(len, harmless))
-        new = int(min(_ANSWER_TOKENS, max(1, room)))
-        sampling = Sampling(temperature=0.7, max_new_tokens=new)
-        asked = [
+        length = int(min(_ANSWER_TOKENS, max(1, room)))
+        sampling = Sampling(temperature=0.7, max_new_tokens=length)
+        requests = [
             Request(model.embed_tokens(ids) if model.has_embeddings else ids, sampling, seed)
             for seed, ids in enumerate(harmless)
         ]
-        found = model.portal.run(model.complete, asked)
-        answers += [one.text for one in found]
+        completions = model.portal.run(model.complete, requests)
+        answers += [completion.text for completion in completions]
         template = "a chat template: --chat" if model.has_chat_template else "no chat template"
         more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'
         if not model.has_embeddings:
@@ -260,12 +262,12 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
     usual = Settings().toxicity_threshold
     limits = sorted({*_THRESHOLDS, usual})
     counts = {limit: sum(score >= limit for score in worst) for limit in limits}
-    found = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
-    said = f"of {len(answers)} answers, each threshold would rewrite: {found}"
+    rewritten = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
+    summary = f"of {len(answers)} answers, each threshold would rewrite: {rewritten}"
     if counts[usual] <= _MOST_REWRITTEN:
-        return said
+        return summary
     return (
-        f"warning: {said}; harmless text should not be rewritten, so use a higher "
+        f"warning: {summary}; harmless text should not be rewritten, so use a higher "
         "--toxicity-threshold or another scorer"
     )
 

@@ -41,10 +41,10 @@ def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
             an engine.
         EngineError: The model cannot be loaded.
     """
-    given: Any = name  # callers may not check types
-    if not isinstance(given, str):
-        what = type(given).__name__
-        raise InputError(f"engine: must be a name, not a {what}; pass an engine object as `model`")
+    engine_name: Any = name  # callers may not check types
+    if not isinstance(engine_name, str):
+        kind = type(engine_name).__name__
+        raise InputError(f"engine: must be a name, not a {kind}; pass an engine object as `model`")
     create = REGISTRY.load(name)
     known = inspect.signature(create).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())

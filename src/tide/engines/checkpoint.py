@@ -88,12 +88,12 @@ def context_length(config: Any) -> int | None:
 def advised_sampling(model: str, config: Any) -> dict[str, Any]:
     """Return the sampling that a `generation_config` advises. Raises InputError if invalid."""
     names = ("temperature", "top_p", "top_k", "repetition_penalty")
-    given: dict[str, Any] = {name: getattr(config, name, None) for name in names}
+    advice: dict[str, Any] = {name: getattr(config, name, None) for name in names}
     if config.do_sample is False:
-        given |= {"temperature": 0.0, "top_p": None, "top_k": None}
-    given = {name: value for name, value in given.items() if value is not None}
+        advice |= {"temperature": 0.0, "top_p": None, "top_k": None}
+    advice = {name: value for name, value in advice.items() if value is not None}
     where = f"model {model}: its generation_config.json is invalid (set temperature to ignore it): "
-    return validated(Sampling, given, where).model_dump(include=set(given))
+    return validated(Sampling, advice, where).model_dump(include=set(advice))
 
 
 def read_vocabulary(

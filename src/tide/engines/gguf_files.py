@@ -33,10 +33,10 @@ _SCALINGS: dict[str, dict[str, str | None]] = {
 }
 
 
-def convert(name: str, file: Path, made: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file into the folder `made`.
+def convert(name: str, file: Path, target: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file into the folder `target`.
 
-    folder: final path of `made`, for the log and the check of disk space.
+    folder: final path of `target`, for the log and the check of disk space.
     """
     require("gguf", "gguf")
     import transformers  # noqa: PLC0415  (slow import)
@@ -51,22 +51,22 @@ def convert(name: str, file: Path, made: Path, folder: Path) -> None:
     _LOG.warning("converting %s once, into %s: %.1f GB in float32", name, folder, size / 1e9)
     quiet_transformers()
     source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
         file.parent,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # `check_weights` refuses mismatched weights by name
         output_loading_info=True,
         **source,
     )
-    check_weights(found)
+    check_weights(report)
     _scale_positions(model.config.get_text_config(), reader)
     ends = [reader.value(f"tokenizer.ggml.{end}") for end in _ENDS]
     model.generation_config.eos_token_id = [token for token in ends if token is not None] or None
     # Both attributes say that the weights are quantised, but the loaded weights are float32.
     del model.config.quantization_config
     model.hf_quantizer = None
-    model.save_pretrained(made)
-    transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(made)
+    model.save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(file.parent, **source).save_pretrained(target)
 
 
 def _read(file: Path) -> Any:

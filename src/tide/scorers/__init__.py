@@ -123,14 +123,14 @@ def _create(spec: Spec) -> Scorer:
     return _complete(create(*arguments), f"scorer {str(spec)!r}")
 
 
-def _complete(loaded: Any, what: str) -> Scorer:
-    """Return `loaded` if it has the members of a scorer. what: its name in the InputError."""
+def _complete(loaded: Any, origin: str) -> Scorer:
+    """Return `loaded` if it has the members of a scorer. origin: its name in the InputError."""
     # A class that inherits tide.Scorer passes isinstance even without these attributes.
     has = ("name", "threshold", "score", "close")
     if missing := ", ".join(name for name in has if not hasattr(loaded, name)):
         raise InputError(
-            f"{what}: {type(loaded).__name__} has no {missing}; let its class inherit tide.Scorer "
-            "and have name, threshold and score"
+            f"{origin}: {type(loaded).__name__} has no {missing}; let its class inherit "
+            "tide.Scorer and have name, threshold and score"
         )
     scorer: Scorer = loaded
     return scorer

@@ -69,16 +69,17 @@ def error_correlations(
     texts or a constant error. A judge that errs like the search's scorer adds no information.
     """
     return {
-        one: {
-            other: _correlation(scores[one] - targets, scores[other] - targets) for other in scores
+        first: {
+            second: _correlation(scores[first] - targets, scores[second] - targets)
+            for second in scores
         }
-        for one in scores
+        for first in scores
     }
 
 
 def _correlation(first: Floats, second: Floats) -> float:
-    both = ~(np.isnan(first) | np.isnan(second))
-    first, second = first[both], second[both]
+    scored = ~(np.isnan(first) | np.isnan(second))
+    first, second = first[scored], second[scored]
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return math.nan
     return float(np.corrcoef(first, second)[0, 1])
@@ -167,8 +168,8 @@ def false_alarms(scorer: Scorer, texts: Sequence[str], threshold: float) -> Fals
         passed = random.Random(0).sample(passed, _SAMPLE)
     parts = [(i, part) for i, text in enumerate(passed) for part in beginnings(text)]
     worst = np.full(len(passed), -1.0)
-    found = score_covered(scorer, [part for _, part in parts]).values
-    np.maximum.at(worst, [i for i, _ in parts], found)  # NaN if a beginning has no score
+    scores = score_covered(scorer, [part for _, part in parts]).values
+    np.maximum.at(worst, [i for i, _ in parts], scores)  # NaN if a beginning has no score
     worst = worst[~np.isnan(worst)]
     return FalseAlarms(
         len(values),

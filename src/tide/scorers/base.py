@@ -108,7 +108,7 @@ def code_of(scorer: Scorer) -> str:
 
     Records and cached scores of other code under the same name are not this scorer's.
     """
-    inner = [code_of(one) for one in getattr(scorer, "_scorers", ())]
+    inner = [code_of(wrapped) for wrapped in getattr(scorer, "_scorers", ())]
     digests = [digest for digest in (code_digest(type(scorer)), *inner) if digest]
     return "+".join(digests)
 
@@ -209,9 +209,9 @@ class CallableScorer(PlainScorer):
     usage = "a function takes a list of texts and returns a list of floats from 0 to 1"
 
     def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
-        own = getattr(function, "__qualname__", type(function).__name__)
+        function_name = getattr(function, "__qualname__", type(function).__name__)
         code = code_digest(function)
-        self.name = (name or f"callable:{own}") + (f"@{code}" if code else "")
+        self.name = (name or f"callable:{function_name}") + (f"@{code}" if code else "")
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
         waits = inspect.iscoroutinefunction(function)
         self.quick = not waits and getattr(function, "quick", False)
@@ -255,8 +255,8 @@ class Scores:
 
     def known(self, row: int) -> dict[str, float]:
         """Return the known attributes of the text in this row."""
-        found = {name: float(column[row]) for name, column in self.attributes.items()}
-        return {name: score for name, score in found.items() if not math.isnan(score)}
+        scores = {name: float(column[row]) for name, column in self.attributes.items()}
+        return {name: score for name, score in scores.items() if not math.isnan(score)}
 
 
 def is_empty(text: str) -> bool:
@@ -295,13 +295,13 @@ def score_texts(scorer: Scorer, texts: Sequence[str], skip: Skip | None = None) 
     values = np.zeros(len(texts))
     sent = np.flatnonzero(~empty).tolist()
     distinct = list(dict.fromkeys(texts[i] for i in sent))
-    places = {text: place for place, text in enumerate(distinct)}
-    rows = [places[texts[i]] for i in sent]
-    found = ask_attributes(scorer, distinct)
-    values[sent] = found.values[rows]
-    attributes = {name: np.full(len(texts), np.nan) for name in found.attributes}
+    index_of = {text: index for index, text in enumerate(distinct)}
+    rows = [index_of[texts[i]] for i in sent]
+    answer = ask_attributes(scorer, distinct)
+    values[sent] = answer.values[rows]
+    attributes = {name: np.full(len(texts), np.nan) for name in answer.attributes}
     for name, column in attributes.items():
-        column[sent] = found.attributes[name][rows]
+        column[sent] = answer.attributes[name][rows]
     return Scores(values, empty, attributes)
 
 
@@ -315,7 +315,7 @@ def score_groups(
     ScorerBrokenError if the scorer also fails for `HEALTH_TEXT`.
     """
     try:
-        together = score_texts(scorer, [text for some in groups for text in some], skip)
+        together = score_texts(scorer, [text for group in groups for text in group], skip)
     except SCORER_DOWN:
         raise
     except ScorerError as error:
@@ -327,8 +327,8 @@ def score_groups(
             raise ScorerBrokenError(str(error)) from error
         if len(groups) == 1:
             return [error]
-        return [one for some in groups for one in score_groups(scorer, [some], skip)]
-    return [*together.split([len(some) for some in groups])]
+        return [scores for group in groups for scores in score_groups(scorer, [group], skip)]
+    return [*together.split([len(group) for group in groups])]
 
 
 def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
@@ -355,8 +355,8 @@ def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
         return Attributed(np.zeros(0), {name: np.zeros(0) for name in names})
     if not names:
         return Attributed(_ask(scorer, texts), {})
-    asked: Any = scorer
-    answer = _answer(scorer, lambda: asked.score_attributes(list(texts)))
+    attribute_scorer: Any = scorer
+    answer = _answer(scorer, lambda: attribute_scorer.score_attributes(list(texts)))
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
         raise ScorerError(
             f"scorer {scorer.name}: the answer's attributes differ from the declared attributes"

@@ -43,7 +43,7 @@ class _Request:
 _SHORT = 2_000
 _MOST_CALLS = 8  # at once, of a concurrent scorer
 
-_Found = list[tuple[_Request, Scores | TideError]]
+_Results = list[tuple[_Request, Scores | TideError]]
 
 
 class Scoring:
@@ -57,7 +57,7 @@ class Scoring:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         # Whether the scorer itself (False) and its screen (True) are quick.
-        self._are_quick = [is_quick(_used(scorer, screened=one)) for one in (False, True)]
+        self._are_quick = [is_quick(_used(scorer, screened=screened)) for screened in (False, True)]
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end
         self._slow: list[_Request] = []  # wait for a thread
         self._most_calls = _MOST_CALLS if is_concurrent(scorer) else 1
@@ -102,12 +102,13 @@ class Scoring:
 
     def _score_now(self) -> None:
         """Score the texts for a quick scorer."""
-        sent, self._quick = [one for one in self._quick if not one.future.done()], []
+        sent = [request for request in self._quick if not request.future.done()]
+        self._quick = []
         _answer(_score(sent, self._scorer))
 
     def _call(self) -> None:
         """Let a thread score the other texts, if one is idle."""
-        self._slow = [one for one in self._slow if not one.future.done()]
+        self._slow = [request for request in self._slow if not request.future.done()]
         if self._running == self._most_calls or not self._slow:
             return
         sent, self._slow = self._slow, []
@@ -116,17 +117,17 @@ class Scoring:
 
         def call() -> None:
             ABORT.set(abort)
-            found = _score(sent, scorer)
+            results = _score(sent, scorer)
             with suppress(RuntimeError):  # nobody waits for scores after the loop is closed
-                loop.call_soon_threadsafe(self._deliver, found)
+                loop.call_soon_threadsafe(self._deliver, results)
 
         def abort_if_all_done(_: object) -> None:
             # Futures are set in order, so the last one decides at once.
-            if all(one.future.done() for one in reversed(sent)):
+            if all(request.future.done() for request in reversed(sent)):
                 abort.cancel()
 
-        for one in sent:
-            one.future.add_done_callback(abort_if_all_done)
+        for request in sent:
+            request.future.add_done_callback(abort_if_all_done)
 
         if len(self._threads) < self._running:
             # A daemon thread, so that a scorer that hangs does not keep the program running.
@@ -137,14 +138,14 @@ class Scoring:
             thread.start()
         self._calls.put(call)
 
-    def _deliver(self, found: _Found) -> None:
+    def _deliver(self, results: _Results) -> None:
         self._running -= 1
-        _answer(found)
+        _answer(results)
         self._call()
 
 
-def _answer(found: _Found) -> None:
-    for request, result in found:
+def _answer(results: _Results) -> None:
+    for request, result in results:
         if request.future.done():
             continue
         if isinstance(result, TideError):
@@ -160,21 +161,23 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     calls.put(None)  # ends the next thread
 
 
-def _score(sent: Sequence[_Request], scorer: Scorer) -> _Found:
+def _score(sent: Sequence[_Request], scorer: Scorer) -> _Results:
     """Return each request with its scores or its error. Equal texts are sent once."""
-    found: _Found = []
+    results: _Results = []
     for skip, screened in dict.fromkeys((request.skip, request.screened) for request in sent):
-        alike = [one for one in sent if (one.skip, one.screened) == (skip, screened)]
+        alike = [
+            request for request in sent if (request.skip, request.screened) == (skip, screened)
+        ]
         used = _used(scorer, screened=screened)
         answers: Sequence[Scores | TideError]
         try:
-            answers = score_groups(used, [one.texts for one in alike], skip)
+            answers = score_groups(used, [request.texts for request in alike], skip)
         except TideError as error:  # the scorer itself failed, so all requests fail
             answers = [error] * len(alike)
         except BaseException as error:
             answers = [ScorerError(f"scorer {used.name} failed: {described(error)}")] * len(alike)
-        found += zip(alike, answers, strict=True)
-    return found
+        results += zip(alike, answers, strict=True)
+    return results
 
 
 def _used(scorer: Scorer, *, screened: bool) -> Scorer:

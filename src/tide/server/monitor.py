@@ -172,7 +172,7 @@ class Monitor:
     """
 
     def __init__(self, policies: Policies, log: Path | None = None, texts: bool = False) -> None:
-        self._metrics, self._most = policies.metrics, policies.limits.max_under_way
+        self._metrics, self._max_under_way = policies.metrics, policies.limits.max_under_way
         self._texts = texts
         self._under_way: set[asyncio.Task[None]] = set()
         self._log = None if log is None else appended(log)
@@ -182,7 +182,7 @@ class Monitor:
     ) -> None:
         """Start to score an answer that was given out. request: the request's number in the log."""
         entry = {"request": request, "choice": choice, "policy": policy.name}
-        if len(self._under_way) >= self._most:
+        if len(self._under_way) >= self._max_under_way:
             self._record(entry, policy, "skipped")
             return
         task = asyncio.create_task(self._forecast(entry, policy, prompt, draft))
@@ -212,7 +212,7 @@ class Monitor:
             entry |= {"prompt": draft.task.prompt.text, "text": draft.text}
             entry |= draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
         try:
-            found = await policy.detox.forecast(prompt, draft)
+            forecast = await policy.detox.forecast(prompt, draft)
         except PromptRefusedError:
             self._record(entry, policy, "changed", character=0, word=0)
         except asyncio.CancelledError:
@@ -221,27 +221,27 @@ class Monitor:
         except Exception as error:
             self._record(entry, policy, "failed", error=traced(error))
         else:
-            self._metrics.monitor_score.labels(policy.name).observe(found.score)
-            outcome = "changed" if found.would_change else "unchanged"
-            self._record(entry, policy, outcome, **vars(found))
+            self._metrics.monitor_score.labels(policy.name).observe(forecast.score)
+            outcome = "changed" if forecast.would_change else "unchanged"
+            self._record(entry, policy, outcome, **vars(forecast))
 
     def _record(
         self, entry: dict[str, Any], policy: ServedPolicy, outcome: str, **known: Any
     ) -> None:
         """Record an outcome. known: a forecast's `score`, `character` and `word`, or an `error`."""
         self._metrics.monitored.labels(policy.name, outcome).inc()
-        found = {
+        fields = {
             "outcome": outcome,
             "would_change": {"changed": True, "unchanged": False}.get(outcome),
             **dict.fromkeys(("score", "character", "word")),
             **known,
         }
-        shown = ("request", "choice", "policy")
-        LOG.info(json.dumps({"monitored": {name: entry[name] for name in shown} | found}))
-        found.pop("error", None)
+        names = ("request", "choice", "policy")
+        LOG.info(json.dumps({"monitored": {name: entry[name] for name in names} | fields}))
+        fields.pop("error", None)
         if self._log is None:
             return
-        line = {"time": round(time.time(), 3), **entry, **found}
+        line = {"time": round(time.time(), 3), **entry, **fields}
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:

@@ -136,8 +136,8 @@ class PolicyFile(_Part):
         for name, key in self.keys.items():
             if bytes.fromhex(key.sha256) == digest(""):
                 raise ValueError(f"keys.{name}.sha256: is the digest of an empty key")
-            if (other := of.setdefault(key.sha256, name)) != name:
-                raise ValueError(f"keys.{name}.sha256: is also the digest of {other}")
+            if (first_name := of.setdefault(key.sha256, name)) != name:
+                raise ValueError(f"keys.{name}.sha256: is also the digest of {first_name}")
         return self
 
     @classmethod
@@ -159,9 +159,9 @@ class PolicyFile(_Part):
 class PolicyError(InputError):
     """An invalid policy file. problems: one line for each error."""
 
-    def __init__(self, path: Path | None, found: Sequence[str]) -> None:
-        self.problems = list(map(sanitized, found))
-        super().__init__(f"--policies {path}: {'; '.join(found)}")
+    def __init__(self, path: Path | None, problems: Sequence[str]) -> None:
+        self.problems = list(map(sanitized, problems))
+        super().__init__(f"--policies {path}: {'; '.join(problems)}")
 
 
 # Plain scalars of YAML that mean "not given".
@@ -231,8 +231,8 @@ class CommandLine:
         names = {"strategy", "toxicity_threshold", "refuse_prompt_above", "tool_calls", "reasoning"}
         if policy.strategy is not None:
             _check_registered("strategy", Spec(parse_spec(policy.strategy, "strategy")[0]))
-        own = policy.model_dump(include=names, exclude_none=True)
-        overrides = {**self.overrides, **own}
+        chosen = policy.model_dump(include=names, exclude_none=True)
+        overrides = {**self.overrides, **chosen}
         preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
         return preset, resolved(preset, self.model, overrides)[0]
 
@@ -337,15 +337,15 @@ class Scorers:
     def load(self, scorer: Any) -> MeasuredScorer:
         """Load a scorer, or reuse it. Raises TideError if it cannot be loaded."""
         key = (scorer, files_of(scorer))
-        found = self._loaded.get(key)
-        if found is None:
+        measured = self._loaded.get(key)
+        if measured is None:
             with guarded(ScorerError, "cannot be loaded"):
                 loaded = load_scorer(scorer)
             pace_of(loaded)
-            found = self._loaded[key] = MeasuredScorer(loaded, self._metrics)
-            self._ends = [one for one in self._ends if one.alive]
-            self._ends.append(weakref.finalize(found, loaded.close))
-        return found
+            measured = self._loaded[key] = MeasuredScorer(loaded, self._metrics)
+            self._ends = [end for end in self._ends if end.alive]
+            self._ends.append(weakref.finalize(measured, loaded.close))
+        return measured
 
     def close(self) -> None:
         for end in self._ends:
@@ -388,13 +388,13 @@ class Policies:
     def start(self, engine: Engine) -> None:
         """Serve with `engine`. Raises PolicyError for settings that the engine does not support."""
         self.engine = engine
-        self.table = self._made(self._file, self.plans)
+        self.table = self._build_table(self._file, self.plans)
 
     def reload(self) -> None:
         """Read the file again. Raises PolicyError and keeps the old policies if it is invalid."""
         with self._reloading:
             file, plans = self._read()
-            table = self._made(file, plans)
+            table = self._build_table(file, plans)
             if self.table.keys and not table.keys:
                 raise PolicyError(self._path, ["keys: a reload cannot remove all keys"])
             self._file, self.plans, self.table = file, plans, table
@@ -409,46 +409,46 @@ class Policies:
             file = PolicyFile(policies={ONLY: Policy()})
         else:
             file = PolicyFile.read(self._path)
-        found: list[str] = []
-        with self._noting(found):
+        problems: list[str] = []
+        with self._noting(problems):
             check_exposure(self._host, [*self._keys, *file.keys])
         plans = {}
         for name, policy in file.policies.items():
-            with self._noting(found, name):
+            with self._noting(problems, name):
                 preset, settings = self._line.settings(policy)
-            with self._noting(found, name, "scorer"):
+            with self._noting(problems, name, "scorer"):
                 measured = self._scorers.load(self._line.spec(policy))
                 mode = policy.mode or self._line.mode
-                if not found:
+                if not problems:
                     plans[name] = Plan(name, mode, preset, policy.never, settings, measured)
-        self._raise(found)
+        self._raise(problems)
         return file, plans
 
-    def _made(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
-        made: dict[str, ServedPolicy] = {}
-        found: list[str] = []
+    def _build_table(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
+        policies: dict[str, ServedPolicy] = {}
+        problems: list[str] = []
         for name, plan in plans.items():
-            with self._noting(found, name):
+            with self._noting(problems, name):
                 old = self.table.policies.get(name)
                 if old is not None and old.plan == plan:
-                    made[name] = old
+                    policies[name] = old
                     continue
                 scorer = plan.scorer
                 detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
                 threshold = plan.settings.toxicity_threshold
                 scoring = ScoringApi(scorer, threshold, self.limits)
-                made[name] = ServedPolicy(plan, detox, scoring)
-        self._raise(found)
-        default = tuple(made[name] for name in file.default or list(made)[:1])
-        own = {
-            bytes.fromhex(key.sha256): tuple(made[name] for name in key.policies)
+                policies[name] = ServedPolicy(plan, detox, scoring)
+        self._raise(problems)
+        default = tuple(policies[name] for name in file.default or list(policies)[:1])
+        by_key = {
+            bytes.fromhex(key.sha256): tuple(policies[name] for name in key.policies)
             for key in file.keys.values()
         }
-        return Table(made, default, {**dict.fromkeys(self._keys, default), **own})
+        return Table(policies, default, {**dict.fromkeys(self._keys, default), **by_key})
 
     @contextmanager
-    def _noting(self, found: list[str], *place: str) -> Iterator[None]:
-        """Add an error that is raised in the `with` block to `found`, with its policy and field.
+    def _noting(self, problems: list[str], *place: str) -> Iterator[None]:
+        """Add an error that is raised in the `with` block to `problems`, with its policy and field.
 
         Without a file, the error names an option of the command line, and is raised at once.
         """
@@ -459,8 +459,10 @@ class Policies:
                 raise
             field = str(error).partition(":")[0]
             dot = "." if field in Policy.model_fields and len(place) == 1 else ": "
-            found.append(f"{'.'.join(['policies', *place])}{dot}{error}" if place else str(error))
+            problems.append(
+                f"{'.'.join(['policies', *place])}{dot}{error}" if place else str(error)
+            )
 
-    def _raise(self, found: list[str]) -> None:
-        if found:
-            raise PolicyError(self._path, found)
+    def _raise(self, problems: list[str]) -> None:
+        if problems:
+            raise PolicyError(self._path, problems)

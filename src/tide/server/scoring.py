@@ -58,7 +58,7 @@ class Attribute(_ScoringRequest):
     score_threshold: float | None = Field(default=None, alias="scoreThreshold", allow_inf_nan=False)
 
 
-def _few(value: Any) -> Any:
+def _check_few(value: Any) -> Any:
     # Checked before validation, because an error for each attribute could fill the memory.
     if isinstance(value, dict) and len(value) > _MOST_ATTRIBUTES:
         raise PydanticCustomError("too_long", f"at most {_MOST_ATTRIBUTES} attributes")
@@ -67,7 +67,7 @@ def _few(value: Any) -> Any:
 
 class AnalyzeRequest(_ScoringRequest):
     comment: Comment
-    attributes: Annotated[dict[str, Attribute], BeforeValidator(_few)] = Field(
+    attributes: Annotated[dict[str, Attribute], BeforeValidator(_check_few)] = Field(
         alias="requestedAttributes", min_length=1
     )
     languages: Rows[Text] = []
@@ -127,9 +127,9 @@ class ScoringApi:
         self._scorer, self._threshold, self.limits = scorer, threshold, limits
         # The scorer's attributes by Perspective's names, except TOXICITY, which is the main score.
         self._names = {
-            perspective_name(own): own
-            for own in attributes_of(scorer)
-            if perspective_name(own) != ATTRIBUTE
+            perspective_name(name): name
+            for name in attributes_of(scorer)
+            if perspective_name(name) != ATTRIBUTE
         }
         self._waiting = 0
         self._scoring = Scoring(scorer)
@@ -138,7 +138,9 @@ class ScoringApi:
         """Answer a request to Perspective's `comments:analyze`."""
         text = request.comment.text
         names = [ATTRIBUTE, *self._names]
-        wanted = {name: one for name, one in request.attributes.items() if name in names}
+        wanted = {
+            name: attribute for name, attribute in request.attributes.items() if name in names
+        }
         if not wanted:
             lacking = ", ".join(request.attributes)
             message = unknown(lacking, names, "attribute")
@@ -150,28 +152,37 @@ class ScoringApi:
             raise Refused(400, f"the comment has over {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
         scored = await self.score([text])
         known = scored.known(0)
-        said = {name: known[own] for name, own in self._names.items() if own in known}
-        scores = {ATTRIBUTE: float(scored.values[0]), **said}
-        found = {}
+        by_name = {
+            name: known[scored_name]
+            for name, scored_name in self._names.items()
+            if scored_name in known
+        }
+        scores = {ATTRIBUTE: float(scored.values[0]), **by_name}
+        attribute_scores = {}
         for name, attribute in wanted.items():
             if name not in scores:  # an old cache may lack attributes
                 continue
             if attribute.score_threshold is None or scores[name] >= attribute.score_threshold:
                 score = {"value": scores[name], "type": "PROBABILITY"}
                 span = {"begin": 0, "end": len(text), "score": score}
-                found[name] = {"spanScores": [span], "summaryScore": score}
+                attribute_scores[name] = {"spanScores": [span], "summaryScore": score}
         # The language of a text is unknown, so no detected language is reported.
-        answer: dict[str, Any] = {"attributeScores": found, "languages": request.languages}
+        answer: dict[str, Any] = {
+            "attributeScores": attribute_scores,
+            "languages": request.languages,
+        }
         return answer if request.token is None else {**answer, "clientToken": request.token}
 
     def _check_language(self, request: AnalyzeRequest, attribute: str) -> None:
         """Raise Refused, as Perspective does, for a language that the scorer does not read."""
-        reads, asked = languages_of(self._scorer), request.languages
+        reads, requested = languages_of(self._scorer), request.languages
         if reads is None:
             return
-        unread = [one for one in asked if one.lower().partition("-")[0] not in reads]
+        unread = [
+            language for language in requested if language.lower().partition("-")[0] not in reads
+        ]
         text = request.comment.text
-        if not asked and reads == ("en",) and (is_not_latin(text) or is_not_english(text)):
+        if not requested and reads == ("en",) and (is_not_latin(text) or is_not_english(text)):
             unread = ["und"]
         if unread:
             raise Refused(
@@ -180,8 +191,8 @@ class ScoringApi:
                 code="LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE",
                 detail={
                     "languageNotSupportedByAttributeError": {
-                        "detectedLanguages": [] if asked else unread,
-                        "requestedLanguages": asked,
+                        "detectedLanguages": [] if requested else unread,
+                        "requestedLanguages": requested,
                         "attribute": attribute,
                     }
                 },
@@ -189,7 +200,7 @@ class ScoringApi:
 
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
         """Answer a request to OpenAI's moderations."""
-        texts = [one if isinstance(one, str) else one.text for one in request.input]
+        texts = [part if isinstance(part, str) else part.text for part in request.input]
         nothing = dict.fromkeys(_CATEGORIES)
         scores = (await self.score(texts)).values.tolist()
         return {

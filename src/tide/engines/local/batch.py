@@ -60,7 +60,7 @@ class Row:
 
     x: embeddings (T, d) of the prompt. put: receives pieces of the completion, or an error.
     prompt_ids: token ids of the prompt, if the prompt came as ids or a repetition penalty needs its
-    ids. shared: cached beginning that x shares with other rows. own: cached text of earlier
+    ids. shared: cached beginning that x shares with other rows. beginning: cached text of earlier
     requests that this request continues. ids: tokens drawn so far. sent: number of drawn tokens
     that were sent. read: number of tokens read for the row and not reported yet. aborted: whether
     the row has ended or was cancelled. broken: whether its keys and values may be NaN or infinite.
@@ -71,7 +71,7 @@ class Row:
     put: Callable[[Piece | Exception], None]
     prompt_ids: Sequence[int] = ()
     shared: Beginning | None = None
-    own: Beginning | None = None
+    beginning: Beginning | None = None
     ids: list[int] = field(default_factory=list)
     sent: int = 0
     read: int = 0
@@ -85,7 +85,7 @@ class Row:
 
     def known(self) -> list[Pair] | None:
         """Return the cached keys and values of the prompt without its last token, or None."""
-        return None if self.own is None else self.own.before_last(self.prompt_ids)
+        return None if self.beginning is None else self.beginning.before_last(self.prompt_ids)
 
     def send(self, reason: FinishReason | None) -> None:
         """Send the tokens that were not sent yet. reason: finish reason, if the row has ended."""
@@ -114,19 +114,19 @@ class Reading:
     ids: Sequence[int]
     shared: Beginning | None
     read: int
-    found: asyncio.Future[Likelihood]
+    future: asyncio.Future[Likelihood]
 
     @property
     def aborted(self) -> bool:
-        return self.found.done()
+        return self.future.done()
 
-    def put(self, found: Likelihood | Exception) -> None:
+    def put(self, result: Likelihood | Exception) -> None:
         if self.aborted:
             return
-        if isinstance(found, Exception):
-            self.found.set_exception(found)
+        if isinstance(result, Exception):
+            self.future.set_exception(result)
         else:
-            self.found.set_result(found)
+            self.future.set_result(result)
 
 
 class Lane:
@@ -231,12 +231,12 @@ class Batch:
 
     def submit(self, work: Iterable[Row | Reading]) -> None:
         """Add rows to the batch from the next step on."""
-        for one in work:
-            if isinstance(one, Row):
-                self._push(one)
+        for job in work:
+            if isinstance(job, Row):
+                self._push(job)
                 self._ended -= 1
             else:
-                self._readings.append(one)
+                self._readings.append(job)
         if self._task is None:
             if self._resting is not None:
                 self._resting.cancel()
@@ -368,18 +368,18 @@ class Batch:
     def _enter(self, lane: Lane, rows: list[Row]) -> None:
         """Read the prompts of rows, in groups of at most `_TOKENS` tokens."""
         rows.sort(key=lambda row: len(row.x))
-        most = len(rows)
+        largest = len(rows)
         while rows:
-            sizes = range(min(most, len(rows)), 1, -1)
+            sizes = range(min(largest, len(rows)), 1, -1)
             size = next((n for n in sizes if n * len(rows[n - 1].x) <= _TOKENS), 1)
-            some, rows = rows[:size], rows[size:]
+            group, rows = rows[:size], rows[size:]
             try:
-                self.prefill(lane, some)
+                self.prefill(lane, group)
             except BaseException as error:
                 if size == 1:
-                    some[0].put(_unread(error))
+                    group[0].put(_unread(error))
                 else:  # let each row enter alone, to find the faulty row
-                    rows, most = some + rows, 1
+                    rows, largest = group + rows, 1
             if not lane.takes_rows:
                 for row in rows:
                     self._push(row)
@@ -393,24 +393,24 @@ class Batch:
         if lane.rows:
             self.retire(lane)
         known = [(row, row.known()) for row in rows]
-        new = [row for row, layers in known if layers is None]
-        plain = [row for row in new if row.shared is None]
-        sharing = sorted((row for row in new if row.shared is not None), key=_alike)
+        unread = [row for row, layers in known if layers is None]
+        plain = [row for row in unread if row.shared is None]
+        sharing = sorted((row for row in unread if row.shared is not None), key=_alike)
         before = len(lane.stream)
         try:
             if plain:
                 lane.enter(plain)
-            for _, some in groupby(sharing, key=_alike):
-                lane.stream.enter_after(*self._after_shared(list(some)))
+            for _, group in groupby(sharing, key=_alike):
+                lane.stream.enter_after(*self._after_shared(list(group)))
         except BaseException:  # no row enters
             lane.stream.leave(range(before, len(lane.stream)))
             raise
-        self._prefix_cache.tokens_read += sum(map(_to_read, new))
+        self._prefix_cache.tokens_read += sum(map(_to_read, unread))
         for row, layers in known:
             if layers is not None:
                 row.read = 1
                 lane.resuming.append((row, layers))
-        if new:
+        if unread:
             lane.sample([*plain, *sharing])
 
     def _after_shared(self, rows: Sequence[Row | Reading]) -> tuple[list[Pair], Tensor]:
@@ -423,41 +423,43 @@ class Batch:
 
     @torch.inference_mode()
     def _read(self, readings: Sequence[Reading]) -> None:
-        wanted = [one for one in readings if not one.aborted]
-        plain = [one for one in wanted if one.shared is None]
-        sharing = sorted((one for one in wanted if one.shared is not None), key=_alike)
-        groups = [list(some) for _, some in groupby(sharing, key=_alike)]
+        wanted = [reading for reading in readings if not reading.aborted]
+        plain = [reading for reading in wanted if reading.shared is None]
+        sharing = sorted((reading for reading in wanted if reading.shared is not None), key=_alike)
+        groups = [list(group) for _, group in groupby(sharing, key=_alike)]
         if plain:
-            parts = length_groups([len(one.x) for one in plain])
-            groups += [[plain[i] for i in part] for part in parts]
+            for numbers in length_groups([len(reading.x) for reading in plain]):
+                groups.append([plain[number] for number in numbers])
         for group in groups:
-            size = max(1, min(self._max_batch, _TOKENS // max(len(one.x) for one in group)))
+            longest = max(len(reading.x) for reading in group)
+            size = max(1, min(self._max_batch, _TOKENS // longest))
             for start in range(0, len(group), size):
-                some = group[start : start + size]
+                part = group[start : start + size]
                 try:
-                    self._read_together(some)
+                    self._read_together(part)
                 except BaseException as error:
-                    for one in some if len(some) == 1 else ():
-                        one.put(_unread(error))
-                    for one in some if len(some) > 1 else ():
-                        self._read([one])
+                    if len(part) == 1:
+                        part[0].put(_unread(error))
+                        continue
+                    for reading in part:
+                        self._read([reading])
 
     def _read_together(self, readings: Sequence[Reading]) -> None:
         # Logits are computed only for completion tokens, since the output layer is a large part of
         # a small model's work.
-        last = max(len(one.ids) for one in readings)
+        last = max(len(reading.ids) for reading in readings)
         if readings[0].shared is not None:
             logits, _ = self._forward.read_after(*self._after_shared(readings), last + 1)
         else:
-            out = self._forward.read([one.x for one in readings], keep=last + 1)
+            out = self._forward.read([reading.x for reading in readings], keep=last + 1)
             logits = out.logits[:, -last - 1 :]
         self._prefix_cache.tokens_read += sum(map(_to_read, readings))
-        ids, _ = left_pad([torch.tensor(list(one.ids)) for one in readings])
+        ids, _ = left_pad([torch.tensor(list(reading.ids)) for reading in readings])
         logits = logits[:, :-1].float()
         chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
         log_probs = (chosen - logits.logsumexp(dim=-1)).double()
-        for one, row in zip(readings, log_probs, strict=True):
-            one.put(Likelihood(float(row[last - len(one.ids) :].mean()), one.read))
+        for reading, row in zip(readings, log_probs, strict=True):
+            reading.put(Likelihood(float(row[last - len(reading.ids) :].mean()), reading.read))
 
     # 3. Step.
 
@@ -496,8 +498,8 @@ class Batch:
                 row.put(CompletionError(f"for this prompt the model's {not_finite(row.x.dtype)}"))
         self._end_stopped(lane)
         live = sum(not row.aborted for row in lane.rows)
-        few = len(lane.rows) - live < min(_GONE, live or 1)
-        return None if few or not lane.takes_rows else self.retire(lane)
+        few_gone = len(lane.rows) - live < min(_GONE, live or 1)
+        return None if few_gone or not lane.takes_rows else self.retire(lane)
 
     def _end_stopped(self, lane: Lane) -> None:
         rows = [
@@ -527,8 +529,8 @@ class Batch:
     def _keep(self, lane: Lane) -> None:
         """Cache the keys and values of leaving rows that a later request may continue."""
         for number, row in enumerate(lane.rows):
-            if row.aborted and row.own is not None and not row.broken:
-                beginning, row.own = row.own, None
+            if row.aborted and row.beginning is not None and not row.broken:
+                beginning, row.beginning = row.beginning, None
                 layers = lane.stream.cache.copy(number)
                 self._prefix_cache.keep(beginning, [*row.prompt_ids, *row.ids], layers)
 
@@ -537,9 +539,9 @@ class Batch:
         work += [row for lane in self.lanes.values() for row in lane.running]
         work += self._readings
         self._waiting, self._readings, self.lanes = [], [], {}
-        for one in work:
-            if not one.aborted:
-                one.put(error)
+        for job in work:
+            if not job.aborted:
+                job.put(error)
 
 
 def _alike(row: Row | Reading) -> tuple[int, int]:

@@ -129,12 +129,12 @@ class TransformersEngine(EmbeddingEngine):
         else:
             x, ids = prompt.to(self.device, self.dtype), ()
         shared, read = self._begin(prompt if isinstance(prompt, Tensor) else x, handle)
-        own = None
+        beginning = None
         if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
-            own = handle.beginning
+            beginning = handle.beginning
         if request.sampling.repetition_penalty != 1 and not ids:
             ids = self._decode_nearest(x)
-        row = Row(request, x, pieces.put_nowait, ids, shared, own, read=read)
+        row = Row(request, x, pieces.put_nowait, ids, shared, beginning, read=read)
         self._batch.submit([row])
         try:
             while True:
@@ -155,10 +155,10 @@ class TransformersEngine(EmbeddingEngine):
             readings.append(Reading(x, completion, *begun, loop.create_future()))
         self._batch.submit(readings)
         try:
-            return [await one.found for one in readings]
+            return [await reading.future for reading in readings]
         finally:
-            for one in readings:
-                one.found.cancel()
+            for reading in readings:
+                reading.future.cancel()
 
     def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
         """Return the cached beginning of `x` (T, d), or None, and the number of tokens to read."""
@@ -257,8 +257,8 @@ def reads_alike(forward: Forward, x: Tensor) -> bool:
         return False  # the model does not support such batches
     alone = [torch.cat([x[:-2], forward.embed(token)]), x, x[:-1]]
     longer = [torch.cat(pair) for pair in zip(alone, forward.embed(tokens)[:, None], strict=True)]
-    found = torch.cat([entered, stream.logits]).float()
+    logits = torch.cat([entered, stream.logits]).float()
     expected = torch.cat([forward.read([row]).logits[:, -1] for row in [*alone, *longer]]).float()
-    worst = float((found - expected).abs().max())
+    worst = float((logits - expected).abs().max())
     tolerance = _TOLERANCES.get(x.dtype, _ROUNDED)
     return worst <= tolerance * float(expected.abs().max())

@@ -118,7 +118,7 @@ class RemoteScorer(AttributedScorer):
         self._gate = asyncio.Semaphore(at_once)
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
-        self._kept: dict[str, TextScore] = {}
+        self._known: dict[str, TextScore] = {}
         self._opened: Client | None = None
         self._used = False  # whether the client's last request succeeded
 
@@ -159,8 +159,8 @@ class RemoteScorer(AttributedScorer):
         return Attributed.of(self._score_each(texts), self.attributes)
 
     def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
-        found = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
-        return [found[text] for text in texts]
+        scores = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
+        return [scores[text] for text in texts]
 
     async def _request(
         self,
@@ -177,44 +177,46 @@ class RemoteScorer(AttributedScorer):
             return reply.parse(kind)
         codes = codes_of(reply) if self.tells_codes else []
         where = [f"at {path}"] if reply.status in (404, 405) else []
-        what = " ".join([f"HTTP {reply.status}", *codes, *where])
+        problem = " ".join([f"HTTP {reply.status}", *codes, *where])
         final = not _FINAL.isdisjoint(codes)
         if reply.passing and not final:
-            raise ServerFailed(what, pause=reply.pause(0.0))
-        raise self._refusal(reply.status, f"scorer {self.name}: {what}", texts, final=final)
+            raise ServerFailed(problem, pause=reply.pause(0.0))
+        raise self._refusal(reply.status, f"scorer {self.name}: {problem}", texts, final=final)
 
-    def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
+    def _refusal(
+        self, status: int, problem: str, texts: Sequence[str], *, final: bool
+    ) -> ScorerError:
         """Return the error for a status other than 200. final: no text would be accepted."""
         if 300 <= status < 400:
             return ScorerRefusedError(
-                f"{what}: the server redirects to another address; give the final address"
+                f"{problem}: the server redirects to another address; give the final address"
             )
         if status == 413:
             return ScorerError(
-                f"{what}: a text is longer than the model's context; use windows:SCORER"
+                f"{problem}: a text is longer than the model's context; use windows:SCORER"
             )
         if final or status in _REFUSED:
-            return ScorerRefusedError(f"{what}; check {self.check}")
+            return ScorerRefusedError(f"{problem}; check {self.check}")
         size = f"texts: {len(texts)}, characters: {sum(map(len, texts))}"
-        return ScorerError(f"{what} ({size})")
+        return ScorerError(f"{problem} ({size})")
 
     async def _score_all(self, texts: list[str]) -> dict[str, TextScore]:
-        found = {text: self._kept.pop(text) for text in texts if text in self._kept}
-        left = [text for text in texts if text not in found]
+        known = {text: self._known.pop(text) for text in texts if text in self._known}
+        left = [text for text in texts if text not in known]
 
         async def score(batch: list[str]) -> None:
             scores = await self._persistently(lambda client: self._ask(client, batch))
-            found.update(zip(batch, scores, strict=True))
+            known.update(zip(batch, scores, strict=True))
 
         starts = range(0, len(left), self.batch_size)
         try:
             await gather(score(left[start : start + self.batch_size]) for start in starts)
         except BaseException:
-            self._kept |= found
-            for text in list(self._kept)[:-_MOST_KEPT]:
-                del self._kept[text]
+            self._known |= known
+            for text in list(self._known)[:-_MOST_KEPT]:
+                del self._known[text]
             raise
-        return found
+        return known
 
     async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, which is retried after temporary failures."""
@@ -267,10 +269,10 @@ async def _hold(client: Client) -> None:
         await client.aclose()
 
 
-def url_from(variable: str, given: str | None, default: str) -> str:
-    """Return the base URL `given`, else the URL in the environment, else the default."""
-    if given:
-        return base_url(given, "url")
+def url_from(variable: str, url: str | None, default: str) -> str:
+    """Return the base URL `url`, else the URL in the environment, else the default."""
+    if url:
+        return base_url(url, "url")
     try:
         return base_url(os.environ.get(variable) or default, variable)
     except InputError as error:
@@ -281,12 +283,12 @@ def codes_of(reply: Reply) -> list[str]:
     """Return an error reply's codes, but no messages, which may quote the texts or the key."""
     try:
         error = from_json(reply.body)["error"]
-        details = [one for one in (error.get("details") or ()) if isinstance(one, dict)]
-        found = [error.get("code"), error.get("status")]
-        found += [one.get(key) for one in details for key in ("errorType", "reason")]
+        details = [row for row in (error.get("details") or ()) if isinstance(row, dict)]
+        codes = [error.get("code"), error.get("status")]
+        codes += [row.get(key) for row in details for key in ("errorType", "reason")]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return []
-    words = dict.fromkeys(one for one in found if isinstance(one, str))
+    words = dict.fromkeys(code for code in codes if isinstance(code, str))
     return [word for word in words if len(word) <= 64 and word.replace("_", "").isalpha()]
 
 

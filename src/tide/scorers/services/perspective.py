@@ -102,17 +102,19 @@ class PerspectiveScorer(RemoteScorer):
 
     def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
         parts = [split_bytes(text, self._max_bytes) for text in texts]
-        if self._long_text == "refuse" and any(len(some) > 1 for some in parts):
+        if self._long_text == "refuse" and any(len(chunks) > 1 for chunks in parts):
             raise ScorerError(
                 f"scorer {self.name}: a text is longer than {self._max_bytes} bytes; shorten it, "
                 "or set PERSPECTIVE_LONG_TEXT=split"
             )
-        scores = iter(super()._score_each([part for some in parts for part in some]))
-        return [self._worst([next(scores) for _ in some]) for some in parts]
+        scores = iter(super()._score_each([part for chunks in parts for part in chunks]))
+        return [self._worst([next(scores) for _ in chunks]) for chunks in parts]
 
     def _worst(self, parts: Sequence[TextScore]) -> TextScore:
-        found = {name: max(part.attributes[name] for part in parts) for name in self.attributes}
-        return TextScore(max(part.value for part in parts), found)
+        attributes = {
+            name: max(part.attributes[name] for part in parts) for name in self.attributes
+        }
+        return TextScore(max(part.value for part in parts), attributes)
 
     def _client(self) -> Client:
         return Client(self._timeout, params={"key": self._key.get_secret_value()})
@@ -130,12 +132,14 @@ class PerspectiveScorer(RemoteScorer):
         answer = reply.attributes
         if any(name not in answer for name in self.attributes):
             raise ServerFailed("the answer lacks a score")
-        found = {name: answer[name].summary.value for name in self.attributes}
-        return [TextScore(max(found.values()), found)]
+        attributes = {name: answer[name].summary.value for name in self.attributes}
+        return [TextScore(max(attributes.values()), attributes)]
 
-    def _refusal(self, status: int, what: str, texts: Sequence[str], *, final: bool) -> ScorerError:
+    def _refusal(
+        self, status: int, problem: str, texts: Sequence[str], *, final: bool
+    ) -> ScorerError:
         if status == 410 or (status in (403, 404) and date.today() > END_OF_SERVICE):
             return ScorerRefusedError(
-                f"{what}: the Perspective API ended on {END_OF_SERVICE}; {_INSTEAD}"
+                f"{problem}: the Perspective API ended on {END_OF_SERVICE}; {_INSTEAD}"
             )
-        return super()._refusal(status, what, texts, final=final)
+        return super()._refusal(status, problem, texts, final=final)

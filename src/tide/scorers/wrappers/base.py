@@ -53,8 +53,12 @@ class ScorerWrapper(AttributedScorer):
         self.pace = slowest_pace(scorers)
         self.quick = all(map(is_quick, scorers))
         self.concurrent = all(map(is_concurrent, scorers))
-        self.attributes = tuple(dict.fromkeys(n for one in scorers for n in attributes_of(one)))
-        known = [set(found) for one in scorers if (found := languages_of(one)) is not None]
+        self.attributes = tuple(
+            dict.fromkeys(n for scorer in scorers for n in attributes_of(scorer))
+        )
+        known = [
+            set(languages) for scorer in scorers if (languages := languages_of(scorer)) is not None
+        ]
         self.languages = tuple(sorted(set.intersection(*known))) if known else None
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
@@ -90,13 +94,13 @@ class _Ensemble(ScorerWrapper):
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         members = [ask_attributes(scorer, texts) for scorer in self._scorers]
-        found = {
+        attributes = {
             name: [member.attributes[name] for member in members if name in member.attributes]
             for name in self.attributes
         }
         return Attributed(
             self._joined([member.values for member in members]),
-            {name: self._joined(columns) for name, columns in found.items()},
+            {name: self._joined(columns) for name, columns in attributes.items()},
         )
 
     def _joined(self, members: Sequence[Floats]) -> Floats:
@@ -139,13 +143,13 @@ class ConfirmScorer(ScorerWrapper):
         self.pace, self.attributes, self.screen = pace_of(first), attributes_of(first), first
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        found = ask_attributes(self._scorer, texts)
-        values = found.values.copy()
+        scores = ask_attributes(self._scorer, texts)
+        values = scores.values.copy()
         doubted = np.flatnonzero(values >= _DOUBT)
         if len(doubted):
             second = ask_attributes(self._second, [texts[int(i)] for i in doubted]).values
             values[doubted] = np.minimum(values[doubted], second)
-        return Attributed(values, found.attributes)
+        return Attributed(values, scores.attributes)
 
 
 class StrictLanguageScorer(ScorerWrapper):
@@ -200,13 +204,15 @@ class WindowedScorer(ScorerWrapper):
         windows = [split_words(text, self._words) for text in texts]
         short = [i for i, parts in enumerate(windows) if len(parts) == 1]
         whole = super().score_attributes([texts[i] for i in short])
-        parts = [(i, part) for i, some in enumerate(windows) if len(some) > 1 for part in some]
+        parts = [
+            (i, part) for i, chunks in enumerate(windows) if len(chunks) > 1 for part in chunks
+        ]
         scores = score_texts(self._scorer, [part for _, part in parts], is_blank)
         rows = [*short, *(i for i, _ in parts)]
 
-        def worst(*found: Floats) -> Floats:
+        def worst(*groups: Floats) -> Floats:
             values = np.zeros(len(texts))
-            np.maximum.at(values, rows, np.concatenate(found))
+            np.maximum.at(values, rows, np.concatenate(groups))
             return values
 
         attributes = {
