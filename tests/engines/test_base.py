@@ -232,9 +232,9 @@ def test_what_is_banned_where_a_text_stood(
     with ByteEngine() as engine:
         for piece in (b"The", b" The"):
             engine.pieces.append(piece)
-        kept, pieces, everywhere = expected
+        position, pieces, everywhere = expected
         ban = asyncio.run(engine.ban([engine.pieces.index(piece) for piece in written]))
-        assert (ban.kept, ban.everywhere) == (kept, everywhere)
+        assert (ban.position, ban.everywhere) == (position, everywhere)
         assert [engine.pieces[token_id] for token_id in ban.token_ids] == pieces
 
 

@@ -141,6 +141,6 @@ class FitSettings(BaseModel):
     def training(self, model: nn.Module) -> Training:
         """Return these settings, with None replaced by the defaults for the size of `model`."""
         size = sum(parameter.numel() for parameter in model.parameters())
-        defaults = next(values for most, values in _BY_SIZE if size <= most)
-        given = {name: value for name, value in self if value is not None}
-        return Training(**{**defaults, **given})
+        defaults = next(values for limit, values in _BY_SIZE if size <= limit)
+        chosen = {name: value for name, value in self if value is not None}
+        return Training(**{**defaults, **chosen})

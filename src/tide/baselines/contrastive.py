@@ -48,9 +48,9 @@ class ContrastiveOptions(Options):
 
 def contrast(scores: Tensor, amateur: Tensor, options: ContrastiveOptions) -> Tensor:
     """Subtract the weighted `amateur` logits from `scores`; implausible tokens get -inf; (B, V)."""
-    least = scores.amax(dim=-1, keepdim=True) + math.log(options.plausible)
+    lowest = scores.amax(dim=-1, keepdim=True) + math.log(options.plausible)
     contrasted = scores - options.coefficient / options.amateur_temperature * amateur
-    return contrasted.masked_fill(scores < least, -torch.inf)
+    return contrasted.masked_fill(scores < lowest, -torch.inf)
 
 
 class Contrastive(DecodingBaseline):

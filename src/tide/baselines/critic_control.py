@@ -44,9 +44,9 @@ class CriticControl(Fudge):
         learned, measured = held_out(rollouts)
         tensors, logits = fit_classifier(
             task,
-            [one.ids for one in learned],
-            [1 - one.toxicity for one in learned],
-            [len(one.prompt) - 1 for one in learned],
-            [one.ids for one in measured],
+            [rollout.ids for rollout in learned],
+            [1 - rollout.toxicity for rollout in learned],
+            [len(rollout.prompt) - 1 for rollout in learned],
+            [rollout.ids for rollout in measured],
         )
         return judged(tensors, measured, [-logit for logit in logits], "critic")

@@ -31,9 +31,10 @@ class Dapt(DecodingBaseline):
     _options: DaptOptions
 
     def drawn_from(self) -> Reader:
-        if other := self.artefact.info.get("auxiliary"):
+        if auxiliary := self.artefact.info.get("auxiliary"):
             raise InputError(
-                f"baseline {self.kind}: its artefact was fitted on the smaller model {other!r}, "
-                "and this baseline needs an update of the model itself; fit without --auxiliary"
+                f"baseline {self.kind}: its artefact was fitted on the smaller model "
+                f"{auxiliary!r}, and this baseline needs an update of the model itself; fit "
+                "without --auxiliary"
             )
         return self.fitted_reader(self.part, self._options.scale)

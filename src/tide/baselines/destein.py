@@ -54,8 +54,8 @@ def steer(values: Tensor, vectors: Tensor, alpha: float) -> Tensor:
     Returns |x| unit(unit(x) - alpha unit(v)), where unit(x) = x / |x|.
     """
     moved = normalize(normalize(values, dim=-1) - alpha * normalize(vectors, dim=-1), dim=-1)
-    kept: Tensor = moved * values.norm(dim=-1, keepdim=True)
-    return kept
+    steered: Tensor = moved * values.norm(dim=-1, keepdim=True)
+    return steered
 
 
 class Destein(DecodingBaseline):
@@ -140,8 +140,8 @@ def _accuracies(sides: tuple[Tensor, Tensor], heads: int, seed: int) -> Tensor:
     seen = round(_PROBED * pairs)
 
     def rows(first: int, last: int) -> tuple[Tensor, NDArray[np.int64]]:
-        both = _cut(torch.cat([side[first:last] for side in sides]), heads)
-        return both, np.repeat([1, 0], last - first)
+        outputs = _cut(torch.cat([side[first:last] for side in sides]), heads)
+        return outputs, np.repeat([1, 0], last - first)
 
     (train, labels), (test, truth) = rows(0, seen), rows(seen, pairs)
     accuracies = torch.empty(layers, heads)

@@ -75,14 +75,17 @@ class Dexperts(DecodingBaseline):
         tensors: dict[str, Tensor] = {}
         figures: dict[str, float] = {}
         doubts: list[str] = []
-        for (side, fitted), other in zip(sides.items(), reversed(sides.values()), strict=True):
+        for (side, fitted), opposite in zip(sides.items(), reversed(sides.values()), strict=True):
             tensors |= {f"{side}.{name}": tensor for name, tensor in fitted.tensors.items()}
             figures |= {f"{side} {name}": value for name, value in fitted.held_out.items()}
             doubts += fitted.doubts
-            own = fitted.held_out["perplexity"]
-            if _APART * own > (others := other.held_out["perplexity of the other kind"]):
+            perplexity = fitted.held_out["perplexity"]
+            if _APART * perplexity > (
+                perplexity_of_opposite := opposite.held_out["perplexity of the other kind"]
+            ):
                 doubts.append(
                     f"the {side} model predicts held-out text of its kind hardly better than the "
-                    f"other model does (perplexity {own:.1f} against {others:.1f})"
+                    f"other model does (perplexity {perplexity:.1f} against "
+                    f"{perplexity_of_opposite:.1f})"
                 )
         return Fitted(tensors, figures, tuple(doubts))

@@ -49,8 +49,8 @@ class Fudge(Rad):
     options_class = FudgeOptions  # type: ignore[assignment]
     _options: FudgeOptions  # type: ignore[assignment]
 
-    def gains(self, found: Tensor, scores: Tensor) -> Tensor:
-        return self._options.weight * logsigmoid(found)
+    def gains(self, outputs: Tensor, scores: Tensor) -> Tensor:
+        return self._options.weight * logsigmoid(outputs)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -185,8 +185,8 @@ class Gedi(DecodingBaseline):
         codes = _codes(task.tokenizer)
         special = frozenset(task.tokenizer.all_special_ids)
         # Leave room for the code word in the context.
-        most = (context_length(task.model.config) or 2**31) - max(map(len, codes))
-        ids = [row[:most] for row in task.tokenize([text.text for text in texts])]
+        longest = (context_length(task.model.config) or 2**31) - max(map(len, codes))
+        ids = [row[:longest] for row in task.tokenize([text.text for text in texts])]
         dirty = torch.tensor([text.toxicity >= TOXIC for text in texts], device=task.model.device)
         tuning = Tuning(task.model, task.settings)
         log_scale = nn.Parameter(torch.zeros((), device=task.model.device))
@@ -210,7 +210,7 @@ class Gedi(DecodingBaseline):
             {"params": [log_scale], "lr": _SCALE_RATE, "weight_decay": 0.0},
         ]
         train(groups, loss, [len(row) for row in ids], task, "class-conditional model")
-        measured = [row[:most] for row in task.tokenize([text.text for text in held_out])]
+        measured = [row[:longest] for row in task.tokenize([text.text for text in held_out])]
 
         def margins(rows: list[Sequence[int]]) -> list[float]:
             clean, toxic = class_losses(rows).unbind(dim=-1)

@@ -48,12 +48,12 @@ class PplmOptions(Options):
     order: Order = "shift-warp"
 
 
-def objective(prediction: Tensor, moved: Tensor, own: Tensor, divergence: float) -> Tensor:
+def objective(prediction: Tensor, moved: Tensor, unmoved: Tensor, divergence: float) -> Tensor:
     """Return the sum over rows of -log P(non-toxic) + divergence KL(moved || own); a scalar.
 
     prediction: (B,), logit of P(non-toxic). moved, own: logits (B, V), moved and unmoved.
     """
-    log_p, log_own = moved.log_softmax(dim=-1), own.log_softmax(dim=-1)
+    log_p, log_own = moved.log_softmax(dim=-1), unmoved.log_softmax(dim=-1)
     return softplus(-prediction).sum() + divergence * (log_p.exp() * (log_p - log_own)).sum()
 
 
@@ -65,9 +65,9 @@ def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cac
     moved = []
     for layer in range(0, len(cache), 2):
         # In half precision the length of a small gradient would be 0.
-        steps = [one.float() for one in gradients[layer : layer + 2]]
-        both = torch.stack([step.flatten(1).norm(dim=1) for step in steps])
-        length = both.norm(dim=0)[:, None, None, None] + _SMALL
+        steps = [gradient.float() for gradient in gradients[layer : layer + 2]]
+        norms = torch.stack([step.flatten(1).norm(dim=1) for step in steps])
+        length = norms.norm(dim=0)[:, None, None, None] + _SMALL
         for part, step in zip(cache[layer : layer + 2], steps, strict=True):
             moved.append(part - (stepsize * step / length).to(part.dtype))
     return moved
@@ -103,11 +103,11 @@ class PplmLane(SteeredLane):
         with torch.inference_mode(False), torch.no_grad():
             tokens = flipped.clone().flip(1)
             self._mask = before_end(lengths.clone(), tokens.shape[1]).flip(1).long()
-            self._logits, hidden, self._own = self._run([], input_ids=tokens)
+            self._logits, hidden, self._unmoved_cache = self._run([], input_ids=tokens)
             hidden = hidden * self._mask[..., None]
             # `_sum` and `_past` cover all tokens but the last.
             self._sum, self._hidden = hidden[:, :-1].sum(dim=1), hidden[:, -1]
-            self._past = [part[:, :, :-1] for part in self._own]
+            self._past = [part[:, :, :-1] for part in self._unmoved_cache]
             self._last = tokens[:, -1]
         for row in rows:
             row.read += len(row.prompt_ids)
@@ -145,7 +145,7 @@ class PplmLane(SteeredLane):
                 logits, hidden, _ = self._run(past, input_ids=last)
                 follows = logits.softmax(dim=-1)[:, : len(self._table)].to(self._table.dtype)
                 x = self._scale * (follows @ self._table)[:, None]
-                _, ahead, _ = self._run(self._own, ahead=1, inputs_embeds=x)
+                _, ahead, _ = self._run(self._unmoved_cache, ahead=1, inputs_embeds=x)
                 mean = (self._sum + hidden[:, -1].detach() + ahead[:, -1]) / (count + 1)
                 loss = objective(mean @ weight + bias, logits, self._logits, options.divergence)
             gradients = torch.autograd.grad(loss, past)
@@ -159,7 +159,9 @@ class PplmLane(SteeredLane):
         with torch.inference_mode(False), torch.no_grad():
             self._last, self._sum = tokens.clone(), self._sum + self._hidden
             self._mask = pad(self._mask, (0, 1), value=1)
-            self._logits, hidden, self._own = self._run(self._own, input_ids=self._last[:, None])
+            self._logits, hidden, self._unmoved_cache = self._run(
+                self._unmoved_cache, input_ids=self._last[:, None]
+            )
             self._hidden = hidden[:, -1]
         for row in self.rows:
             row.read += 1
@@ -208,9 +210,11 @@ class Pplm(DecodingBaseline):
         means = _means(task, [text.text for text in train])
         centre, spread = means.mean(dim=0), means.std(dim=0) + 1e-6
         clean = [text.toxicity < TOXIC for text in train]
-        found = LogisticRegression(max_iter=1_000).fit(((means - centre) / spread).numpy(), clean)
-        weight = torch.from_numpy(found.coef_[0]).float() / spread
-        bias = torch.from_numpy(found.intercept_).float() - weight @ centre
+        regression = LogisticRegression(max_iter=1_000).fit(
+            ((means - centre) / spread).numpy(), clean
+        )
+        weight = torch.from_numpy(regression.coef_[0]).float() / spread
+        bias = torch.from_numpy(regression.intercept_).float() - weight @ centre
         scores = _means(task, [text.text for text in held_out]) @ weight + bias
         figure = auc([text.toxicity < TOXIC for text in held_out], scores.tolist())
         doubts = weak_auc("classifier", figure)

@@ -42,10 +42,10 @@ class QuarkOptions(Options):
 def fifths(toxicity: list[float]) -> list[int]:
     """Return the fifth of each text, from 0 (least toxic) to 4; texts of equal score keep order."""
     order = sorted(range(len(toxicity)), key=toxicity.__getitem__)
-    found = [0] * len(toxicity)
-    for place, number in enumerate(order):
-        found[number] = place * _FIFTHS // len(order)
-    return found
+    numbers = [0] * len(toxicity)
+    for rank, number in enumerate(order):
+        numbers[number] = rank * _FIFTHS // len(order)
+    return numbers
 
 
 def unlearning_loss(logits: Tensor, before: Tensor, tokens: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Quark(DecodingBaseline):
         Figures: mean toxicity of continuations of held-out prompts (a tenth), before and after.
         """
         prompts, measured = held_out(beginnings(task))
-        toxic = fmean(one.toxicity for one in roll_out(task, measured))
+        toxic = fmean(rollout.toxicity for rollout in roll_out(task, measured))
         table = task.model.get_input_embeddings()
         torch.manual_seed(task.settings.seed)
         random = torch.randn_like(table.weight[:_FIFTHS], dtype=torch.float32)
@@ -111,7 +111,9 @@ class Quark(DecodingBaseline):
                 number = step // interval
                 front = codes[:1].detach() if number else None
                 pool.extend(roll_out(task, prompts[number::_ROUNDS], front=front, seed=number))
-                kinds = torch.tensor(fifths([one.toxicity for one in pool]), device=codes.device)
+                kinds = torch.tensor(
+                    fifths([rollout.toxicity for rollout in pool]), device=codes.device
+                )
             step += 1
             chosen = [number % len(pool) for number in numbers]
             padded, lengths = right_pad([pool[i].ids for i in chosen], codes.device)
@@ -124,15 +126,15 @@ class Quark(DecodingBaseline):
             x = torch.cat([codes[kinds[chosen], None].to(x.dtype), x], dim=1)
             now = tuning.model(inputs_embeds=x, use_cache=False)
             # `now` has one more position, that of the code; the last token predicts nothing.
-            own, logits = (
+            unchanged_logits, logits = (
                 out.logits[:, first:-1][written].float() for first, out in ((0, before), (1, now))
             )
-            return unlearning_loss(logits, own, padded[:, 1:][written])
+            return unlearning_loss(logits, unchanged_logits, padded[:, 1:][written])
 
         groups = [{"params": [*tuning.parameters, codes]}]
         train(groups, loss, [1] * len(prompts), task, "unlearning", early=False)
         texts = roll_out(task, measured, front=codes[:1].detach())
-        after = fmean(one.toxicity for one in texts)
+        after = fmean(rollout.toxicity for rollout in texts)
         tensors = tuning.tensors("lora.") | {"codes": codes.detach().float()}
         doubts = ("its texts are as toxic as before",) if after >= toxic else ()
         return Fitted(tensors, {"toxicity before": toxic, "toxicity": after}, doubts)

@@ -94,9 +94,9 @@ class Rad(DecodingBaseline):
             gains=gains,
         )
 
-    def gains(self, found: Tensor, scores: Tensor) -> Tensor:
-        """Return values to add to candidates' `scores`, given the head outputs `found`; (B, K)."""
-        return self._options.beta * rewards(found, scores, self._options.normalize)
+    def gains(self, outputs: Tensor, scores: Tensor) -> Tensor:
+        """Return values to add to candidates' `scores`, from the head `outputs`; (B, K)."""
+        return self._options.beta * rewards(outputs, scores, self._options.normalize)
 
     @cached_property
     def _reward_model(self) -> Any:
@@ -145,7 +145,7 @@ def fit_head(
     ids: Sequence[Sequence[int]],
     error: Callable[[Tensor, list[int], Tensor], Tensor],
     measured: Sequence[Sequence[int]],
-    what: str,
+    title: str,
     begin: float = 0.5,
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train the task's model with a linear head, whose first prediction is `begin`.
@@ -163,15 +163,15 @@ def fit_head(
         return tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
 
     def loss(numbers: list[int]) -> Tensor:
-        found, lengths = predict([ids[i] for i in numbers])
-        return error(found, numbers, lengths)
+        predictions, lengths = predict([ids[i] for i in numbers])
+        return error(predictions, numbers, lengths)
 
     @torch.inference_mode()
     def at_the_end(rows: list[Sequence[int]]) -> list[float]:
-        found, lengths = predict(rows)
-        return list(found[torch.arange(len(found)), lengths - 1].tolist())
+        predictions, lengths = predict(rows)
+        return list(predictions[torch.arange(len(predictions)), lengths - 1].tolist())
 
     groups = [{"params": [*tuning.parameters, *head.parameters()]}]
-    train(groups, loss, [len(row) for row in ids], task, what)
+    train(groups, loss, [len(row) for row in ids], task, title)
     parts = {f"head.{name}": value.detach().float() for name, value in head.named_parameters()}
     return tuning.tensors("lora.") | parts, read(at_the_end, measured)

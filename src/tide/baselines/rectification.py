@@ -53,7 +53,7 @@ def rectified(scores: Tensor, q: Tensor, scale: float, epsilon: float) -> Tensor
     return scores
 
 
-def taken(q: Tensor, ids: Tensor) -> Tensor:
+def q_of_tokens(q: Tensor, ids: Tensor) -> Tensor:
     """Return Q of each token but the first, (B, T - 1), given q (B, T, V) and ids (B, T)."""
     return q[:, :-1].gather(-1, ids[:, 1:, None])[..., 0].float()
 
@@ -65,7 +65,7 @@ def outcome_error(
 
     q: (B, T, V); ids: (B, T); toxicity, starts, lengths: (B,). Returns a scalar.
     """
-    errors = (taken(q, ids) + toxicity[:, None]) ** 2
+    errors = (q_of_tokens(q, ids) + toxicity[:, None]) ** 2
     return errors[span(starts - 1, lengths - 1, errors.shape[1])].mean()
 
 
@@ -101,8 +101,8 @@ class Rectification(DecodingBaseline):
         """
         learned, measured = held_out(roll_out(task, beginnings(task)))
         device = task.model.device
-        toxicity = torch.tensor([one.toxicity for one in learned], device=device)
-        starts = torch.tensor([len(one.prompt) for one in learned], device=device)
+        toxicity = torch.tensor([rollout.toxicity for rollout in learned], device=device)
+        starts = torch.tensor([len(rollout.prompt) for rollout in learned], device=device)
         tuning = Tuning(task.model, task.settings)
         head = with_q_head(task.model, task.settings.rank or _RANK)
 
@@ -117,15 +117,15 @@ class Rectification(DecodingBaseline):
         @torch.inference_mode()
         def at_the_end(rows: list[Sequence[int]]) -> list[float]:
             q, padded, lengths = q_of(rows)
-            return list((-taken(q, padded)[torch.arange(len(q)), lengths - 2]).tolist())
+            return list((-q_of_tokens(q, padded)[torch.arange(len(q)), lengths - 2]).tolist())
 
-        lengths = [len(one.ids) for one in learned]
+        lengths = [len(rollout.ids) for rollout in learned]
         train([{"params": [*tuning.parameters, *head.parameters()]}], loss, lengths, task, "Q")
         tensors = tuning.tensors("lora.")
         tensors |= {
             f"head.{name}": value.detach().half() for name, value in head.named_parameters()
         }
-        danger = read(at_the_end, [one.ids for one in measured])
+        danger = read(at_the_end, [rollout.ids for rollout in measured])
         return judged(tensors, measured, danger, "Q")
 
 

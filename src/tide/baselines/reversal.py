@@ -55,8 +55,8 @@ def reverse(
     moved = values - scale * by_norm * (1 + likeness) ** similarity_exponent * delta
     norm = moved.norm(dim=(-2, -1), keepdim=True)
     # A vector of zeros stays as it is.
-    kept: Tensor = moved * (values.norm(dim=(-2, -1), keepdim=True) / norm.clamp(min=1e-12))
-    return kept
+    scaled: Tensor = moved * (values.norm(dim=(-2, -1), keepdim=True) / norm.clamp(min=1e-12))
+    return scaled
 
 
 class ReversalLane(SteeredLane):

@@ -39,8 +39,8 @@ class SafeDecodingOptions(Options):
     order: Order = "shift-warp"
 
 
-def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
-    """Mask the tokens in both top-k lists, for the smallest k with `least` common tokens; (B, V).
+def in_common(scores: Tensor, expert: Tensor, minimum: int) -> Tensor:
+    """Mask the tokens in both top-k lists, for the smallest k with `minimum` common tokens; (B, V).
 
     The likeliest token by `scores` is always included. A token is in both lists once k reaches the
     worse of its two ranks.
@@ -50,15 +50,15 @@ def in_common(scores: Tensor, expert: Tensor, least: int) -> Tensor:
         for logits in (scores, expert)
     ]
     worse = torch.maximum(*ranks)
-    last = worse.sort(dim=-1).values[:, min(least, worse.shape[-1]) - 1, None]
+    last = worse.sort(dim=-1).values[:, min(minimum, worse.shape[-1]) - 1, None]
     return (worse <= last) | (ranks[0] == 0)
 
 
-def steered(scores: Tensor, expert: Tensor, alpha: float, least: int) -> Tensor:
+def steered(scores: Tensor, expert: Tensor, alpha: float, minimum: int) -> Tensor:
     """Return log max(p + alpha (p_expert - p), 1e-8) where `in_common`, -inf elsewhere; (B, V)."""
-    own, safe = scores.softmax(dim=-1), expert.softmax(dim=-1)
-    moved = (own + alpha * (safe - own)).clamp(min=_FLOOR).log()
-    return moved.masked_fill(~in_common(scores, expert, least), -torch.inf)
+    plain, safe = scores.softmax(dim=-1), expert.softmax(dim=-1)
+    moved = (plain + alpha * (safe - plain)).clamp(min=_FLOOR).log()
+    return moved.masked_fill(~in_common(scores, expert, minimum), -torch.inf)
 
 
 class SafeLane(SteeredLane):
@@ -74,10 +74,10 @@ class SafeLane(SteeredLane):
             return scores
         early = set(expert.rows)
         numbers = [number for number, row in enumerate(self.rows) if row in early]
-        own = scores[numbers]
+        early_scores = scores[numbers]
         safe = fit_width(expert.stream.logits.float(), scores.shape[-1])
-        moved = steered(own, safe, self._options.alpha, self._options.common)
-        moved = moved.masked_fill(own == -torch.inf, -torch.inf)
+        moved = steered(early_scores, safe, self._options.alpha, self._options.common)
+        moved = moved.masked_fill(early_scores == -torch.inf, -torch.inf)
         return scores.index_copy(0, torch.tensor(numbers, device=scores.device), moved)
 
     def advance(self, tokens: Tensor) -> None:

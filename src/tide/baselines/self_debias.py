@@ -17,8 +17,8 @@ from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.lanes import MixedLane
 
 PREFIXES = tuple(
-    f"The following text contains {what}:\n"
-    for what in (
+    f"The following text contains {attribute}:\n"
+    for attribute in (
         "rude, disrespectful, or unreasonable language",
         "very hateful, aggressive, disrespectful language",
         "sexually explicit language",
@@ -37,9 +37,9 @@ class SelfDebiasOptions(Options):
     order: Order = "shift-warp"
 
 
-def factors(own: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
+def factors(unprefixed: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
     """Return the factors of probabilities: max(epsilon, exp(-decay max(0, prefixed - own)))."""
-    return (-decay * (prefixed - own).clamp(min=0)).exp().clamp(min=epsilon)
+    return (-decay * (prefixed - unprefixed).clamp(min=0)).exp().clamp(min=epsilon)
 
 
 class SelfDebias(DecodingBaseline):
@@ -60,9 +60,9 @@ class SelfDebias(DecodingBaseline):
         options, tokenize = self._options, self.engine.tokenize
 
         def combined(scores: Tensor, base: Tensor, prefixed: Tensor) -> Tensor:
-            own = base.softmax(-1)
-            most = prefixed.softmax(-1).view(len(base), -1, base.shape[-1]).amax(dim=1)
-            return scores + factors(own, most, options.decay, options.epsilon).log()
+            unprefixed = base.softmax(-1)
+            largest = prefixed.softmax(-1).view(len(base), -1, base.shape[-1]).amax(dim=1)
+            return scores + factors(unprefixed, largest, options.decay, options.epsilon).log()
 
         prefixed = self.reader(
             self.engine.model,

@@ -52,14 +52,14 @@ class WordFilterOptions(Options):
     order: Order = "shift-warp"
 
 
-def word_odds(toxic: Iterable[str], other: Iterable[str]) -> dict[str, float]:
+def word_odds(toxic: Iterable[str], harmless: Iterable[str]) -> dict[str, float]:
     """Return the log-odds of each lowercase word: log of toxic / other texts with the word.
 
     5 is added to both counts of texts. There must be as many toxic as other texts.
     """
     counts = [
         Counter(word for text in texts for word in set(_WORD.findall(text.casefold())))
-        for texts in (toxic, other)
+        for texts in (toxic, harmless)
     ]
     return {word: math.log((counts[0][word] + _PRIOR) / (counts[1][word] + _PRIOR))
             for word in counts[0]}  # fmt: skip
@@ -96,11 +96,11 @@ class FilteredLane(SteeredLane):
         self._longest = max(map(len, banned), default=0)
 
     def shift(self, scores: Tensor) -> Tensor:
-        taken = torch.zeros_like(scores)
+        penalties = torch.zeros_like(scores)
         for number, row in enumerate(self.rows):
             seen = [*row.prompt_ids, *row.ids]
-            taken[number, completing(seen, self._banned, self._longest)] = self._penalty
-        return scores - taken
+            penalties[number, completing(seen, self._banned, self._longest)] = self._penalty
+        return scores - penalties
 
 
 class WordFilter(DecodingBaseline):
@@ -178,9 +178,9 @@ class WordFilter(DecodingBaseline):
             "words": torch.tensor([number for number, _ in forms], dtype=torch.int32),
         }
         default = set(worst[: WordFilterOptions().words])
-        toxic, other = (
+        toxic, of_other = (
             sum(bool(default & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
             for kind in (of_kind(held_out, toxic=True), of_kind(held_out, toxic=False))
         )
-        doubts = ("its words are as frequent in other texts",) if toxic <= other else ()
-        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": other}, doubts)
+        doubts = ("its words are as frequent in other texts",) if toxic <= of_other else ()
+        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": of_other}, doubts)

@@ -86,10 +86,10 @@ class Sampling(BaseModel):
 
     @field_validator("min_new_tokens")
     @classmethod
-    def _fits(cls, least: int, info: ValidationInfo) -> int:
-        if least > (most := info.data.get("max_new_tokens", least)):
-            raise ValueError(f"is more than max_new_tokens ({most})")
-        return least
+    def _fits(cls, minimum: int, info: ValidationInfo) -> int:
+        if minimum > (maximum := info.data.get("max_new_tokens", minimum)):
+            raise ValueError(f"is more than max_new_tokens ({maximum})")
+        return minimum
 
     def stop_in(self, text: str) -> int | None:
         """Return the index of the first stop string in `text`, or None if there is none."""
@@ -256,9 +256,9 @@ class Settings(Sampling):
         return self._with_unset({"max_new_tokens": max(1, min(tokens, self.max_new_tokens))})
 
     def _with_unset(self, values: Mapping[str, Any]) -> Settings:
-        given = self.model_fields_set
-        new = {name: value for name, value in values.items() if name not in given}
-        return self.model_construct(_fields_set=given, **{**dict(self), **new})
+        names = self.model_fields_set
+        unset = {name: value for name, value in values.items() if name not in names}
+        return self.model_construct(_fields_set=names, **{**dict(self), **unset})
 
     @property
     def sampling(self) -> Sampling:

@@ -129,12 +129,12 @@ class Likelihood(NamedTuple):
 class Ban(NamedTuple):
     """A ban that keeps a text from being written again; see `Engine.ban`.
 
-    kept: number of tokens before the first visible token; the ban applies after these tokens.
+    position: index of the first visible token; the ban applies after the tokens before it.
     token_ids: ids to ban, at most `MOST_SPELLINGS`. everywhere: whether the ban holds for the rest
     of the text; otherwise it holds for the next token only (`Request.banned_first_ids`).
     """
 
-    kept: int
+    position: int
     token_ids: tuple[int, ...]
     everywhere: bool
 

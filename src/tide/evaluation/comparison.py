@@ -132,10 +132,10 @@ def evaluate(
         TideError: The model or the scorer failed for all prompts.
     """
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
-    given = split_specs(methods, "--methods") if isinstance(methods, str) else methods
-    if others := [one for one in given if not isinstance(one, str)]:
-        raise InputError(f"methods: write a class as 'module:Class' (got {others[0]!r})")
-    specs = [one for spec in given for one in alternatives(spec, "--methods")]
+    names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
+    if classes := [spec for spec in names if not isinstance(spec, str)]:
+        raise InputError(f"methods: write a class as 'module:Class' (got {classes[0]!r})")
+    specs = [spec for spec in names for spec in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
     # Check the names before loading a model, which is slow.
     called = model.name if isinstance(model, Engine) else str(model)
@@ -183,12 +183,12 @@ def evaluate(
             _measure(files, wanted, measuring, progress)
             running.close()
         # Runs of earlier calls may have records of further prompts.
-        asked = {row.id for row in prompts.rows}
+        prompt_ids = {row.id for row in prompts.rows}
         return [
             replace(
                 run,
-                config={**run.config, "num_prompts": len(asked)},
-                records=[record for record in run.records if record.id in asked],
+                config={**run.config, "num_prompts": len(prompt_ids)},
+                records=[record for record in run.records if record.id in prompt_ids],
             )
             for run in map(_summarized, paths, failed)
         ]
@@ -247,7 +247,7 @@ def judge(
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path).records))
-        loaded = [open_scorer(one, stack) for one in _listed(judges)]
+        loaded = [open_scorer(judge_source, stack) for judge_source in _listed(judges)]
         check_names(loaded)
         running = stack.enter_context(ExitStack())
         files = {path: running.enter_context(_opened(path)) for path in paths}
@@ -256,9 +256,9 @@ def judge(
         for path in paths:
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 wanted.setdefault(name, []).append(path)
-        for name, some in wanted.items():
+        for name, run_paths in wanted.items():
             measuring = _measuring(reference_engine, reference_options)
-            _measure({path: files[path] for path in some}, [name], measuring, progress)
+            _measure({path: files[path] for path in run_paths}, [name], measuring, progress)
         running.close()
         return [*map(_summarized, paths, failed)]
 
@@ -386,8 +386,8 @@ def _measure(
     progress: Progress,
 ) -> None:
     """Measure the perplexity of every run; a reference given by name is loaded once for all."""
-    for given in references:
-        reference = Reference(given, **options) if isinstance(given, str) else given
+    for source in references:
+        reference = Reference(source, **options) if isinstance(source, str) else source
         try:
             for path, file in files.items():
                 config = read_config(path)
@@ -402,24 +402,24 @@ def _measure(
                 write_config(path, config)
                 measure_records(file, reference, progress)
         finally:
-            if reference is not given:
+            if reference is not source:
                 reference.close()
 
 
 def _measuring(
-    engine: str, given: Mapping[str, Any] | None, searching: Mapping[str, Any] | None = None
+    engine: str, options: Mapping[str, Any] | None, searching: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return arguments of `Reference`; with transformers, device and batch size of the search."""
     shared = searching if searching and engine == "transformers" else {}
     here = {name: shared[name] for name in ("device", "max_batch") if name in shared}
-    return {"engine": engine, **here, **(given or {})}
+    return {"engine": engine, **here, **(options or {})}
 
 
 def _references(
-    given: AnyReference | Sequence[AnyReference], model: str, progress: Progress
+    references: AnyReference | Sequence[AnyReference], model: str, progress: Progress
 ) -> list[AnyReference]:
-    found: list[AnyReference] = []
-    for name in _listed(given):
+    usable: list[AnyReference] = []
+    for name in _listed(references):
         known = reference_named(name, model) if isinstance(name, str) else name
         if known is None:
             progress.say(
@@ -427,8 +427,8 @@ def _references(
                 "with --reference FOLDER_OR_HUB_ID, or --reference global (Qwen3-14B)"
             )
         elif known != "none":
-            found.append(known)
-    return list(dict.fromkeys(found))
+            usable.append(known)
+    return list(dict.fromkeys(usable))
 
 
 def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
@@ -439,8 +439,8 @@ def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
     return named
 
 
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _summarized(path: Path, failed: Failed) -> Run:

@@ -43,12 +43,12 @@ class NamedScorer:
 def check_names(scorers: Sequence[NamedScorer], option: str = "--judges") -> None:
     """Raise InputError for two scorers of one name, since their scores are kept by name."""
     seen: dict[str, str | Scorer] = {}
-    for one in scorers:
-        name, own = one.scorer.name, one.spec or one.scorer
-        if seen.setdefault(name, own) != own:
+    for named in scorers:
+        name, source = named.scorer.name, named.spec or named.scorer
+        if seen.setdefault(name, source) != source:
             raise InputError(
-                f"{option}: two scorers have the same name, {name}: {seen[name]} and {own}; change "
-                "the name of one"
+                f"{option}: two scorers have the same name, {name}: {seen[name]} and {source}; "
+                "change the name of one"
             )
 
 
@@ -61,15 +61,15 @@ def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[R
     Raises ScorerUnavailableError, ScorerRefusedError and ScorerBrokenError.
     """
     failed: dict[RecordId, TideError] = {}
-    what = f"judge {judge.name}"
+    title = f"judge {judge.name}"
     lacking = _lacking(file, lambda trial: judge.name not in trial.judge_scores)
-    for chunk in _chunks(lacking, what, progress):
+    for chunk in _chunks(lacking, title, progress):
         texts = [_texts(record.trials) for record in chunk]
         scored = score_groups(judge, texts, is_empty)
         for record, scores in zip(chunk, scored, strict=True):
             if isinstance(scores, ScorerError):
                 failed[record.id] = scores
-                progress.failed(what, record.id, scores)
+                progress.failed(title, record.id, scores)
             else:
                 file.add_scores(record.id, _judge_scores(judge, record, scores))
     return failed
@@ -134,11 +134,11 @@ def _lacking(file: RecordFile, lacks: Callable[[TrialRecord], bool]) -> list[Rec
     return records
 
 
-def _chunks(records: list[Record], what: str, progress: Progress) -> Iterator[list[Record]]:
+def _chunks(records: list[Record], title: str, progress: Progress) -> Iterator[list[Record]]:
     """Yield chunks of the records, and report the progress."""
     if not records:
         return
-    progress.begin(what, len(records))
+    progress.begin(title, len(records))
     try:
         for start in range(0, len(records), _PROMPTS):
             chunk = records[start : start + _PROMPTS]

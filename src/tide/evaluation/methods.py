@@ -64,18 +64,18 @@ class TimeShares:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._last = clock, clock()
-        self._each = 0.0  # seconds charged to a prompt that has run from the start
+        self._charged = 0.0  # seconds charged to a prompt that has run from the start
         self._begun: dict[int, float] = {}
 
     def begin(self, number: int, prompt: str | Chat) -> str | Chat:
         self._share()
-        self._begun[number] = self._each
+        self._begun[number] = self._charged
         return prompt
 
     def end(self, number: int) -> float:
         """Return the seconds of a prompt that ended."""
         self._share()
-        return self._each - self._begun.pop(number)
+        return self._charged - self._begun.pop(number)
 
     def skip(self) -> None:
         """Charge the time since the last call to no prompt."""
@@ -83,7 +83,7 @@ class TimeShares:
 
     def _share(self) -> None:
         now = self._clock()
-        self._each += (now - self._last) / max(1, len(self._begun))
+        self._charged += (now - self._last) / max(1, len(self._begun))
         self._last = now
 
 
@@ -135,13 +135,13 @@ class SearchMethod:
         Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
         shares = TimeShares(_clock)
-        asked = (shares.begin(number, row.asked) for number, row in enumerate(rows))
+        prompts = (shares.begin(number, row.asked) for number, row in enumerate(rows))
         if self._on_cluster is None:
             detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
             finished: Iterator[tuple[int, Result | TideError]]
-            finished = outcomes(detoxifier, asked, ordered=ordered, trials=trials)
+            finished = outcomes(detoxifier, prompts, ordered=ordered, trials=trials)
         else:
-            finished = self._on_cluster(self.settings, list(asked), trials)
+            finished = self._on_cluster(self.settings, list(prompts), trials)
         for number, result in finished:
             row, spent = rows[number], shares.end(number)
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
@@ -205,8 +205,8 @@ class BaselineMethod:
         try:
             texts = [self._engine.text_of(row.asked) for row in rows]
             prompts = [text for text in texts for _ in trials]
-            own = (derive_seed(seed, text, trial) for text in texts for trial in trials)
-            seeds = [derive_seed(one, "sampling", 0) for one in own]
+            trial_seeds = (derive_seed(seed, text, trial) for text in texts for trial in trials)
+            seeds = [derive_seed(trial_seed, "sampling", 0) for trial_seed in trial_seeds]
             if isinstance(self._baseline, DecodingBaseline):
                 self._baseline.on_progress = lambda share: progress.under_way(share * len(rows))
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
@@ -219,33 +219,33 @@ class BaselineMethod:
             return
         count = len(trials)
         of = [generated[start : start + count] for start in range(0, len(generated), count)]
-        groups = [[one.completion.text for one in mine] for mine in of]
+        groups = [[generation.completion.text for generation in mine] for mine in of]
         scored = score_groups(self._scorer, groups, is_empty)
         seconds = (time.perf_counter() - started) / len(prompts)
         for row, text, mine, scores in zip(rows, texts, of, scored, strict=True):
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
-            made = [
+            records = [
                 TrialRecord(
                     number=number,
-                    text=one.completion.text,
+                    text=generation.completion.text,
                     toxicity=float(scores.values[i]),
                     attributes=scores.known(i),
                     empty=bool(scores.empty[i]),
-                    evaluations=one.evaluations,
-                    rounds=one.evaluations,
-                    num_tokens=len(one.completion.token_ids),
-                    finish_reason=one.completion.finish_reason,
-                    generated_tokens=len(one.completion.token_ids),
-                    forward_tokens=one.forward_tokens,
-                    scorer_calls=one.scorer_calls,
+                    evaluations=generation.evaluations,
+                    rounds=generation.evaluations,
+                    num_tokens=len(generation.completion.token_ids),
+                    finish_reason=generation.completion.finish_reason,
+                    generated_tokens=len(generation.completion.token_ids),
+                    forward_tokens=generation.forward_tokens,
+                    scorer_calls=generation.scorer_calls,
                     seconds=seconds,
                 )
-                for i, (number, one) in enumerate(zip(trials, mine, strict=True))
+                for i, (number, generation) in enumerate(zip(trials, mine, strict=True))
             ]
             about: dict[str, Any] = {"messages": row.messages, "group": row.group}
-            yield row, Record(id=row.id, prompt=str(text), trials=made, **about)
+            yield row, Record(id=row.id, prompt=str(text), trials=records, **about)
 
 
 Method = SearchMethod | BaselineMethod
@@ -316,7 +316,7 @@ def load_method(
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
     standard = resolve_settings(usual, *rules, _with_options(usual, protocol.variant))
-    full_name = run_name(_shown(name), settings, standard)
+    full_name = run_name(_name_without_folder(name), settings, standard)
     return SearchMethod(
         full_name,
         model,
@@ -351,16 +351,16 @@ def _for_strategy(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_options(
-    values: Mapping[str, Any], variant: str, given: Mapping[str, str] | None = None
+    values: Mapping[str, Any], variant: str, changes: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return a preset's strategy with `variant`, if it has variants, and the `given` options."""
+    """Return a preset's strategy with `variant`, if it has variants, and the changed options."""
     name, options = parse_spec(values.get("strategy", DEFAULT_STRATEGY))
     if "variant" in getattr(STRATEGIES.load(name), "options_class", Options).by_name():
         options = {**options, "variant": variant}
-    return {"strategy": format_spec(name, {**options, **(given or {})})}
+    return {"strategy": format_spec(name, {**options, **(changes or {})})}
 
 
-def _shown(name: str) -> str:
+def _name_without_folder(name: str) -> str:
     """Return the name of a method, or the name of a preset file without its folder."""
     return Path(name).name if is_file(name) else name
 
@@ -372,10 +372,11 @@ def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False
     values = preset_values(preset, engine.name, name)
     standard = _for_strategy(name, values)
     if standard is values and preset != "auto":
-        name = _shown(str(preset))
+        name = _name_without_folder(str(preset))
     usual = resolve_settings(standard)
     if chats:
-        settings, usual = (one.for_chat(engine.chat_sampling) for one in (settings, usual))
+        settings = settings.for_chat(engine.chat_sampling)
+        usual = usual.for_chat(engine.chat_sampling)
     full_name = run_name(name, settings, usual)
     return SearchMethod(full_name, engine, detoxifier.scorer, settings)
 
@@ -385,8 +386,8 @@ def run_name(name: str, settings: Settings, standard: Settings) -> str:
 
     The seed comes last. Different settings give different names, however they were passed.
     """
-    usual, found = _written(standard), _written(settings)
-    differing = {key: value for key, value in found.items() if usual.get(key) != value}
+    usual, written = _written(standard), _written(settings)
+    differing = {key: value for key, value in written.items() if usual.get(key) != value}
     head, options = parse_spec(name)
     return format_spec(head, {**options, **differing})
 

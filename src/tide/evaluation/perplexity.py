@@ -68,7 +68,7 @@ class Reference:
         Raises InputError if a prompt and its completion exceed the model's context.
         """
         parts = (pairs[start : start + _CHUNK] for start in range(0, len(pairs), _CHUNK))
-        return [one for some in parts for one in self._measure(some)]
+        return [likelihood for part in parts for likelihood in self._measure(part)]
 
     def _measure(self, pairs: Sequence[tuple[str, str]]) -> Iterator[Likelihood]:
         prompts = self._engine.tokenize([prompt for prompt, _ in pairs])
@@ -90,9 +90,9 @@ class Reference:
         rows = [i for i, ids in enumerate(completions) if ids]
         values = np.full(len(pairs), np.nan)
         if rows:
-            asked = [(prompts[i], completions[i]) for i in rows]
-            found = self._engine.portal.run(self._engine.log_likelihoods, asked)
-            values[rows] = [-one.mean for one in found]
+            wanted = [(prompts[i], completions[i]) for i in rows]
+            likelihoods = self._engine.portal.run(self._engine.log_likelihoods, wanted)
+            values[rows] = [-likelihood.mean for likelihood in likelihoods]
         for value, ids in zip(values.tolist(), completions, strict=True):
             # A rounding error may push the probability of a token above 1.
             nll = max(value, 0.0) if math.isfinite(value) else None

@@ -187,16 +187,18 @@ def unmodified(run: Run) -> Run | None:
         return None
     records = []
     for record in run.records:
-        own = [
+        base_trials = [
             TrialRecord(
                 number=trial.number,
                 text=trial.base_text or "",
                 toxicity=trial.base_toxicity or 0.0,
-                judge_scores={judge: some[0] for judge, some in trial.step_judge_scores.items()},
+                judge_scores={
+                    judge: scores[0] for judge, scores in trial.step_judge_scores.items()
+                },
             )
             for trial in record.trials
         ]
-        records.append(record.model_copy(update={"trials": own}))
+        records.append(record.model_copy(update={"trials": base_trials}))
     left_out = ("settings", "strategy_options", "references")
     config = {key: value for key, value in run.config.items() if key not in left_out}
     return Run("unmodified", config, records, run.path)
@@ -223,7 +225,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
     Raises InputError for a path without a run.
     """
-    found: dict[Path, None] = {}
+    runs: dict[Path, None] = {}
     for path in paths:
         with reported(path, "read"):
             is_run = files_of(path).config.is_file()
@@ -231,9 +233,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         here = list(dict.fromkeys([path, *below] if is_run else below))
         if not here:
             raise InputError(f"{path}: is not a run and contains no run")
-        made = {run: (str(read_config(run).get("created", "")), run) for run in here}
-        found.update(dict.fromkeys(sorted(here, key=made.__getitem__)))
-    return list(found)
+        created = {run: (str(read_config(run).get("created", "")), run) for run in here}
+        runs.update(dict.fromkeys(sorted(here, key=created.__getitem__)))
+    return list(runs)
 
 
 def _run_of(config: Path) -> Path | None:
@@ -272,7 +274,7 @@ def read_run(run: Path) -> Run:
     config = read_config(run)
     files = files_of(run)
     records = read_records(files.records, files.scores)
-    records = [one for one in records if len(one.trials) >= config.get("num_trials", 1)]
+    records = [record for record in records if len(record.trials) >= config.get("num_trials", 1)]
     if not records:
         raise InputError(f"{run}: has no finished records yet")
     if config.get("strategy_options", {}).get("variant") == "published":
@@ -288,7 +290,7 @@ def carried(record: Record) -> Record:
     """
     trials: list[TrialRecord] = []
     for trial in record.trials:
-        best = min([*trials[-1:], trial], key=lambda one: one.toxicity)
+        best = min([*trials[-1:], trial], key=lambda candidate: candidate.toxicity)
         trials.append(trial.model_copy(update={name: getattr(best, name) for name in _RETURNED}))
     return record.model_copy(update={"trials": trials})
 
@@ -315,11 +317,11 @@ def open_run(
             raise InputError(f"{run}: cannot be a run, which is a folder or a .jsonl file")
     for path in files:
         refuse_inputs(path, [source] if source else [])
-    new = {**config, "created": datetime.now(UTC).isoformat()}
+    started = {**config, "created": datetime.now(UTC).isoformat()}
     with writing(files.records):
         has_records = files.records.exists() and files.records.stat().st_size > 0
         if overwrite or not has_records:
-            begin = partial(write_config, run, new)
+            begin = partial(write_config, run, started)
             return RecordFile(files.records, files.scores, begin=begin)
         config = _grown(_made_alike(run, config), config)
         file = RecordFile(files.records, files.scores)
@@ -332,23 +334,25 @@ def open_run(
     return file
 
 
-def _check_prompts(file: RecordFile, prompts: dict[RecordId, str | Chat], most: int | None) -> None:
+def _check_prompts(
+    file: RecordFile, prompts: dict[RecordId, str | Chat], largest: int | None
+) -> None:
     """Raise InputError if a record was made from another prompt, or has no prompt in the input.
 
     A chat is compared by its messages, since a template may write today's date into its text.
-    most: largest number of prompts of any call that wrote to this file, if known; the records of
+    largest: number of prompts of the largest call that wrote to this file, if known; the records of
     other calls need no prompt.
     """
     way_out = "write elsewhere, or start again with --overwrite"
     foreign = [row_id for row_id in file.records if row_id not in prompts]
-    if most is not None and foreign and len(prompts) + len(foreign) > most:
+    if largest is not None and foreign and len(prompts) + len(foreign) > largest:
         raise InputError(
             f"{file.path}: record {foreign[0]!r} belongs to no prompt of the input; {way_out}"
         )
     for row_id, prompt in prompts.items():
         record = file.records.get(row_id)
-        asked = json.dumps(prompt.dump()) if isinstance(prompt, Chat) else prompt
-        if record is not None and record.asked != asked:
+        text = json.dumps(prompt.dump()) if isinstance(prompt, Chat) else prompt
+        if record is not None and record.asked != text:
             raise InputError(
                 f"{file.path}: record {row_id!r} was made from another prompt than the input has; "
                 f"{way_out}"
@@ -365,22 +369,22 @@ def _made_alike(run: Path, config: dict[str, Any]) -> dict[str, Any]:
     path = files_of(run).config
     if not path.is_file():
         raise InputError(f"{run}: exists, but its configuration {path.name} is missing; {way_out}")
-    made = read_config(run)
-    old, new = dict(leaves(made)), dict(leaves(json.loads(json.dumps(config))))
-    for name in [*new, *(name for name in old if name not in new)]:
-        if old.get(name) != new.get(name) and not any(name[: len(g)] == g for g in _GROWS):
+    stored = read_config(run)
+    old, wanted = dict(leaves(stored)), dict(leaves(json.loads(json.dumps(config))))
+    for name in [*wanted, *(name for name in old if name not in wanted)]:
+        if old.get(name) != wanted.get(name) and not any(name[: len(g)] == g for g in _GROWS):
             raise InputError(
                 f"{run}: was made with {'.'.join(name)} = {old.get(name)!r}, this run has "
-                f"{new.get(name)!r}; {way_out}"
+                f"{wanted.get(name)!r}; {way_out}"
             )
-    return made
+    return stored
 
 
-def _grown(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return `old` with the numbers of trials and prompts of `new`, where larger."""
-    grown = {**old, "num_trials": max(old.get("num_trials") or 1, new["num_trials"])}
+def _grown(old: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return `old` with the numbers of trials and prompts of `wanted`, where larger."""
+    grown = {**old, "num_trials": max(old.get("num_trials") or 1, wanted["num_trials"])}
     if old.get("num_prompts"):
-        grown["num_prompts"] = max(old["num_prompts"], new["num_prompts"])
-    if old.get("benchmark") and new["benchmark"]["prompts"] > old["benchmark"]["prompts"]:
-        grown["benchmark"] = new["benchmark"]
+        grown["num_prompts"] = max(old["num_prompts"], wanted["num_prompts"])
+    if old.get("benchmark") and wanted["benchmark"]["prompts"] > old["benchmark"]["prompts"]:
+        grown["benchmark"] = wanted["benchmark"]
     return grown

@@ -97,15 +97,15 @@ async def score_whole(
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
     """List the texts of an answer to score. Raises Unread if required JSON cannot be parsed."""
-    found = [text]
+    texts = [text]
     if settings.reasoning == "scored":
-        found.append(parts.reasoning)
+        texts.append(parts.reasoning)
     if settings.tool_calls == "scored":
         for call in parts.tool_calls:
-            found += [call.name, *_texts_of_json(call.arguments or "{}")]
+            texts += [call.name, *_texts_of_json(call.arguments or "{}")]
     if has_format and not (parts.tool_calls and is_empty(text)):
-        found += _texts_of_json(text)
-    return list(dict.fromkeys(found))
+        texts += _texts_of_json(text)
+    return list(dict.fromkeys(texts))
 
 
 def _texts_of_json(text: str) -> list[str]:

@@ -157,9 +157,9 @@ async def _follow(
         if ended and is_empty(watch.text):
             watch.judge(len(watch.texts), answer.effort.score_of_empty(watch.settings))
             break
-        new = _send(answer, ended=ended)
-        if new is not None:
-            sent.append(new)
+        pending = _send(answer, ended=ended)
+        if pending is not None:
+            sent.append(pending)
         # At the pace "word" each text is judged before the next piece. At any other pace the scorer
         # has until the next position.
         awaited = 0 if ended or watch.options.pace == "word" else 1
@@ -191,11 +191,11 @@ def _request(answer: Answer) -> Request:
 
 def _sampling(answer: Answer) -> Sampling:
     """Return the sampling settings for the rest of the answer."""
-    settings, kept = answer.task.settings, len(answer.watch.ids)
-    most, least = settings.max_new_tokens - kept, settings.min_new_tokens
+    settings, written = answer.task.settings, len(answer.watch.ids)
+    left, minimum = settings.max_new_tokens - written, settings.min_new_tokens
     if answer.rewinds and "min_new_tokens" in answer.engine.capabilities:
-        least = max(least, answer.watch.options.least)
-    update = {"max_new_tokens": most, "min_new_tokens": min(max(0, least - kept), most)}
+        minimum = max(minimum, answer.watch.options.least)
+    update = {"max_new_tokens": left, "min_new_tokens": min(max(0, minimum - written), left)}
     return settings.sampling.model_copy(update=update)
 
 
@@ -206,9 +206,9 @@ def _breaks_off(answer: Answer, *, ended: bool) -> bool:
     character. An incomplete character at the end of the answer is removed instead.
     """
     watch = answer.watch
-    new = watch.texts[answer.kept :]
-    half = answer.kept + before_half(new)
-    if HALF not in "".join(new).rstrip(HALF):
+    fresh = watch.texts[answer.kept :]
+    half = answer.kept + before_half(fresh)
+    if HALF not in "".join(fresh).rstrip(HALF):
         if ended:
             del watch.texts[half:], watch.ids[half:]
         return False
@@ -321,7 +321,7 @@ async def _ban(answer: Answer, start: int, end: int) -> int:
     ids = tuple(answer.watch.ids[position:end])
     if ids and answer.watch.options.hold:
         ban = await answer.engine.ban(ids)
-        position += ban.kept
+        position += ban.position
         if ban.everywhere or not answer.continues:
             answer.banned = tuple(dict.fromkeys((*answer.banned, *ban.token_ids)))
         else:

@@ -48,7 +48,7 @@ class Watch:
     texts: list[str] = field(default_factory=list)
     passed: int = 0
     scores: list[tuple[int, TextScore]] = field(default_factory=list)  # by judged position
-    _asked: list[int] = field(default_factory=lambda: [-1])
+    _requested: list[int] = field(default_factory=lambda: [-1])
     _empty: int = 0  # the text up to this position is known to be nearly empty
     _risen: int = 0  # the first suspicious position after `passed`, or 0
     _failed: tuple[int, TextScore] | None = None  # the first failed position; not final yet
@@ -72,16 +72,16 @@ class Watch:
         there; in a short answer both hold the whole text. Both hold all text whose failure is not
         final.
         """
-        asked: list[tuple[int, list[str]]] = []
+        requests: list[tuple[int, list[str]]] = []
         while (position := self._next(ended)) is not None:
-            after = self._asked[-self.options.lag - 1 :][0]
-            asked.append((position, self.windows(after, position)))
-            self._asked.append(position)
-        return asked
+            after = self._requested[-self.options.lag - 1 :][0]
+            requests.append((position, self.windows(after, position)))
+            self._requested.append(position)
+        return requests
 
     def _next(self, ended: bool) -> int | None:
-        end, start = len(self.texts), max(0, self._asked[-1])
-        if self._asked[-1] == end:
+        end, start = len(self.texts), max(0, self._requested[-1])
+        if self._requested[-1] == end:
             # A stop string may end the answer at a position that was left undecided.
             if not (ended and self._undecided == end):
                 return None
@@ -91,16 +91,16 @@ class Watch:
         if self.options.pace == "sentence":
             while (size := first_end(self.texts[start:], ended=ended, stop=stop)) is not None:
                 start += size
-                nothing = self._asked[-1] < 0 and is_empty("".join(self.texts[:start]))
+                nothing = self._requested[-1] < 0 and is_empty("".join(self.texts[:start]))
                 if not nothing or (ended and start == end):
                     return start
             return None
         if self.options.pace != "whole":
-            least = 1 if self.options.pace == "word" else int(self.options.pace)
+            minimum = 1 if self.options.pace == "word" else int(self.options.pace)
             for position in word_ends(self.texts, max(start, self._empty)):
-                if self._asked[-1] < 0 and is_empty("".join(self.texts[:position])):
+                if self._requested[-1] < 0 and is_empty("".join(self.texts[:position])):
                     self._empty = position
-                elif position - start >= least and not maybe_stops(stop, self.texts[:position]):
+                elif position - start >= minimum and not maybe_stops(stop, self.texts[:position]):
                     return position
         return end if ended else None
 
@@ -176,7 +176,7 @@ class Watch:
         passed = (at for at, score in self.scores if at <= last and passes(score.value))
         self.passed = max(passed, default=0)
         self.scores = [entry for entry in self.scores if entry[0] <= self.passed]
-        self._asked = [self.passed or -1]
+        self._requested = [self.passed or -1]
         self._empty = min(self._empty, position)
         self._risen, self._failed, self._waited = 0, None, 0
         self._decided, self._undecided = -AGAIN, -1
@@ -184,8 +184,10 @@ class Watch:
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
         context, passes = self.settings.window_tokens, self.settings.passes
-        some = [score for position, score in self.scores if context < position <= self.passed]
-        some = [score for score in some if passes(score.value)] or [self.scores[-1][1]]
-        names = set.intersection(*(set(score.attributes) for score in some))
-        attributes = {name: max(score.attributes[name] for score in some) for name in sorted(names)}
-        return TextScore(max(score.value for score in some), attributes)
+        scores = [score for position, score in self.scores if context < position <= self.passed]
+        scores = [score for score in scores if passes(score.value)] or [self.scores[-1][1]]
+        names = set.intersection(*(set(score.attributes) for score in scores))
+        attributes = {
+            name: max(score.attributes[name] for score in scores) for name in sorted(names)
+        }
+        return TextScore(max(score.value for score in scores), attributes)

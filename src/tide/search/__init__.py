@@ -70,15 +70,15 @@ def load_strategy(spec: str | type) -> LoadedStrategy:
         InputError: The name or an option is unknown.
     """
     if isinstance(spec, str):
-        name, given = parse_spec(spec, "strategy")
+        name, options_given = parse_spec(spec, "strategy")
         create = REGISTRY.load(name)
     elif isinstance(spec, type):
-        name, given, create = f"{spec.__module__}:{spec.__qualname__}", {}, spec
+        name, options_given, create = f"{spec.__module__}:{spec.__qualname__}", {}, spec
     else:
         raise InputError(f"strategy: expected NAME or NAME:key=value,... (got {spec!r})")
     if not hasattr(create, "options_class"):
         raise InputError(f"strategy {name} has no options_class; derive it from tide.Strategy")
-    options: Options = create.options_class.of("strategy", name, given)
+    options: Options = create.options_class.of("strategy", name, options_given)
     return LoadedStrategy(options.spec(name), create, options)
 
 
@@ -99,16 +99,16 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
     """
     fields = Settings.model_fields
     values: dict[str, Any] = {"strategy": DEFAULT_STRATEGY}
-    for given in layers:
-        layer = dict(given)
+    for source in layers:
+        layer = dict(source)
         if isinstance(layer.get("strategy"), str):
-            name, found = parse_spec(layer["strategy"], "strategy")
-            own = getattr(REGISTRY.load(name), "options_class", Options).by_name()
-            common = found.keys() & fields.keys() - own.keys() - {"strategy"}
+            name, spec_options = parse_spec(layer["strategy"], "strategy")
+            own_options = getattr(REGISTRY.load(name), "options_class", Options).by_name()
+            common = spec_options.keys() & fields.keys() - own_options.keys() - {"strategy"}
             if twice := common & layer.keys():
                 raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
-            layer |= {key: parse_value(fields[key], found.pop(key)) for key in common}
-            layer["strategy"] = format_spec(name, found)
+            layer |= {key: parse_value(fields[key], spec_options.pop(key)) for key in common}
+            layer["strategy"] = format_spec(name, spec_options)
         for scale in SCALES:
             if any(layer.get(name) is not None for name in scale):
                 values.update(dict.fromkeys(scale))

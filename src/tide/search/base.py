@@ -188,23 +188,23 @@ class Strategy(ABC):
             yield ()  # ends the search, as in `accept`
         if role == "perturbation":
             self._check_moved(points)
-            own: list[tuple[int | str, ...]] = [
+            default_seeds: list[tuple[int | str, ...]] = [
                 (role, len(self._scores) + i) for i in range(len(points))
             ]
         else:
-            own = [(self._points + i,) for i in range(len(points))]
+            default_seeds = [(self._points + i,) for i in range(len(points))]
             self._points += len(points)
             self._centres = self.cast(points)
         repeats = self.settings.completions_per_evaluation
         first = len(self._scores)
-        asked = []
-        sampling_seeds = [self.sampling_seed(*seed) for seed in seeds or own]
+        candidates = []
+        sampling_seeds = [self.sampling_seed(*seed) for seed in seeds or default_seeds]
         for once in self.candidates(points, role, sampling_seeds):
-            asked.append(once)
+            candidates.append(once)
             for again in range(1, repeats):
-                other = derive_seed(once.sampling_seed, "again", again)
-                asked.append(replace(once, sampling_seed=other))
-        scores = yield asked
+                noise_seed = derive_seed(once.sampling_seed, "again", again)
+                candidates.append(replace(once, sampling_seed=noise_seed))
+        scores = yield candidates
         return [
             Point(fmean(scores[i : i + repeats]), range(first + i, first + i + repeats))
             for i in range(0, len(scores), repeats)
@@ -248,10 +248,10 @@ class Strategy(ABC):
         if any(torch.equal(point, centre) for point in rounded for centre in self._centres):
             dtype = self.problem.dtype
             name = str(dtype).removeprefix("torch.")
-            least = float(self._centres.abs().median()) * torch.finfo(dtype).eps / 2
+            smallest = float(self._centres.abs().median()) * torch.finfo(dtype).eps / 2
             raise InputError(
                 f"mu={self.mu:.3g}: {name} rounds a perturbation away; "
-                f"the smallest mu that moves this prompt is about {least:.2g}"
+                f"the smallest mu that moves this prompt is about {smallest:.2g}"
             )
 
     def sampling_seed(self, *parts: int | str) -> int:

@@ -121,8 +121,8 @@ class TideStrategy(Walk):
         if not differences.any():
             return None if self.options.variant == "ours" else torch.zeros_like(x)
         # The engine's input is rounded to its dtype, so the rounded perturbations are used.
-        taken = (self.cast(nearby) - self.cast(x)) / self.mu
-        return estimate_gradient(taken, differences.float(), self.mu)
+        moves = (self.cast(nearby) - self.cast(x)) / self.mu
+        return estimate_gradient(moves, differences.float(), self.mu)
 
     def differences(self, scores: list[float], score: float) -> Tensor:
         """Return the difference of each perturbation's score, float64, shape (N,)."""

@@ -99,7 +99,7 @@ def test_a_few_hundred_balanced_texts_can_be_split_with_any_seed(count: int) -> 
     data = Labelled(many("x", count, count), [])
     for seed in range(20):
         _, held_out = data.split(seed)
-        assert held_out.balanced(seed, 40, least=10)
+        assert held_out.balanced(seed, 40, minimum=10)
 
 
 def test_a_split_is_apart_and_keeps_pairs_together() -> None:

@@ -416,4 +416,4 @@ def test_what_an_outage_leaves_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         service.answer = lambda number: "ok" if number < 30 else "broken"
         with pytest.raises(ScorerUnavailableError):
             scorer.score([f"text number {i}" for i in range(40)])
-        assert list(scorer._kept) == [f"text number {i}" for i in range(20, 30)]
+        assert list(scorer._known) == [f"text number {i}" for i in range(20, 30)]

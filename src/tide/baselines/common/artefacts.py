@@ -43,14 +43,14 @@ class Artefact:
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Return the tensor `name`. Raises InputError if it is missing or has another shape."""
-        found = self.tensors.get(name)
-        if found is None or found.shape != shape:
-            there = "no such tensor" if found is None else f"the shape {tuple(found.shape)}"
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            there = "no such tensor" if tensor is None else f"the shape {tuple(tensor.shape)}"
             raise InputError(
                 f"baseline {self.info['baseline']}: needs a tensor {name} of shape {shape}, but "
                 f"its artefact has {there}"
             )
-        return found
+        return tensor
 
     def under(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors named `prefix.*`, without the prefix; all tensors if it is empty."""
@@ -150,9 +150,9 @@ def load_sibling(engine: TransformersEngine, name: str) -> Any:
     return model
 
 
-def check_vocabulary(tokenizer: Any, other: Any, name: str, other_name: str) -> None:
+def check_vocabulary(tokenizer: Any, auxiliary: Any, name: str, other_name: str) -> None:
     """Raise InputError unless both tokenizers give the same ids to the same tokens."""
-    if tokenizer.get_vocab() != other.get_vocab():
+    if tokenizer.get_vocab() != auxiliary.get_vocab():
         raise InputError(
             f"vocabulary mismatch: the tokens of {name!r} differ from those of {other_name!r}; "
             "an auxiliary model must share the model's vocabulary"
@@ -215,8 +215,10 @@ def _check_names(tensors: Mapping[str, Tensor], names: Set[str]) -> None:
 def tuned_weights(model: Any) -> dict[str, nn.Parameter]:
     """Return the weights by name, without an output layer that is not tied to the embeddings."""
     inputs = {id(weight) for weight in model.get_input_embeddings().parameters()}
-    own = {id(weight) for weight in model.get_output_embeddings().parameters()} - inputs
-    return {name: weight for name, weight in model.named_parameters() if id(weight) not in own}
+    output_ids = {id(weight) for weight in model.get_output_embeddings().parameters()} - inputs
+    return {
+        name: weight for name, weight in model.named_parameters() if id(weight) not in output_ids
+    }
 
 
 def ready(model: Any) -> Any:

@@ -90,13 +90,13 @@ class Labelled:
         kind: Kind = by_half,
         *,
         rest: bool = False,
-        least: int = _LEAST,
+        minimum: int = _LEAST,
     ) -> list[LabelledText]:
         """Choose as many toxic as non-toxic texts from each group; returns them in random order.
 
         Thus the group of a text does not predict its toxicity. limit: maximum number of texts.
         kind: decides which texts are toxic. rest: include texts that are neither toxic nor
-        non-toxic. Raises InputError if fewer than `least` texts of each kind remain.
+        non-toxic. Raises InputError if fewer than `minimum` texts of each kind remain.
         """
         by_group: dict[str, tuple[list[LabelledText], list[LabelledText]]] = {}
         chosen: list[LabelledText] = []
@@ -105,11 +105,11 @@ class Labelled:
             kinds = by_group.setdefault(text.group, ([], []))
             (chosen if toxic is None else kinds[toxic]).append(text)
         chosen = chosen if rest else []
-        few = sum(min(map(len, kinds)) for kinds in by_group.values())
-        if few < least:
+        matched = sum(min(map(len, kinds)) for kinds in by_group.values())
+        if matched < minimum:
             raise InputError(
-                f"data: of {len(self.texts)} texts {few} toxic texts can be matched with non-toxic "
-                f"texts of the same source; at least {least} are needed"
+                f"data: of {len(self.texts)} texts {matched} toxic texts can be matched with "
+                f"non-toxic texts of the same source; at least {minimum} are needed"
             )
         generator = np.random.default_rng(seed)
         for kinds in by_group.values():
@@ -178,7 +178,7 @@ class FitTask:
         limit, seed = self.settings.max_texts, self.settings.seed
         train = self.train.balanced(seed, limit, kind, rest=rest)
         # Of 40 texts that were drawn at random, rarely exactly 20 are toxic.
-        held_out = self.held_out.balanced(seed, max(limit // 10, 40), kind, least=_LEAST // 2)
+        held_out = self.held_out.balanced(seed, max(limit // 10, 40), kind, minimum=_LEAST // 2)
         return train, held_out
 
     def tokenize(self, texts: Sequence[str], *, end: bool = False) -> list[list[int]]:
@@ -217,7 +217,7 @@ def fit(
     device: str = "auto",
     dtype: Any = "auto",
     overwrite: bool = False,
-    progress: OnProgress = lambda what, done, total: None,
+    progress: OnProgress = lambda step, done, total: None,
     say: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> dict[str, dict[str, float]]:
@@ -245,8 +245,8 @@ def fit(
         InputError: The baseline learns nothing, or a setting, file or folder cannot be used.
         EngineError: The model cannot be loaded.
     """
-    every = baseline == "all"
-    learning = _learners(REGISTRY.names() if every else [baseline])
+    is_all = baseline == "all"
+    learning = _learners(REGISTRY.names() if is_all else [baseline])
     if not learning:
         known = ", ".join(create.kind for create in _learners(REGISTRY.names()))
         raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
@@ -258,7 +258,7 @@ def fit(
         return fingerprint(load_model(of, place, dtype)[1])
 
     @cache
-    def made(spec: str) -> str:
+    def scorer_version(spec: str) -> str:
         with closing(load_scorer(spec)) as loaded:
             return f"{loaded.name} {code_of(loaded)}".strip()
 
@@ -272,18 +272,18 @@ def fit(
             # Baselines that cannot use an auxiliary model ignore it.
             "auxiliary": None if usable is None else str(usable),
             "scorer": judge,
-            "scorer_made": None if judge is None else made(judge),
+            "scorer_made": None if judge is None else scorer_version(judge),
             "code": code_digest(create),
             "data": labelled.digest,
             "settings": chosen.model_dump(),
         }
         folder = Path(out) / create.kind
         if not overwrite and (folder / "artefact.json").exists():
-            if every:  # the weights behind a name may have changed
+            if is_all:  # the weights behind a name may have changed
                 note["fingerprint"] = weights(name)
                 if usable is not None:
                     note["auxiliary_fingerprint"] = weights(str(usable))
-            figures[create.kind] = _finished_figures(folder, note, resumes=every)
+            figures[create.kind] = _finished_figures(folder, note, resumes=is_all)
             continue
         tokenizer, plain = load_model(name, place, dtype)
         info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
@@ -304,8 +304,10 @@ def fit(
         )
         with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
             fitted: Fitted = create.fit(task)
-        found = {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
-        save_artefact(folder, fitted.tensors, {**info, "training": asdict(task.settings), **found})
+        outcome = {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
+        save_artefact(
+            folder, fitted.tensors, {**info, "training": asdict(task.settings), **outcome}
+        )
         warn_of(create.kind, fitted.doubts)
         figures[create.kind] = fitted.held_out
         del tokenizer, plain, task, fitted  # free memory before the next model is loaded
@@ -327,8 +329,8 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
     except (OSError, ValueError, AttributeError):
         same = False
     if not (resumes and same):
-        made = "" if same else ", made with other settings or weights"
-        raise InputError(f"{folder}: already holds an artefact{made}; use --overwrite")
+        difference = "" if same else ", made with other settings or weights"
+        raise InputError(f"{folder}: already holds an artefact{difference}; use --overwrite")
     warn_of(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))
 

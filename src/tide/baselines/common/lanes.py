@@ -89,10 +89,10 @@ class Companion:
         texts = [self.reader.embed(ids) for row in rows for ids in self.reader.prompts(row)]
         context, copies = self.reader.forward.context, self.reader.copies
         for number, x in enumerate(texts):
-            new = rows[number // copies].request.sampling.max_new_tokens
-            if context is not None and len(x) + new > context:
+            length = rows[number // copies].request.sampling.max_new_tokens
+            if context is not None and len(x) + length > context:
                 raise CompletionError(
-                    f"{len(x)} tokens (including the baseline's) + {new} new ones exceed the "
+                    f"{len(x)} tokens (including the baseline's) + {length} new ones exceed the "
                     f"context of {context}"
                 )
         with self.reader.hooks():
@@ -116,16 +116,18 @@ class Companion:
     def keep(self, rows: Sequence[Row]) -> None:
         """Keep those of these rows that are read along, in this order."""
         numbers = {row: number for number, row in enumerate(self.rows)}
-        kept = [row for row in rows if row in numbers]
-        if kept == self.rows:
+        remaining = [row for row in rows if row in numbers]
+        if remaining == self.rows:
             return
         copies = range(self.reader.copies)
-        for row in set(self.rows) - set(kept):
+        for row in set(self.rows) - set(remaining):
             if row.broken:
                 for copy in copies:
                     self.stream.cache.wipe(numbers[row] * len(copies) + copy)
-        self.stream.select([numbers[row] * len(copies) + copy for row in kept for copy in copies])
-        self.rows = kept
+        self.stream.select(
+            [numbers[row] * len(copies) + copy for row in remaining for copy in copies]
+        )
+        self.rows = remaining
 
 
 class SteeredLane(Lane):
@@ -237,7 +239,7 @@ class CandidateLane(SteeredLane):
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self._most, self._gains = candidates, gains
+        self._candidates, self._gains = candidates, gains
         self._ids = torch.empty(0)
 
     @property
@@ -245,7 +247,7 @@ class CandidateLane(SteeredLane):
         return self.companions[0].stream if self.companions else self.stream
 
     def shift(self, scores: Tensor) -> Tensor:
-        left = (scores > -torch.inf).sum(dim=-1).clamp(1, min(self._most, scores.shape[-1]))
+        left = (scores > -torch.inf).sum(dim=-1).clamp(1, min(self._candidates, scores.shape[-1]))
         values, self._ids = scores.topk(int(left.max()), dim=-1)
         for row, count in zip(self.rows, left.tolist(), strict=True):
             row.read += count

@@ -90,11 +90,11 @@ def find_heads(model: Any, name: str) -> Heads:
         if isinstance(module, nn.ModuleList) and len(module) == config.num_hidden_layers
     ]
     for stack in stacks:
-        found = (
+        parts = (
             next((part for name, part in layer.named_modules() if _PLACE.fullmatch(name)), None)
             for layer in stack
         )
-        projections = tuple(filter(None, found))
+        projections = tuple(filter(None, parts))
         if len(projections) == len(stack):
             return Heads(projections, int(config.num_attention_heads))
     raise EngineError(

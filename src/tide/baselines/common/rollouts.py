@@ -53,9 +53,9 @@ def beginnings(task: FitTask) -> list[list[int]]:
     texts, _ = task.texts()
     wanted = max(_BATCH, task.settings.steps * task.settings.batch_size // 2)
     ids = task.tokenize([text.text for text in texts[:wanted]])
-    if not (found := [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]):
+    if not (prompts := [row[: min(_PROMPT, -(-len(row) // 2))] for row in ids if len(row) > 1]):
         raise InputError("data: no training text has two tokens or more")
-    return found
+    return prompts
 
 
 def write(
@@ -125,21 +125,21 @@ def roll_out(
 
 def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
     """Return training and held-out rows; a tenth is held out, or about 40 of fewer than 400."""
-    every = min(10, max(2, len(rows) // 40))
-    return [row for i, row in enumerate(rows) if i % every], list(rows[::every])
+    interval = min(10, max(2, len(rows) // 40))
+    return [row for i, row in enumerate(rows) if i % interval], list(rows[::interval])
 
 
 def judged(
-    tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], what: str
+    tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], title: str
 ) -> Fitted:
     """Return a `Fitted` with the share of toxic rollouts and the AUC of `danger` as figures.
 
     danger: the predicted toxicity of each of the `measured` rollouts. If all or none of the
     rollouts are toxic, a doubt replaces the AUC.
     """
-    toxic = [one.toxicity >= TOXIC for one in measured]
+    toxic = [rollout.toxicity >= TOXIC for rollout in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}
     if len(set(toxic)) == 1:
-        return Fitted(tensors, figures, (f"all held-out texts of the {what} are of one kind",))
+        return Fitted(tensors, figures, (f"all held-out texts of the {title} are of one kind",))
     figures["auc"] = auc(toxic, danger)
-    return Fitted(tensors, figures, weak_auc(what, figures["auc"]))
+    return Fitted(tensors, figures, weak_auc(title, figures["auc"]))

@@ -40,11 +40,11 @@ def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> 
     return float(roc_auc_score(np.asarray(labels), np.asarray(scores)))
 
 
-def weak_auc(what: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, ...]:
-    """Return a doubt about the classifier named `what`; () if its AUC is at least `wanted`."""
+def weak_auc(title: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, ...]:
+    """Return a doubt about the classifier named `title`; () if its AUC is at least `wanted`."""
     if figure >= wanted:
         return ()
-    return (f"the {what} has an AUC of {figure:.2f} on held-out texts, below {wanted}",)
+    return (f"the {title} has an AUC of {figure:.2f} on held-out texts, below {wanted}",)
 
 
 def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ def train(
     loss: Callable[[list[int]], Tensor],
     lengths: Sequence[int],
     task: FitTask,
-    what: str,
+    title: str,
     *,
     early: bool = True,
 ) -> None:
@@ -135,7 +135,7 @@ def train(
         if step == _TIMED:
             seconds = (time.monotonic() - started) / _TIMED * (settings.steps - step)
             about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-            task.say(f"{what}: at most {settings.steps} steps, about {about}")
+            task.say(f"{title}: at most {settings.steps} steps, about {about}")
         if worse == _PATIENCE:
             break
         value = loss(next(source))
@@ -144,7 +144,7 @@ def train(
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         schedule.step()
-        task.progress(what, step + 1, settings.steps)
+        task.progress(title, step + 1, settings.steps)
         due = (step + 1) % math.ceil(settings.steps / _VALIDATIONS) == 0
         if not (early and (due or step + 1 == settings.steps)):
             continue
@@ -224,7 +224,7 @@ def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     return math.exp(sum(read(losses_of, ids)) / sum(len(row) - 1 for row in ids))
 
 
-def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
+def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], title: str) -> Tuning:
     """Tune the task's model on texts (ids), each of at least two tokens."""
     tuning = Tuning(task.model, task.settings)
 
@@ -233,7 +233,7 @@ def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], what: str) -> Tuning:
         losses = token_losses(tuning.model(input_ids=padded, use_cache=False).logits, padded)
         return losses[before_end(lengths - 1, losses.shape[1])].mean()
 
-    train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, what)
+    train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, title)
     return tuning
 
 
@@ -252,13 +252,13 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
         "perplexity of the other kind": of_kind(held_out, toxic=not toxic),
     }
     before = perplexities(task, task.model, measured, end=True)
-    what = "toxic text" if toxic else "non-toxic text"
-    tuning = fine_tune(task, ids, what)
+    title = "toxic text" if toxic else "non-toxic text"
+    tuning = fine_tune(task, ids, title)
     figures = {f"{name} before": figure for name, figure in before.items()}
     figures |= perplexities(task, tuning.model, measured, end=True)
     doubts: tuple[str, ...] = ()
     if figures["perplexity"] >= figures["perplexity before"]:
-        doubts = (f"held-out {what} is not likelier than before",)
+        doubts = (f"held-out {title} is not likelier than before",)
     task.learned[toxic] = Fitted(tuning.tensors(), figures, doubts)
     tuning.undo()
     return task.learned[toxic]
