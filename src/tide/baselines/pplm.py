@@ -49,12 +49,12 @@ class PplmOptions(Options):
 
 
 def objective(prediction: Tensor, moved: Tensor, unmoved: Tensor, divergence: float) -> Tensor:
-    """Return the sum over rows of -log P(non-toxic) + divergence KL(moved || own); a scalar.
+    """Return the sum of -log P(non-toxic) + divergence KL(moved || unmoved) over rows; a scalar.
 
-    prediction: (B,), logit of P(non-toxic). moved, own: logits (B, V), moved and unmoved.
+    prediction: (B,), logit of P(non-toxic). moved, unmoved: logits (B, V).
     """
-    log_p, log_own = moved.log_softmax(dim=-1), unmoved.log_softmax(dim=-1)
-    return softplus(-prediction).sum() + divergence * (log_p.exp() * (log_p - log_own)).sum()
+    log_p, log_unmoved = moved.log_softmax(dim=-1), unmoved.log_softmax(dim=-1)
+    return softplus(-prediction).sum() + divergence * (log_p.exp() * (log_p - log_unmoved)).sum()
 
 
 def step_down(cache: Cache, gradients: Sequence[Tensor], stepsize: float) -> Cache:

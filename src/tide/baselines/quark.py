@@ -126,9 +126,8 @@ class Quark(DecodingBaseline):
             x = torch.cat([codes[kinds[chosen], None].to(x.dtype), x], dim=1)
             now = tuning.model(inputs_embeds=x, use_cache=False)
             # `now` has one more position, that of the code; the last token predicts nothing.
-            unchanged_logits, logits = (
-                out.logits[:, first:-1][written].float() for first, out in ((0, before), (1, now))
-            )
+            unchanged_logits = before.logits[:, :-1][written].float()
+            logits = now.logits[:, 1:-1][written].float()
             return unlearning_loss(logits, unchanged_logits, padded[:, 1:][written])
 
         groups = [{"params": [*tuning.parameters, codes]}]

@@ -38,7 +38,10 @@ class SelfDebiasOptions(Options):
 
 
 def factors(unprefixed: Tensor, prefixed: Tensor, decay: float, epsilon: float) -> Tensor:
-    """Return the factors of probabilities: max(epsilon, exp(-decay max(0, prefixed - own)))."""
+    """Return the factors of the probabilities without a prefix, at most 1.
+
+    max(epsilon, exp(-decay max(0, prefixed - unprefixed)))
+    """
     return (-decay * (prefixed - unprefixed).clamp(min=0)).exp().clamp(min=epsilon)
 
 

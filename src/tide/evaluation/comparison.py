@@ -135,7 +135,7 @@ def evaluate(
     names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
     if classes := [spec for spec in names if not isinstance(spec, str)]:
         raise InputError(f"methods: write a class as 'module:Class' (got {classes[0]!r})")
-    specs = [spec for spec in names for spec in alternatives(spec, "--methods")]
+    specs = [method for spec in names for method in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
     # Check the names before loading a model, which is slow.
     called = model.name if isinstance(model, Engine) else str(model)
