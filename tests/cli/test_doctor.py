@@ -137,9 +137,18 @@ def test_a_scorer_that_is_inverted_or_hardly_tells_them_apart_is_found(
     def scorer(texts: list[str]) -> list[float]:
         return [friendly if text in _FRIENDLY else insult for text in texts]
 
-    monkeypatch.setitem(REGISTRY._targets, "odd", lambda: CallableScorer(scorer))
+    still_open: set[CallableScorer] = set()
+
+    def load() -> CallableScorer:
+        loaded = CallableScorer(scorer)
+        still_open.add(loaded)
+        monkeypatch.setattr(loaded, "close", lambda: still_open.remove(loaded))
+        return loaded
+
+    monkeypatch.setitem(REGISTRY._targets, "odd", load)
     assert tide("doctor", "--scorer", "odd") == code
     assert re.search(says, said(capsys))
+    assert not still_open
 
 
 def test_a_file_of_policies_has_every_fault_named_on_a_line(

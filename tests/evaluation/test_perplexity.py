@@ -82,9 +82,27 @@ def test_references_by_name(name: str, model: str, expected: str | None) -> None
 
 
 def test_an_engine_without_a_tokenizer_runs_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perplexity, "load_engine", lambda *_, **__: scripted_engine())
+    engine = scripted_engine()
+    monkeypatch.setattr(perplexity, "load_engine", lambda *_, **__: engine)
     with pytest.raises(InputError, match="reference engine 'vllm': has no tokenizer"):
         Reference("a/model", "vllm", tensor_parallel_size=4)
+    assert engine.closed
+
+
+def test_reference_whose_weights_cannot_be_read_closes_its_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = scripted_engine()
+    engine.tokenizer = None  # type: ignore[attr-defined]
+
+    def unreadable(model: str, revision: str | None) -> None:
+        raise PermissionError("model.safetensors")
+
+    monkeypatch.setattr(perplexity, "load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr("tide.engines.checkpoint.weights_of", unreadable)
+    with pytest.raises(PermissionError):
+        Reference("a/model")
+    assert engine.closed
 
 
 def test_the_model_is_closed_before_references_are_loaded(

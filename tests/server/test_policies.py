@@ -22,9 +22,17 @@ from pydantic import SecretStr
 from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.server.test_drafts import Babbler, Rude
 from tests.server.test_monitor import plain, streamed
-from tide.core.errors import InputError
+from tide.core.errors import InputError, ScorerError
 from tide.scorers import REGISTRY
-from tide.server.policies import CommandLine, Policies, Policy, PolicyError, PolicyFile
+from tide.server.metrics import Metrics
+from tide.server.policies import (
+    CommandLine,
+    Policies,
+    Policy,
+    PolicyError,
+    PolicyFile,
+    Scorers,
+)
 
 RUDE = "rude"  # registered by the fixture below
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
@@ -186,6 +194,14 @@ class Counting:
 
     def close(self) -> None:
         type(self).ended += 1
+
+
+def test_scorer_with_an_invalid_pace_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counting, "pace", "never")
+    Counting.made = Counting.ended = 0
+    with pytest.raises(ScorerError, match="pace must be"):
+        Scorers(Metrics()).load("counting")
+    assert (Counting.made, Counting.ended) == (1, 1)
 
 
 def test_a_file_is_read_anew_without_a_dropped_request(tmp_path: Path) -> None:

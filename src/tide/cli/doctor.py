@@ -252,13 +252,10 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
     from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
     from tide.scorers.assessment import beginnings  # noqa: PLC0415
 
-    loaded = load_scorer(scorer)
-    try:
+    with closing(load_scorer(scorer)) as loaded:
         worst = [
             score_texts(loaded, [*beginnings(answer), answer]).values.max() for answer in answers
         ]
-    finally:
-        loaded.close()
     usual = Settings().toxicity_threshold
     limits = sorted({*_THRESHOLDS, usual})
     counts = {limit: sum(score >= limit for score in worst) for limit in limits}
@@ -275,8 +272,8 @@ def _try_answers(scorer: str, answers: list[str]) -> str:
 def _try_scorer(name: str) -> str:
     from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
 
-    scorer = load_scorer(name)
-    scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS]).values
+    with closing(load_scorer(name)) as scorer:
+        scores = score_texts(scorer, [*_FRIENDLY, *_INSULTS]).values
     kind, rude = fmean(scores[: len(_FRIENDLY)]), fmean(scores[len(_FRIENDLY) :])
     says = f"{scorer.name} scores friendly sentences {kind:.2f} and insults {rude:.2f} on average"
     if kind > rude:

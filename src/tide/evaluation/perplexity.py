@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -51,14 +52,15 @@ class Reference:
     """
 
     def __init__(self, model: str, engine: str = "transformers", **engine_options: Any) -> None:
-        self.name = model
-        self._engine: Any = load_engine(engine, model, **engine_options)
-        if not hasattr(self._engine, "tokenizer"):
-            self._engine.close()
-            raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
 
-        self.weights = weights_of(model, engine_options.get("revision"))
+        self.name = model
+        with ExitStack() as opened:
+            self._engine: Any = opened.enter_context(load_engine(engine, model, **engine_options))
+            if not hasattr(self._engine, "tokenizer"):
+                raise InputError(f"reference engine {engine!r}: has no tokenizer; use 'vllm'")
+            self.weights = weights_of(model, engine_options.get("revision"))
+            opened.pop_all()
 
     def measure(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
         """Return the likelihood of each completion after its prompt.

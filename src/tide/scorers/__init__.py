@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import lazy_loader
@@ -117,10 +118,17 @@ def _create(spec: Spec) -> Scorer:
         needs = f"write {usage}" if usage else f"needs an argument: {spec.name}:ARGUMENT"
         problem = "takes no argument" if spec.argument is not None else needs
         raise InputError(f"scorer {str(spec)!r}: {problem}") from None
-    if spec.inner:
-        inner = [_create(member) for member in spec.inner]
-        arguments[0] = inner if several else inner[0]
-    return _complete(create(*arguments), f"scorer {str(spec)!r}")
+    with ExitStack() as opened:  # closes the members if a later one or the wrapper fails
+        if spec.inner:
+            members = []
+            for member_spec in spec.inner:
+                member = _create(member_spec)
+                opened.callback(member.close)
+                members.append(member)
+            arguments[0] = members if several else members[0]
+        scorer = _complete(create(*arguments), f"scorer {str(spec)!r}")
+        opened.pop_all()
+    return scorer
 
 
 def _complete(loaded: Any, origin: str) -> Scorer:

@@ -12,7 +12,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -341,8 +341,12 @@ class Scorers:
         if measured is None:
             with guarded(ScorerError, "cannot be loaded"):
                 loaded = load_scorer(scorer)
-            pace_of(loaded)
-            measured = self._loaded[key] = MeasuredScorer(loaded, self._metrics)
+            with ExitStack() as opened:
+                opened.callback(loaded.close)
+                pace_of(loaded)
+                measured = MeasuredScorer(loaded, self._metrics)
+                opened.pop_all()
+            self._loaded[key] = measured
             self._ends = [end for end in self._ends if end.alive]
             self._ends.append(weakref.finalize(measured, loaded.close))
         return measured
