@@ -116,6 +116,10 @@ REFUSED: list[tuple[dict[str, Any], str | None]] = [
         ([{**USER, "tool_call_id": "x"}], "messages.0"),
         ([{**USER, "tool_calls": [CALL]}], "messages.0"),
         ([USER, {"role": "assistant", "content": None}, USER], "messages.1.content"),
+        ([USER, {"role": "assistant", "refusal": None}, USER], "messages.1.content"),
+        ([USER, {"role": "assistant", "refusal": 5}, USER], "messages.1.content"),
+        ([{"role": "user", "refusal": "No."}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "refusal"}]}], "messages.0.content.0.text"),
         (with_arguments(5), "messages.1.tool_calls.0.function.arguments"),
         (with_arguments("\ud800"), "messages.1.tool_calls.0.function.arguments"),
     )),
@@ -176,6 +180,27 @@ def test_unknown_fields_of_messages_are_ignored_and_named(server: Running) -> No
         chat(server, plain, seed=1, stream_options={"no_such": 1}).headers["x-tide-ignored"]
         == "stream_options.no_such"
     )
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"content": None, "refusal": "No wombats.", "tool_calls": None},
+        {"refusal": "No wombats."},
+        {"content": [{"type": "refusal", "refusal": "No wombats."}]},
+    ],
+)
+def test_a_refusal_in_a_chat_is_the_text_of_its_message(
+    server: Running, refusal: dict[str, Any]
+) -> None:
+    messages = [USER, {"role": "assistant", **refusal}, USER]
+    plain = [USER, {"role": "assistant", "content": "No wombats."}, USER]
+    request = ChatRequest.model_validate({"messages": messages})
+    assert request.chat() == ChatRequest.model_validate({"messages": plain}).chat()
+    answer = chat(server, messages, seed=1)
+    assert answer.status_code == 200
+    assert "x-tide-ignored" not in answer.headers
+    assert answer.json()["choices"] == chat(server, plain, seed=1).json()["choices"]
 
 
 def test_a_part_that_is_no_text_is_refused_by_its_type(server: Running) -> None:

@@ -303,6 +303,15 @@ class ContentPart(_Wire):
     type: Annotated[Literal["text"], BeforeValidator(_text_only)]
     text: Text
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_refusal(cls, values: Any) -> Any:
+        """Read a model's refusal as its text."""
+        if not isinstance(values, dict) or values.get("type") != "refusal":
+            return values
+        rest = {name: value for name, value in values.items() if name != "refusal"}
+        return {**rest, "type": "text", "text": values.get("refusal")}
+
 
 def _form(content: Any) -> str:
     return "parts" if isinstance(content, list) else "text"
@@ -365,6 +374,17 @@ class ChatMessage(_Wire):
     # Clients send back the reasoning that a server returned. It is ignored.
     reasoning_content: Any = None
     reasoning: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_refusal(cls, values: Any) -> Any:
+        """Read the refusal of an assistant that wrote nothing else as its text."""
+        if not isinstance(values, dict) or values.get("role") != "assistant":
+            return values
+        if values.get("content") is not None or not isinstance(values.get("refusal"), str):
+            return values
+        rest = {name: value for name, value in values.items() if name != "refusal"}
+        return {**rest, "content": values["refusal"]}
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
