@@ -38,6 +38,7 @@ def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> 
     with pytest.raises(InputError, match=rf"^{name}(\.\d+)?: ") as caught:
         resolve_settings({name: value})
     assert "\n" not in str(caught.value)
+    assert "default factory" not in str(caught.value)
 
 
 def test_rows_to_move_have_one_form() -> None:

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ValidationError
 from tide.core.errors import InputError
 
 _Model = TypeVar("_Model", bound=BaseModel)
+# Pydantic's error of a default that depends on other fields, if one of these is wrong.
+_FOLLOWING = "default_factory_not_called"
 
 
 def unknown(
@@ -48,6 +50,8 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
     """
     lines = []
     for problem in error.errors(include_url=False, include_context=False):
+        if problem["type"] == _FOLLOWING:
+            continue
         place = [
             names[part] if isinstance(part, int) and names else part for part in problem["loc"]
         ]
@@ -69,6 +73,8 @@ def problems(error: ValidationError, whole: str = "") -> list[str]:
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     lines = []
     for problem in errors:
+        if problem["type"] == _FOLLOWING:
+            continue
         name = ".".join(map(str, problem["loc"])) or whole
         message = _message(problem)
         lines.append(": ".join(filter(None, (name, message))))

@@ -13,13 +13,14 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
-from tide.core.errors import PromptRefusedError, first_line
+from tide.core.errors import PromptRefusedError, TideError, first_line
 from tide.core.seeds import derive_seed
-from tide.core.text import Thoughts, last_whole, maybe_stops
+from tide.core.text import HALF, Thoughts
 from tide.data.files import appended
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.backtrack import BacktrackOptions
@@ -34,6 +35,9 @@ from tide.server.gate import LOG, traced
 
 if TYPE_CHECKING:
     from tide.server.policies import Policies, ServedPolicy
+
+# A text with spaces that some decoders remove.
+_PUNCTUATED = "a . b , c ? d ! e n't f 's g ' h"
 
 
 @dataclass(frozen=True)
@@ -117,42 +121,77 @@ async def _forecast_whole(task: TrialTask, scoring: Scoring, text: str, parts: P
 
 async def write(task: TrialTask, engine: Engine) -> Draft:
     """Write an answer unjudged. `on_text` gets each character once no later token can change it."""
-    on_text, stop = task.on_text, task.settings.stop
-    watch, effort = Watch(task.settings, BacktrackOptions(pace="whole")), Effort()
+    on_text, settings = task.on_text, task.settings
+    # Stop strings are looked for below, in the engine's own text.
+    without_stop = settings.model_copy(update={"stop": ()})
+    watch, effort = Watch(without_stop, BacktrackOptions(pace="whole")), Effort()
     request = Request(
         task.prompt.token_ids,
-        task.settings.sampling,
+        settings.sampling,
         derive_seed(task.seed, "sampling", 0),
         priority=task.priority,
         piece_tokens=None if on_text is None else 1,
         whole_text=True,
     )
+    may_rewrite = _may_rewrite(engine)
     recorded: list[Piece] = []
     given_out = 0  # number of characters
     source = _recording(engine.write(request), recorded)
     async with aclosing(written(source, engine, watch, effort)) as pieces:
         async for piece in pieces:
-            if on_text is None:
-                continue
-            ended, texts = piece.finish_reason is not None, watch.texts
-            sure = len(texts) if ended else last_whole(texts)
-            while not ended and sure and maybe_stops(stop, texts[:sure]):
-                sure -= 1
-            text = "".join(texts[:sure])
-            if len(text) > given_out:
-                on_text(text[given_out:])
-                given_out = len(text)
-    assert piece.finish_reason is not None
+            text = engine.texts([watch.ids])[0] if may_rewrite else watch.text
+            if piece.finish_reason is None:
+                text = _settled(text, may_rewrite)
+            stop = settings.stop_in(text)
+            reason = piece.finish_reason if stop is None else "stop"
+            text = text[:stop]
+            certain = len(text) if reason else _before_stop(text, settings.stop)
+            if on_text is not None and certain > given_out:
+                on_text(text[given_out:certain])
+                given_out = certain
+            if reason is not None:
+                break
+    assert reason is not None
+    num_tokens = len(watch.ids)
+    if stop is not None:
+        num_tokens = engine.fewest(watch.ids, methodcaller("startswith", text))
     return Draft(
         task,
-        watch.text,
+        text,
         piece.parts,
-        len(watch.ids),
-        piece.finish_reason,
+        num_tokens,
+        reason,
         effort.generated_tokens,
         effort.read_tokens,
         tuple(recorded),
     )
+
+
+def _may_rewrite(engine: Engine) -> bool:
+    """Whether a token may change the text before it, as in decoders that write " ." as "."."""
+    try:
+        return _PUNCTUATED not in engine.texts(engine.tokenize([_PUNCTUATED]))[0]
+    except TideError:
+        return True
+
+
+def _settled(text: str, may_rewrite: bool) -> str:
+    """Return the part of an unfinished text that later tokens cannot change."""
+    text = text.rstrip(HALF)
+    if not may_rewrite:
+        return text
+    words = text.rsplit(maxsplit=2)  # the last two words may still change
+    return words[0] if len(words) == 3 else ""
+
+
+def _before_stop(text: str, stop: Sequence[str]) -> int:
+    """Return the number of characters before the place where a stop string may have begun."""
+    held = 0
+    for string in stop:
+        for count in range(1, len(string)):
+            if text.endswith(string[:count]):
+                held = max(held, count)
+    return len(text) - held
 
 
 async def _recording(
@@ -202,7 +241,10 @@ class Monitor:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         if self._log is not None:
-            self._log.close()
+            try:
+                self._log.close()
+            except OSError as problem:  # a full disk: a line was still to be written
+                LOG.error(json.dumps({"monitor_log": first_line(problem)}))
             self._log = None
 
     async def _forecast(
@@ -245,4 +287,4 @@ class Monitor:
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:
-            LOG.info(json.dumps({"monitor_log": first_line(problem)}))
+            LOG.error(json.dumps({"monitor_log": first_line(problem)}))
