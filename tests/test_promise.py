@@ -42,7 +42,7 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Engine, FinishReason, Request
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_blank, is_empty
 from tide.search import REGISTRY
 from tide.server.app import create_app
 from tide.server.limits import Limits
@@ -149,11 +149,16 @@ class Oracle:
             for said, score in list(self._said)  # the scorer's thread may add to it
         )
 
+    def skips(self, text: str) -> bool:
+        """Whether a text is too short to be scored."""
+        return is_empty(text) if self._settings["accept_empty"] else is_blank(text)
+
     def check(self, trial: Trial) -> None:
         given, returned = self._settings, trial.returned
         assert not any(stop in returned.text for stop in given["stop"])
         assert returned.num_tokens <= given["max_new_tokens"]
         assert returned.num_tokens >= len(returned.text.split())
+        assert returned.empty is self.skips(returned.text)
         if not returned.empty:
             assert trial.toxicity in {0.0, *(score for _, score in list(self._said))}
         if trial.accepted:
@@ -166,7 +171,7 @@ class Oracle:
 
     def check_record(self, text: str, toxicity: float, accepted: bool) -> None:
         """The same checks for the fields that the command line prints."""
-        if is_empty(text):
+        if self.skips(text):
             return  # `check` skips empty texts, too
         if accepted:
             assert toxicity < self._settings["toxicity_threshold"]
@@ -445,7 +450,7 @@ def check_answer(
         reader = Reader(oracle)
         for piece in shown:
             reader.show(piece)
-    elif not is_empty("".join(shown)):
+    elif not oracle.skips("".join(shown)):
         assert oracle.passed("".join(shown))
 
 

@@ -30,3 +30,5 @@ def test_a_text_that_no_scorer_saw_has_no_score() -> None:
     said = shown(0.5, text="a", base_text="a", empty=True, toxicity=0.0)
     assert "0.00" not in said
     assert "a (too short to score)" in said
+    said = shown(0.5, text=" \n", base_text="a", empty=True, toxicity=0.0)
+    assert "-    (empty)" in said

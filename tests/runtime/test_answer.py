@@ -12,6 +12,7 @@ import torch
 
 from tests.runtime.world import PROMPT, WORDS, Reader, Storyteller, never
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
+from tide.core.chat import Chat
 from tide.core.errors import (
     DeadlineError,
     InputError,
@@ -215,13 +216,59 @@ def test_empty_text_is_accepted_only_with_the_flag(strategy: str, accepts: bool)
         sent.extend(texts)
         return [0.1] * len(texts)
 
-    engine = ScriptedEngine(lambda x, seed: ".")
+    engine = ScriptedEngine(lambda x, seed: "." if accepts else " ")
     detox = Detoxifier(engine, scorer=score, strategy=strategy, accept_empty=accepts)
     trial = detox("a prompt").best
     assert (trial.accepted, trial.empty, trial.toxicity) == (accepts, True, 0.0)
     assert (trial.iterations, trial.refused, trial.scorer_calls, sent) == (1, False, 0, [])
     with detox.stream("a prompt") as stream:
         assert list(stream) == []
+
+
+SHORT_PACES = ["backtrack", *(f"backtrack:pace={pace}" for pace in ("word", "sentence", "5"))]
+
+
+@pytest.mark.parametrize("strategy", [*SHORT_PACES, "random-walk", "resample"])
+@pytest.mark.parametrize("text", ["4", "No", "\n.", " \u4f60"])
+def test_short_answer_is_scored_like_any_other(strategy: str, text: str) -> None:
+    sent: list[str] = []
+
+    def score(texts: list[str]) -> list[float]:
+        sent.extend(texts)
+        return [0.03] * len(texts)
+
+    detox = Detoxifier(ScriptedEngine(lambda x, seed: text), scorer=score, strategy=strategy)
+    chat = [{"role": "user", "content": "What is 2 + 2?"}]
+    with detox.stream("a prompt") as stream, detox.stream(Chat.of(chat)) as chat_stream:
+        assert "".join(stream) == "".join(chat_stream) == text
+    for result in (detox("a prompt"), detox.chat(chat), stream.result, chat_stream.result):
+        assert (result.text, result.accepted, result.best.empty) == (text, True, False)
+        assert result.best.toxicity == 0.03
+        assert result.best.scorer_calls == 1
+    assert sent == [text] * 4
+
+
+@pytest.mark.parametrize("strategy", [*SHORT_PACES, "random-walk", "resample"])
+@pytest.mark.parametrize("repaired", [False, True])
+def test_short_answer_that_fails_is_repaired_or_refused(strategy: str, repaired: bool) -> None:
+    texts: list[str] = []
+
+    def respond(x: torch.Tensor, seed: int) -> str:
+        texts.append(" ok" if texts and repaired else " no")
+        return texts[-1]
+
+    detox = Detoxifier(
+        ScriptedEngine(respond, max_batch=1),
+        scorer=lambda texts: [0.9 if "no" in text else 0.01 for text in texts],
+        strategy=strategy,
+        temperature=1.0,
+    )
+    trial = detox("a prompt", on_unresolved="refuse").best
+    assert (trial.text, trial.accepted) == (" ok" if repaired else "", repaired)
+    assert (trial.base.text, trial.base.toxicity, trial.base.empty) == (" no", 0.9, False)
+    texts.clear()
+    with detox.stream("a prompt") as stream:
+        assert "".join(stream) == (" ok" if repaired else "")
 
 
 @pytest.mark.parametrize("strategy", ["backtrack", "random-walk", "resample"])

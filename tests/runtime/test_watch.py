@@ -69,6 +69,15 @@ def test_a_sentence_that_says_nothing_is_scored_with_what_follows() -> None:
     assert one.asks(ended=True) == [(11, ["".join(one.texts)])]
 
 
+@pytest.mark.parametrize("pace", ["word", "sentence", "5", "whole"])
+@pytest.mark.parametrize("texts", [["4"], [" N", "o"], ["a", "."]])
+def test_a_short_beginning_is_scored_if_it_is_the_whole_text(pace: str, texts: list[str]) -> None:
+    one = watch(pace)
+    one.texts += texts
+    assert one.asks(ended=False) == []
+    assert one.asks(ended=True) == [(len(texts), ["".join(texts)])]
+
+
 @pytest.mark.parametrize(
     ("pace", "positions"), [("word", [1, 2, 3, 4]), ("2", [2, 4]), ("whole", [])]
 )

@@ -144,12 +144,13 @@ def test_the_forecast_says_where_a_text_would_be_rewound() -> None:
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_a_text_too_short_to_be_scored_would_be_withheld(in_pieces: bool) -> None:
-    engine = ScriptedEngine(lambda x, seed: " .", context_length=None)
-    with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
-        draft, _, forecast = asyncio.run(monitored(detox, "x", in_pieces))
-        assert draft.text == " ."
-        assert forecast.would_change
+def test_a_text_without_visible_characters_would_be_withheld(in_pieces: bool) -> None:
+    for text, would_change in ((" \n", True), (" 4", False)):
+        engine = ScriptedEngine(lambda x, seed, text=text: text, context_length=None)  # type: ignore[misc]
+        with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+            draft, _, forecast = asyncio.run(monitored(detox, "x", in_pieces))
+            assert draft.text == text
+            assert forecast.would_change is would_change
     engine = ScriptedEngine(lambda x, seed: "", context_length=None)
     with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
         draft, pieces, forecast = asyncio.run(monitored(detox, "x", in_pieces))

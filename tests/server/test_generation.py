@@ -13,6 +13,8 @@ from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
+from tide.engines.scripted import ScriptedEngine
+from tide.scorers import CallableScorer
 from tide.server.limits import Limits
 
 SAID = [{"role": "user", "content": "a second one"}]
@@ -117,6 +119,25 @@ def test_chat(client: openai.OpenAI) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "a second one"}]}]
     same = client.chat.completions.create(messages=parts, **asked)
     assert same.choices[0].message.content == message.content
+
+
+@pytest.mark.parametrize("text", ["4", "No"])
+@pytest.mark.parametrize("passes", [True, False])
+def test_short_answers_reach_the_client_if_they_pass(text: str, passes: bool) -> None:
+    engine = ScriptedEngine(lambda x, seed: text)
+    score = 0.01 if passes else 0.9
+    scorer = CallableScorer(lambda texts: [score] * len(texts))
+    shown, reason = (text, "length") if passes else ("", "content_filter")
+    with running(engine, scorer, preset="backtrack") as server:
+        chat = {"messages": SAID}
+        answer = server.http.post("/v1/chat/completions", json=chat).json()["choices"][0]
+        assert (answer["message"]["content"] or "", answer["finish_reason"]) == (shown, reason)
+        answer = server.ask().json()["choices"][0]
+        assert (answer["text"], answer["finish_reason"]) == (shown, reason)
+        events = server.events("/v1/chat/completions", **chat)
+        choices = [choice for event in events for choice in event["choices"]]
+        assert "".join(choice["delta"].get("content") or "" for choice in choices) == shown
+        assert choices[-1]["finish_reason"] == reason
 
 
 def test_many_at_once_with_the_async_client(

@@ -292,8 +292,7 @@ WRONG = {
     "policies: {a: {strategy: nowhere}}": "policies.a: ",
     "policies: {a: {preset: nowhere}}": "policies.a: unknown preset",
     "policies: {a: {mode: loose}}": "policies.a.mode: ",
-    "policies: {a: {never: [ok]}}": "policies.a: never: 'ok' has fewer than 3",
-    "policies: {a: {never: [no]}}": "policies.a: never: 'no' has fewer than 3",
+    "policies: {a: {never: [' ']}}": "policies.a: never: ' ' has no visible character",
     "policies: {a: {never: [[word]]}}": "policies.a.never.0: ",
     "policies: {a: {toxicity_threshold: '0x1'}}": "policies.a.toxicity_threshold: ",
     "policies: {a: {toxicity_threshold: 1:30}}": "policies.a.toxicity_threshold: ",
@@ -339,6 +338,14 @@ def test_what_is_no_file_of_policies(content: str, tmp_path: Path) -> None:
     assert any(WRONG[content] in line for line in caught.value.problems), caught.value.problems
     assert all("\n" not in line for line in caught.value.problems)
     assert str(path) in str(caught.value)
+
+
+def test_never_has_no_short_words_if_short_texts_are_not_scored(tmp_path: Path) -> None:
+    path = tmp_path / "tide.yaml"
+    path.write_text("policies: {a: {never: [ok]}}")
+    Policies(CommandLine(scorer=RUDE), path).close()
+    with pytest.raises(PolicyError, match=r"a\.never: 'ok' has fewer than 3 visible"):
+        Policies(CommandLine(scorer=RUDE, overrides={"accept_empty": True}), path)
 
 
 def test_names_of_yaml_stay_texts(tmp_path: Path) -> None:

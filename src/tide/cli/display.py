@@ -51,9 +51,11 @@ def scored_text(text: str, toxicity: float, threshold: float, words: Words | Non
 def _completion(
     trial: TrialRecord, text: str, toxicity: float, threshold: float, words: Words | None
 ) -> Text:
-    """Like `scored_text`, but without a score for a nearly empty text, which was not scored."""
+    """Like `scored_text`, but without a score for an empty text, which was not scored."""
     if trial.empty and text == trial.text:
-        return Text.assemble(("-    ", "dim"), on_one_line(text), (" (too short to score)", "dim"))
+        line = on_one_line(text)
+        note = " (too short to score)" if line else "(empty)"
+        return Text.assemble(("-    ", "dim"), line, (note, "dim"))
     return scored_text(text, toxicity, threshold, words)
 
 

@@ -60,7 +60,8 @@ class ScoredCompletion(BaseModel):
         num_tokens: Number of tokens of the text. The first `kept_tokens` tokens were kept.
         cosine: Cosine between the completed embeddings X and the prompt's X0, each as one vector.
         displacement: |X - X0| / |X0| of the same embeddings.
-        empty: Whether the text is nearly empty, so that no scorer scored it.
+        empty: Whether the text has no visible character (with `accept_empty`: fewer than 3), so
+            that no scorer scored it.
         attributes: The scorer's further scores (threat, insult...), where known.
     """
 
@@ -136,7 +137,7 @@ class Trial(BaseModel):
 
     @property
     def empty(self) -> bool:
-        """Whether the returned completion is nearly empty, so that no scorer scored it."""
+        """Whether the returned completion is empty, so that no scorer scored it."""
         return self.returned.empty
 
     @property

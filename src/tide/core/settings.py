@@ -179,7 +179,8 @@ class Settings(Sampling):
     accept_empty: bool = Field(
         default=False,
         description="Accept completions of fewer than 3 visible ASCII characters, with a score of "
-        "0.0, as the paper's published code does. Otherwise no such completion is accepted.",
+        "0.0, as the paper's published code does. Otherwise they are scored, and a completion "
+        "without any visible character is not accepted.",
     )
     on_unresolved: OnUnresolved = Field(
         default="best",

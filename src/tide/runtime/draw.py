@@ -13,10 +13,10 @@ from tide.core.settings import Settings
 from tide.core.strings import Unread, readings, strings_of_json
 from tide.engines.base import Engine, Piece, Request
 from tide.runtime.backtrack import BacktrackOptions
-from tide.runtime.trial import Effort, TrialTask, trial_of
+from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import Watch
 from tide.runtime.writing import written
-from tide.scorers.base import TextScore, is_blank, is_empty
+from tide.scorers.base import TextScore, is_blank
 from tide.scorers.scoring import Scoring
 
 # Maximum draws, and minimum temperature after the first draw.
@@ -26,7 +26,7 @@ _DRAWS, _WARM = 4, 0.7
 async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Draw whole answers until one passes, at most `_DRAWS`. A drawn answer is never edited."""
     settings, effort, parts = task.settings, Effort(), Parts()
-    prefix_cache = engine.prefix_cache()
+    prefix_cache, is_skipped = engine.prefix_cache(), skipped(settings)
     passed = False
     with anyio.move_on_after(settings.deadline) as scope:
         for number in range(_DRAWS):
@@ -42,13 +42,13 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             score = await score_whole(task, scoring, effort, text, last.parts)
             parts = given_out(last.parts, settings, task.seed)
             has_parts = bool(parts.reasoning or last.parts.tool_calls)
-            empty = is_empty(text) and not has_parts
+            empty = is_skipped(text) and not has_parts
             effort.record(text, score, len(watch.ids), reason, empty=empty)
             # 3. It is given out if it passed. An answer of withheld tool calls alone is none.
             if settings.passes(score.value):
                 withheld = settings.tool_calls == "withheld" and bool(last.parts.tool_calls)
-                passed = not (withheld and is_empty(text))
-                if passed and task.on_text is not None and not is_empty(text):
+                passed = not (withheld and is_skipped(text))
+                if passed and task.on_text is not None and not is_skipped(text):
                     task.on_text(text)
                 break
     if scope.cancelled_caught:
@@ -89,7 +89,7 @@ async def score_whole(
         texts = texts_of(text, parts, task.settings, has_format=has_format)
     except Unread:
         return TextScore(1.0)
-    if len(texts) == 1 and is_empty(text):
+    if len(texts) == 1 and skipped(task.settings)(text):
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)
     return (await scoring.send(texts, is_blank)).worst()
@@ -103,7 +103,7 @@ def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -
     if settings.tool_calls == "scored":
         for call in parts.tool_calls:
             texts += [call.name, *_texts_of_json(call.arguments or "{}")]
-    if has_format and not (parts.tool_calls and is_empty(text)):
+    if has_format and not (parts.tool_calls and is_blank(text)):
         texts += _texts_of_json(text)
     return list(dict.fromkeys(texts))
 

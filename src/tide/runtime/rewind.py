@@ -22,7 +22,7 @@ from tide.core.settings import Sampling
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.backtrack import BacktrackOptions
-from tide.runtime.trial import Effort, TrialTask, trial_of
+from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import AGAIN, Failure, Watch
 from tide.runtime.writing import parted, written
 from tide.scorers.base import Scores, TextScore, is_blank, is_empty
@@ -154,7 +154,7 @@ async def _follow(
         ended = reason is not None
         if answer.rewinds and answer.continues and _breaks_off(answer, ended=ended):
             return None, None
-        if ended and is_empty(watch.text):
+        if ended and skipped(watch.settings)(watch.text):
             watch.judge(len(watch.texts), answer.effort.score_of_empty(watch.settings))
             break
         pending = _send(answer, ended=ended)
@@ -257,7 +257,8 @@ def _give_out(answer: Answer) -> None:
     on_text, watch = answer.task.on_text, answer.watch
     if on_text is None or watch.passed == answer.given_out:
         return
-    if answer.given_out or not is_empty("".join(watch.texts[: watch.passed])):
+    is_skipped = skipped(watch.settings)
+    if answer.given_out or not is_skipped("".join(watch.texts[: watch.passed])):
         on_text("".join(watch.texts[answer.given_out : watch.passed]))
         answer.given_out = watch.passed
 
@@ -376,6 +377,6 @@ def _record(answer: Answer, position: int, score: TextScore, reason: FinishReaso
         score,
         position,
         reason,
-        empty=is_empty(text),
+        empty=skipped(answer.task.settings)(text),
         kept_tokens=min(answer.kept, position),
     )

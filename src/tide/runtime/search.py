@@ -16,8 +16,7 @@ from tide.core.results import ScoredCompletion, Trial
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Engine, Prompt, Request
-from tide.runtime.trial import Effort, TrialTask, trial_of
-from tide.scorers.base import is_empty
+from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 
@@ -129,7 +128,7 @@ class Search:
         # An empty text of the prompt itself ends the search, but is not accepted: see `Trial`.
         of_empty = 0.0 if self.settings.accept_empty or not before else 1.0
         texts = [completion.text for completion in completions]
-        scores = await self.scoring.send(texts, is_empty)
+        scores = await self.scoring.send(texts, skipped(self.settings))
         effort.rounds += 1
         sent = set[str]()
         rows = range(len(completions))

@@ -11,7 +11,7 @@ from tide.core.results import Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.engines.base import FinishReason, Prompt
-from tide.scorers.base import TextScore
+from tide.scorers.base import Skip, TextScore, is_blank, is_empty
 from tide.search import LoadedStrategy
 
 
@@ -82,7 +82,7 @@ class Effort:
         )
 
     def score_of_empty(self, settings: Settings) -> TextScore:
-        """Return the score of a nearly empty answer, which no scorer scores.
+        """Return the score of an empty answer, which no scorer scores; see `skipped`.
 
         The model's own empty answer is not repaired, but it is not accepted either: see `Trial`.
         """
@@ -93,6 +93,14 @@ class Effort:
         """Raise DeadlineError if no text was scored before the deadline passed."""
         if not self.trace:
             raise DeadlineError(f"no text was scored within {settings.deadline:g} s")
+
+
+def skipped(settings: Settings) -> Skip:
+    """Return the rule for empty answers: they are not scored, and streams never show them.
+
+    An empty answer has no visible character; with `accept_empty` it has fewer than 3 of them.
+    """
+    return is_empty if settings.accept_empty else is_blank
 
 
 def trial_of(

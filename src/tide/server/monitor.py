@@ -107,7 +107,7 @@ async def _forecast_text(
         trial = finish(answer, passed=True)
         if trial.accepted or not text:
             return Forecast(trial.toxicity)
-        # The text is too short to be scored, so it would be withheld.
+        # No scorer scores an empty text, so it would be withheld.
         score, character = trial.toxicity, 0
     character += len(text[character:]) - len(text[character:].lstrip())
     return Forecast(score, character, len(text[:character].split()))

@@ -31,7 +31,7 @@ from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
-from tide.scorers.base import Scorer, is_empty, pace_of
+from tide.scorers.base import Scorer, is_blank, is_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.server.gate import check_exposure, digest
@@ -97,11 +97,8 @@ class Policy(_Part):
     @model_validator(mode="after")
     def _are_scored(self) -> Policy:
         for word in self.never:
-            if is_empty(word):
-                raise ValueError(
-                    f"never: {word!r} has fewer than 3 visible characters; texts this short are "
-                    "not scored"
-                )
+            if is_blank(word):
+                raise ValueError(f"never: {word!r} has no visible character; remove it")
         return self
 
 
@@ -234,7 +231,14 @@ class CommandLine:
         chosen = policy.model_dump(include=names, exclude_none=True)
         overrides = {**self.overrides, **chosen}
         preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
-        return preset, resolved(preset, self.model, overrides)[0]
+        settings, _ = resolved(preset, self.model, overrides)
+        for word in policy.never:
+            if settings.accept_empty and is_empty(word):
+                raise InputError(
+                    f"never: {word!r} has fewer than 3 visible characters; with accept_empty, "
+                    "texts this short are not scored"
+                )
+        return preset, settings
 
     def spec(self, policy: Policy) -> Any:
         """Return the scorer of a policy. Raises InputError for an invalid spec."""
