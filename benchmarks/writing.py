@@ -31,4 +31,4 @@ def likelihoods(
 ) -> list[float]:
     """Return the mean log-probability of each completion's tokens after its prompt."""
     pairs = list(zip(prompts, completions, strict=True))
-    return [one.mean for one in engine.portal.run(engine.log_likelihoods, pairs)]
+    return engine.portal.run(engine.log_likelihoods, pairs)

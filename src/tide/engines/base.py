@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from operator import methodcaller
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -119,13 +119,6 @@ class Piece:
     parts: Parts = _NO_PARTS
 
 
-class Likelihood(NamedTuple):
-    """The mean log-probability of a completion's tokens, and the number of tokens read for it."""
-
-    mean: float
-    read_tokens: int
-
-
 class Ban(NamedTuple):
     """A ban that keeps a text from being written again; see `Engine.ban`.
 
@@ -189,9 +182,7 @@ class Engine(ABC):
     def _render(self, chat: Chat) -> Rendered:
         raise InputError(f"messages: {type(self).__name__} has no chat template; give a text")
 
-    async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], prefix_cache: object
-    ) -> list[Likelihood]:
+    async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
         """Return the likelihoods of pairs that were checked."""
         raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
@@ -414,23 +405,21 @@ class Engine(ABC):
             banned_first_ids=(),
         )
 
-    async def log_likelihoods(
-        self, pairs: Sequence[TokenPair], *, prefix_cache: object = None
-    ) -> list[Likelihood]:
-        """Return the likelihood of the completion in each pair (prompt ids, completion ids).
+    async def log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
+        """Return the mean log-probability of the completion's tokens in each pair.
 
-        Raises the errors of `write` for the first pair that fails.
+        A pair holds the ids of a prompt and of its completion. Raises the errors of `write` for the
+        first pair that fails.
         """
         if not self.portal.is_current:
-            call = partial(self.log_likelihoods, prefix_cache=prefix_cache)
-            return await self.portal.call(call, pairs)
+            return await self.portal.call(self.log_likelihoods, pairs)
         with self._calling("likelihood", awaits=True):
             if any(len(ids) == 0 for pair in pairs for ids in pair):
                 raise EngineError("likelihood: an empty prompt or completion has no likelihood")
             for prompt, completion in pairs:
                 self.check_prompt((*prompt, *completion), 0)
-            likelihoods = await self._log_likelihoods(pairs, prefix_cache)
-        if len(likelihoods) != len(pairs) or any(math.isnan(row.mean) for row in likelihoods):
+            likelihoods = await self._log_likelihoods(pairs)
+        if len(likelihoods) != len(pairs) or any(map(math.isnan, likelihoods)):
             raise EngineError(f"engine {self.name}: a likelihood is not a number")
         return likelihoods
 

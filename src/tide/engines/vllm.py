@@ -24,7 +24,6 @@ from tide.engines.base import (
     NEVER,
     Engine,
     FinishReason,
-    Likelihood,
     MaxBatch,
     Piece,
     Request,
@@ -138,16 +137,12 @@ class VllmEngine(EmbeddingEngine):
                     raise EngineError(f"vLLM with {self.name}: gave up on a sequence ({reason})")
                 yield Piece(*without_end(ids, reason, written.stop_reason))
 
-    async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], prefix_cache: object
-    ) -> list[Likelihood]:
-        async def likelihood(prompt: Sequence[int], completion: Sequence[int]) -> Likelihood:
-            request = Request((*prompt, *completion))
-            output = await self._one_token(request, prompt_logprobs=0)
+    async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
+        async def likelihood(prompt: Sequence[int], completion: Sequence[int]) -> float:
+            output = await self._one_token(Request((*prompt, *completion)), prompt_logprobs=0)
             rows = output.prompt_logprobs[-len(completion) :]
             positions = zip(rows, completion, strict=True)
-            mean = float(np.mean([row[token].logprob for row, token in positions]))
-            return Likelihood(mean, len(request.prompt))
+            return float(np.mean([row[token].logprob for row, token in positions]))
 
         return await gather(starmap(likelihood, pairs))
 

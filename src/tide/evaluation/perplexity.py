@@ -94,7 +94,7 @@ class Reference:
         if rows:
             wanted = [(prompts[i], completions[i]) for i in rows]
             likelihoods = self._engine.portal.run(self._engine.log_likelihoods, wanted)
-            values[rows] = [-likelihood.mean for likelihood in likelihoods]
+            values[rows] = [-likelihood for likelihood in likelihoods]
         for value, ids in zip(values.tolist(), completions, strict=True):
             # A rounding error may push the probability of a token above 1.
             nll = max(value, 0.0) if math.isfinite(value) else None

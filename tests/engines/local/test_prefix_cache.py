@@ -1,4 +1,4 @@
-"""Prompts that share a beginning get the same completions and likelihoods as alone."""
+"""Prompts that share a beginning get the same completions as alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from transformers import Gemma2Config
 from tests.generated import examples
 from tests.models import _COMMON, _WIDTH, CONFIGS, CONTEXT, save_causal_lm
 from tide import Detoxifier
-from tide.core.concurrency import gather
 from tide.core.settings import Sampling
 from tide.engines.base import Completion, Request
 from tide.engines.local import cache
@@ -79,15 +77,6 @@ def asked(
     return asyncio.run(engine.complete(requests))
 
 
-def likelihoods(engine: TransformersEngine, pairs: Any, held: Sequence[object]) -> list[float]:
-    async def ask() -> list[float]:
-        each = zip(pairs, held, strict=True)
-        found = await gather(engine.log_likelihoods([pair], prefix_cache=h) for pair, h in each)
-        return [one.mean for (one,) in found]
-
-    return engine.portal.run(ask)
-
-
 def check_forgotten(engine: TransformersEngine) -> None:
     """Wait until nothing is kept: the engine's thread may still hold rows that have ended."""
     end = time.monotonic() + 20
@@ -139,25 +128,20 @@ def test_sharing_changes_nothing(
 ) -> None:
     """With any splits, prompts of any lengths and any bound; read once, and read again."""
     rows: list[tuple[Tensor, object]] = []
-    pairs, first = [], []
     with bounds(engine, bound, max_batch):
-        for i, (ids, most, count) in enumerate(prompts):
+        for ids, most, count in prompts:
             last = min(most, len(ids) - 1)
             some = moved(engine, ids, last, count)
             held = engine.prefix_cache(some[-1][:-last])
             assert held is None or bound  # `test_which_models_share` tests which models do
             rows += [(x, held) for x in some]
-            pairs.append((ids, ids[: 1 + i]))
-            first.append(held)
         # Neighbours in a batch belong to different prompts, and have different lengths.
         rows = rows[::2] + rows[1::2]
         each = [sampling[i % len(sampling)] for i in range(len(rows))]
         xs, all_held = [x for x, _ in rows], [held for _, held in rows]
         expected = asked(engine, xs, each, [None] * len(rows))
-        plain = likelihoods(engine, pairs, [None] * len(pairs))
         for _ in range(2):
             assert asked(engine, xs, each, all_held) == expected
-            assert likelihoods(engine, pairs, first) == pytest.approx(plain, abs=1e-4)
         kept = [prefix for prefix in engine._cached._beginnings if prefix.layers is not None]
         assert sum(len(prefix.rows) for prefix in kept) <= bound
 
@@ -208,10 +192,6 @@ def test_a_beginning_that_is_shared_counts_once_for_each_who_shares(
     for handle in [engine.prefix_cache(rows[0][:-4]) for _ in range(2)]:
         counts = [one.read_tokens for one in asked(engine, rows, own, [handle] * 3)]
         assert sorted(counts) == [4, 4, 30]
-        found = engine.portal.run(
-            partial(engine.log_likelihoods, prefix_cache=handle), [([*range(10, 40)], [5, 6])]
-        )
-        assert found[0].read_tokens == 6
 
 
 @pytest.fixture
@@ -235,9 +215,6 @@ def test_each_token_is_counted_once(llama: TransformersEngine) -> None:
     assert held is not None
     assert reads(held) == 26 + 3 * 4
     assert reads(held) == 3 * 4
-    before = llama.forward_tokens
-    likelihoods(llama, [([*range(10, 40)], [5, 6]), ([*range(10, 40)], [7])], [held] * 2)
-    assert llama.forward_tokens - before == 2 * 4 + 3
 
 
 def test_what_is_kept_is_bounded_and_goes_with_who_asked(llama: TransformersEngine) -> None:

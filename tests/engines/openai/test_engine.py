@@ -245,7 +245,7 @@ def test_chats_go_on_where_the_server_can(
     engine = connect()
     prompt = engine.encode(engine.text_of(CHAT))
     assert engine.supports_continuation(prompt.token_ids)
-    assert "in several blocks" in engine.capability_notes
+    assert "redraws the end" in engine.capability_notes
     assert prompt.text == "system: Be kind.\nuser: What do you do?\nassistant:"
     (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
     assert whole.text == model_says(server, f"{prompt.text} ", {})
@@ -262,7 +262,7 @@ def test_chats_are_one_block_where_it_cannot(connect: Connect, server: TextServe
     prompt = engine.encode(engine.text_of(CHAT))
     assert not engine.supports_continuation(prompt.token_ids)
     assert engine.supports_continuation(engine.tokenize(["A text"])[0])
-    assert "in one block" in engine.capability_notes
+    assert "redraws all" in engine.capability_notes
     (whole,) = completed(engine, [prompt.token_ids], GREEDY, [0])
     assert whole.text
     with pytest.raises(CompletionError, match="cannot continue an answer to a chat"):

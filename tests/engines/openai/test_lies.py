@@ -114,5 +114,5 @@ def test_a_chat_that_does_not_go_on_any_more(server: TextServer) -> None:
     """A server that begins a new message instead: its text is scored as it is, and not cut."""
     server.continues = False
     with OpenAIEngine("tiny", base_url=server.url) as engine:
-        assert "one block" in engine.capability_notes
+        assert "redraws all" in engine.capability_notes
     server.continues = True

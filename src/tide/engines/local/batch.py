@@ -25,7 +25,7 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import CompletionError, EngineError, described
 from tide.core.settings import Sampling
-from tide.engines.base import FinishReason, Likelihood, Piece, Request
+from tide.engines.base import FinishReason, Piece, Request
 from tide.engines.local.cache import Beginning, Pair, PrefixCache
 from tide.engines.local.sampler import LOOK_EVERY, Sampler
 from tide.engines.local.stream import Forward, Stream, left_pad, length_groups, not_finite
@@ -108,19 +108,17 @@ class Row:
 
 @dataclass(eq=False)
 class Reading:
-    """A request for the likelihood of `ids`, the last tokens of `x`. Other fields: see `Row`."""
+    """A request for the likelihood of `ids`, the last tokens of `x`."""
 
     x: Tensor
     ids: Sequence[int]
-    shared: Beginning | None
-    read: int
-    future: asyncio.Future[Likelihood]
+    future: asyncio.Future[float]
 
     @property
     def aborted(self) -> bool:
         return self.future.done()
 
-    def put(self, result: Likelihood | Exception) -> None:
+    def put(self, result: float | Exception) -> None:
         if self.aborted:
             return
         if isinstance(result, Exception):
@@ -413,7 +411,7 @@ class Batch:
         if unread:
             lane.sample([*plain, *sharing])
 
-    def _after_shared(self, rows: Sequence[Row | Reading]) -> tuple[list[Pair], Tensor]:
+    def _after_shared(self, rows: Sequence[Row]) -> tuple[list[Pair], Tensor]:
         """Return keys and values of the rows' shared beginning, and the embeddings after it."""
         shared = rows[0].shared
         assert shared is not None
@@ -424,13 +422,8 @@ class Batch:
     @torch.inference_mode()
     def _read(self, readings: Sequence[Reading]) -> None:
         wanted = [reading for reading in readings if not reading.aborted]
-        plain = [reading for reading in wanted if reading.shared is None]
-        sharing = sorted((reading for reading in wanted if reading.shared is not None), key=_alike)
-        groups = [list(group) for _, group in groupby(sharing, key=_alike)]
-        if plain:
-            for numbers in length_groups([len(reading.x) for reading in plain]):
-                groups.append([plain[number] for number in numbers])
-        for group in groups:
+        for numbers in length_groups([len(reading.x) for reading in wanted]):
+            group = [wanted[number] for number in numbers]
             longest = max(len(reading.x) for reading in group)
             size = max(1, min(self._max_batch, _TOKENS // longest))
             for start in range(0, len(group), size):
@@ -448,18 +441,15 @@ class Batch:
         # Logits are computed only for completion tokens, since the output layer is a large part of
         # a small model's work.
         last = max(len(reading.ids) for reading in readings)
-        if readings[0].shared is not None:
-            logits, _ = self._forward.read_after(*self._after_shared(readings), last + 1)
-        else:
-            out = self._forward.read([reading.x for reading in readings], keep=last + 1)
-            logits = out.logits[:, -last - 1 :]
-        self._prefix_cache.tokens_read += sum(map(_to_read, readings))
+        out = self._forward.read([reading.x for reading in readings], keep=last + 1)
+        logits = out.logits[:, -last - 1 :]
+        self._prefix_cache.tokens_read += sum(len(reading.x) for reading in readings)
         ids, _ = left_pad([torch.tensor(list(reading.ids)) for reading in readings])
         logits = logits[:, :-1].float()
         chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
         log_probs = (chosen - logits.logsumexp(dim=-1)).double()
         for reading, row in zip(readings, log_probs, strict=True):
-            reading.put(Likelihood(float(row[last - len(reading.ids) :].mean()), reading.read))
+            reading.put(float(row[last - len(reading.ids) :].mean()))
 
     # 3. Step.
 
@@ -544,12 +534,12 @@ class Batch:
                 job.put(error)
 
 
-def _alike(row: Row | Reading) -> tuple[int, int]:
+def _alike(row: Row) -> tuple[int, int]:
     """Return a key that is equal for rows with the same shared beginning and length."""
     return id(row.shared), len(row.x)
 
 
-def _to_read(row: Row | Reading) -> int:
+def _to_read(row: Row) -> int:
     """Return the number of tokens to read of a row, without its shared beginning."""
     cached = None if row.shared is None else row.shared.rows
     return len(row.x) - (0 if cached is None else len(cached))

@@ -15,7 +15,7 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
-from tide.engines.base import Dtype, Likelihood, MaxBatch, Piece, Request, TokenPair
+from tide.engines.base import Dtype, MaxBatch, Piece, Request, TokenPair
 from tide.engines.checkpoint import advised_sampling, context_length, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.batch import Batch, Reading, Row
@@ -145,14 +145,11 @@ class TransformersEngine(EmbeddingEngine):
         finally:
             row.aborted = True
 
-    async def _log_likelihoods(
-        self, pairs: Sequence[TokenPair], prefix_cache: object
-    ) -> list[Likelihood]:
+    async def _log_likelihoods(self, pairs: Sequence[TokenPair]) -> list[float]:
         loop, readings = asyncio.get_running_loop(), []
         for prompt, completion in pairs:
             x = self._embed_ids((*prompt, *completion))
-            begun = self._begin(x, prefix_cache)
-            readings.append(Reading(x, completion, *begun, loop.create_future()))
+            readings.append(Reading(x, completion, loop.create_future()))
         self._batch.submit(readings)
         try:
             return [await reading.future for reading in readings]

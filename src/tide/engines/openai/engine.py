@@ -206,8 +206,11 @@ class OpenAIEngine(Engine):
     def capability_notes(self) -> str:
         server = self._server
         banned = f"logit_bias ({server.banned.name})" if server.banned else "redrawing text"
-        written = "in several blocks" if server.continued is not None else "in one block"
-        return f"serves {server.model}; bans words by {banned}; answers chats {written}"
+        redrawn = "the end" if server.continued is not None else "all"
+        return (
+            f"serves {server.model}; bans words by {banned}; "
+            f"redraws {redrawn} of a failing answer to a chat"
+        )
 
     @property
     def available(self) -> bool:
