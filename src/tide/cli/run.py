@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tide.detoxifier.sync import Detoxifier
+    from tide.evaluation.comparison import Job
     from tide.evaluation.judges import NamedScorer
     from tide.evaluation.methods import Method
     from tide.evaluation.runs import RunFiles
@@ -47,32 +48,42 @@ if TYPE_CHECKING:
 
 PrintFormat = Literal["table", "text", "jsonl", "records"]
 
+# Options.
+Output = Annotated[
+    Path | None,
+    options.option(
+        "Output",
+        "Append records to this .jsonl file or run folder.",
+        "--output",
+        "-o",
+    ),
+]
+Shape = Annotated[
+    PrintFormat | None,
+    options.option(
+        "Output",
+        "Without --output: table, text (completions, one per line; no line for a failed "
+        "prompt), jsonl (prompt, text, toxicity, accepted, finish_reason) or records (all "
+        "fields). [default: table]",
+        "--format",
+        show_default=False,
+    ),
+]
+FailOnUnresolved = Annotated[
+    bool,
+    options.option(
+        "Output", "Exit with code 3 if a completion is not accepted.", "--fail-on-unresolved"
+    ),
+]
+
 
 @options.with_settings
 @options.with_engine
 def run(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts to complete.")] = None,
     input_file: options.InputFile = None,
-    output: Annotated[
-        Path | None,
-        options.option(
-            "Output",
-            "Append records to this .jsonl file or run folder.",
-            "--output",
-            "-o",
-        ),
-    ] = None,
-    shape: Annotated[
-        PrintFormat | None,
-        options.option(
-            "Output",
-            "Without --output: table, text (completions, one per line; no line for a failed "
-            "prompt), jsonl (prompt, text, toxicity, accepted, finish_reason) or records (all "
-            "fields). [default: table]",
-            "--format",
-            show_default=False,
-        ),
-    ] = None,
+    output: Output = None,
+    shape: Shape = None,
     model: options.Model = "pocket",
     scorer: options.Scorer = DEFAULT_SCORER,
     judges: options.Judges = None,
@@ -85,12 +96,7 @@ def run(
     chat: options.IsChat = False,
     overwrite: options.Overwrite = False,
     mask: options.Mask = False,
-    fail_on_unresolved: Annotated[
-        bool,
-        options.option(
-            "Output", "Exit with code 3 if a completion is not accepted.", "--fail-on-unresolved"
-        ),
-    ] = False,
+    fail_on_unresolved: FailOnUnresolved = False,
     overrides: dict[str, Any] | None = None,
 ) -> None:
     """Complete PROMPTS (or the texts of --input), or answer chats, with text that a scorer accepts.
@@ -99,21 +105,15 @@ def run(
     run; with another judge, a larger --limit or more --trials, it adds the missing parts. `tide
     report` reads the file. Without --output, the completions are printed.
     """
-    if output is not None and shape is not None:
-        raise InputError("--format: applies to printed output only; --output writes whole records")
-    if mask and shape == "records":
-        raise InputError("--mask: records are never masked; leave it out")
-    if str(output) == "-":
-        raise InputError("--output: '-' is not a file; to print, use --format jsonl or records")
+    # 1. Check the options, and read the prompts.
+    _check_output(output, shape, mask)
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
-    from tide.evaluation.comparison import Job, describe, run_method  # noqa: PLC0415
+    from tide.evaluation.comparison import Job, describe  # noqa: PLC0415
     from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
-    from tide.evaluation.runs import files_of  # noqa: PLC0415
 
-    if output is not None and output.suffix not in ("", ".jsonl"):
-        raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
+    # 2. Load judges, model and scorer.
     scorer = options.strict(scorer, strict_language)
     chosen = chosen_settings(preset, model, overrides or {})
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
@@ -137,32 +137,32 @@ def run(
                 soft_wrap=True,
             )
         job = _PromptRun(detoxifier, method_of(detoxifier, preset, chats=chat), model, rows, loaded)
+
+        # 3. Complete the prompts.
         if output is None:
-            is_table = shape in (None, "table")
-            if is_table:
+            if shape in (None, "table"):
                 job.show(mask)
             else:
                 job.print(shape, mask)
         else:
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options or {}, detoxifier.engine.dtype)
-            shared = Job(
-                rows, {"scorer": guide, **described}, loaded, overwrite, Bars(ERRORS), input_file
-            )
-            files = files_of(output)
-            with writing(files.records):
-                stopping.keeps(f"finished records are in {output}; the same command resumes")
-                job.errors.extend(run_method(job.method, output, shared).values())
-                job.summarize(_records_of(rows, files))
-                if mask:
-                    say_unmasked(output)
-                job.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
-    if job.errors:
-        refused = sum(isinstance(error, PromptRefusedError) for error in job.errors)
-        apart = f", {refused} of them because the prompt itself is toxic" if refused else ""
-        raise TideError(f"{len(job.errors)} of {len(rows)} prompts failed (see above){apart}")
-    if fail_on_unresolved and job.unresolved:
-        raise typer.Exit(3)
+            config = {"scorer": guide, **described}
+            job.record(Job(rows, config, loaded, overwrite, Bars(ERRORS), input_file), output, mask)
+
+    # 4. Report failures.
+    job.exit(fail_on_unresolved)
+
+
+def _check_output(output: Path | None, shape: PrintFormat | None, mask: bool) -> None:
+    if output is not None and shape is not None:
+        raise InputError("--format: applies to printed output only; --output writes whole records")
+    if mask and shape == "records":
+        raise InputError("--mask: records are never masked; leave it out")
+    if str(output) == "-":
+        raise InputError("--output: '-' is not a file; to print, use --format jsonl or records")
+    if output is not None and output.suffix not in ("", ".jsonl"):
+        raise InputError(f"--output: {output} is neither a .jsonl file nor a folder")
 
 
 def _records_of(rows: list[Row], files: RunFiles) -> list[Record]:
@@ -251,6 +251,31 @@ class _PromptRun:
                 line = on_one_line(completion["text"]) if is_text else json.dumps(completion)
                 print(line, flush=True)
         self._warn()
+
+    def record(self, shared: Job, output: Path, mask: bool) -> None:
+        """Append records to a file or run folder, which may hold finished ones."""
+        from tide.evaluation.comparison import run_method  # noqa: PLC0415  (slow imports)
+        from tide.evaluation.runs import files_of  # noqa: PLC0415
+
+        files = files_of(output)
+        with writing(files.records):
+            stopping.keeps(f"finished records are in {output}; the same command resumes")
+            self.errors.extend(run_method(self.method, output, shared).values())
+            self.summarize(_records_of(self.rows, files))
+            if mask:
+                say_unmasked(output)
+            self.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
+
+    def exit(self, fail_on_unresolved: bool) -> None:
+        """Raise an error if prompts failed, or if completions were not accepted."""
+        if self.errors:
+            refused = sum(isinstance(error, PromptRefusedError) for error in self.errors)
+            apart = f", {refused} of them because the prompt itself is toxic" if refused else ""
+            raise TideError(
+                f"{len(self.errors)} of {len(self.rows)} prompts failed (see above){apart}"
+            )
+        if fail_on_unresolved and self.unresolved:
+            raise typer.Exit(3)
 
     def hint(self, line: str) -> None:
         """Print advice on the next step, on a terminal only."""

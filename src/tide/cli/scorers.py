@@ -155,39 +155,18 @@ def compare(
     still run and the exit code is 1. The second table has the correlation of the scorers' errors.
     The lower it is, the better one scorer judges text that was optimised against the other.
     """
-    from tide.scorers.assessment import (  # noqa: PLC0415  (slow import)
-        agreement,
-        error_correlations,
-    )
-
+    # 1. Load texts and scorers.
     refuse_existing(overwrite, output, inputs=files)
     groups = _groups(files, by, sample)
     loaded = _load_scorers(scorers)
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
+
+    # 2. Measure each group of texts, and print its tables.
     alarms = {name: _alarms(scorer, prose, threshold) for name, scorer in loaded.items()}
     figures: list[dict[str, Any]] = []
     for group, (texts, targets) in groups.items():
-        covered = {name: _cover(name, scorer, texts) for name, scorer in loaded.items()}
-        known = {name: one.known for name, one in covered.items() if one.known.any()}
-        found = {
-            name: agreement(covered[name].values[here], targets[here])
-            for name, here in known.items()
-        }
-        errors: dict[str, dict[str, float]] = {}
-        if len(known) > 1:
-            errors = error_correlations({name: covered[name].values for name in known}, targets)
-        rows = []
-        for name, one in covered.items():
-            row: dict[str, Any] = {
-                "group": group, "scorer": name, "scored": one.share, "failure": one.failure,
-            }  # fmt: skip
-            if name in found:
-                row |= asdict(found[name]) | {"bins": found[name].bins.tolist()}
-                row["texts_per_second"] = found[name].texts / one.seconds
-                row["error_correlations"] = {
-                    other: value for other, value in errors.get(name, {}).items() if other != name
-                }
-            rows.append(_without_nan(row | alarms[name]))
+        measured, errors = _measure(loaded, texts, targets)
+        rows = [_without_nan({"group": group, **row, **alarms[row["scorer"]]}) for row in measured]
         toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
         OUTPUT.print(_agreement_table(f"{group}: {toxic}" if group else toxic, rows))
         if errors:
@@ -196,10 +175,44 @@ def compare(
             if row["failure"] is not None:
                 ERRORS.print(f"{row['scorer']}: {row['failure']}", style="red", soft_wrap=True)
         figures += rows
+
+    # 3. Write the figures.
     if output is not None and any(row["scored"] for row in figures):
         _write(output, json.dumps(figures, indent=2) + "\n")
     if any(row["failure"] is not None for row in figures):
         raise typer.Exit(1)
+
+
+def _measure(
+    loaded: Mapping[str, Scorer | str], texts: Sequence[str], targets: Floats
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+    """Return the figures of each scorer on these texts, and the correlations of their errors.
+
+    loaded: scorers, or the reasons why they cannot be loaded. targets: the labels of the texts.
+    """
+    from tide.scorers.assessment import (  # noqa: PLC0415  (slow import)
+        agreement,
+        error_correlations,
+    )
+
+    covered = {name: _cover(name, scorer, texts) for name, scorer in loaded.items()}
+    usable = {name: scores for name, scores in covered.items() if scores.known.any()}
+    errors: dict[str, dict[str, float]] = {}
+    if len(usable) > 1:
+        values = {name: scores.values for name, scores in usable.items()}
+        errors = error_correlations(values, targets)
+    rows = []
+    for name, scores in covered.items():
+        row = {"scorer": name, "scored": scores.share, "failure": scores.failure}
+        if name in usable:
+            agreed = agreement(scores.values[scores.known], targets[scores.known])
+            row |= asdict(agreed) | {"bins": agreed.bins.tolist()}
+            row["texts_per_second"] = agreed.texts / scores.seconds
+            row["error_correlations"] = {
+                other: value for other, value in errors.get(name, {}).items() if other != name
+            }
+        rows.append(row)
+    return rows, errors
 
 
 def _cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:

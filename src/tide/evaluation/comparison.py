@@ -131,17 +131,19 @@ def evaluate(
         InputError: An argument cannot be used, or `out` holds a run with other settings.
         TideError: The model or the scorer failed for all prompts.
     """
+    # 1. Read the prompts, and check the names before loading a model, which is slow.
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
     names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
     if classes := [spec for spec in names if not isinstance(spec, str)]:
         raise InputError(f"methods: write a class as 'module:Class' (got {classes[0]!r})")
     specs = [method for spec in names for method in alternatives(spec, "--methods")]
     options, progress = dict(engine_options or {}), progress or Progress()
-    # Check the names before loading a model, which is slow.
     called = model.name if isinstance(model, Engine) else str(model)
     for spec in specs:
         check_method(spec, called, rules, overrides, artefacts, preset)
     wanted = _references(reference, called, progress)
+
+    # 2. Load scorers, judges, model and methods.
     with ExitStack() as stack:
         inside = open_scorer(scorer, stack)
         outside = [open_scorer(judge, stack) for judge in _listed(judges)]
@@ -164,6 +166,8 @@ def evaluate(
             load_method(spec, used, guide, rules, overrides, artefacts, preset, on_cluster)
             for spec in specs
         ]
+
+        # 3. Run each method into its folder.
         name = described["model"]
         out = Path(out or Path("runs") / f"{slug(prompts.name)}-{slug(Path(name).name)}")
         paths = [out / slug(method.name) for method in chosen]
@@ -177,11 +181,15 @@ def evaluate(
             stack.enter_context(writing(files_of(path).records))
         failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
         running.close()
+
+        # 4. Measure perplexity, now that the model is closed.
         measuring = _measuring(reference_engine, reference_options, options)
         if wanted:
             files = {path: running.enter_context(_opened(path)) for path in paths}
             _measure(files, wanted, measuring, progress)
             running.close()
+
+        # 5. Read the runs.
         # Runs of earlier calls may have records of further prompts.
         prompt_ids = {row.id for row in prompts.rows}
         return [

@@ -177,7 +177,7 @@ def test_bad_arguments() -> None:
 
 
 def test_folders_without_a_usable_model(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"no config\.json"):
+    with pytest.raises(EngineError, match=r"config\.json"):
         TransformersEngine(tmp_path)
     with pytest.raises(EngineError, match=r"inputs_embeds|key-value cache"):
         TransformersEngine(save_mamba(tmp_path))
@@ -247,6 +247,7 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub(monkeypatch: pytest.Monk
         raise OSError("not a valid model identifier\n and more")
 
     monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    monkeypatch.setattr("transformers.configuration_utils.cached_file", cached_file)
     monkeypatch.setattr("huggingface_hub.constants.is_offline_mode", lambda: True)
     with pytest.raises(EngineError) as caught:
         TransformersEngine("missing/model")
