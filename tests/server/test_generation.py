@@ -187,7 +187,7 @@ def test_what_is_not_accepted_does_not_leave() -> None:
 
 def test_an_empty_text_is_given_as_none() -> None:
     engine = scripted_engine()
-    engine._respond = lambda x, seed: "."
+    engine._respond = lambda x, seed: " \n"
     with running(engine) as server:
         choice = server.ask().json()["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == ("", "length")

@@ -16,7 +16,7 @@ _SECONDS = 2.0  # maximum time for one pattern on one text
 _MOST_COPIES = 10_000
 _TOKEN = regex.compile(
     r"""(?sx) \\. | (?P<nothing> \s+ | \(\?\#[^)]*\) ) | (?P<opens_set> \[ \^? \]? )
-    | \{ (?P<least> [\d\s]+ ) (?: ,[\d\s]* )? \}
+    | \{ (?P<minimum> [\d\s]+ ) (?: ,[\d\s]* )? \}
     | ."""
 )
 
@@ -93,8 +93,8 @@ def _check_copies(pattern: str, where: str) -> None:
         elif token[0] == ")" and len(copies) > 1:
             last = copies.pop()
             copies[-1] += last
-        elif token["least"] and (least := "".join(token["least"].split())):
-            repeated = max(1, last) * max(1, int(least))
+        elif token["minimum"] and (minimum := "".join(token["minimum"].split())):
+            repeated = max(1, last) * max(1, int(minimum))
             copies[-1] += repeated - last
             last = repeated
         elif not token["nothing"]:  # (?x) allows spaces before a repetition
