@@ -1,9 +1,7 @@
 """The batch of all running sequences, which share the model's forward passes.
 
-    1. admit     waiting rows enter while there is capacity, the lowest priority first
-    2. prefill   the model reads the prompts of new rows, except for cached tokens
-    3. step      the next token of each row is drawn, and the model reads this token
-    4. retire    ended and cancelled rows leave; their keys and values go to the prefix cache
+`Batch._turn` is the loop's body, and `Batch.step` its step with one lane of rows; both are numbered
+phases. Between two turns the event loop's other tasks run.
 
 Rows of similar length share a lane. Reading one prompt takes as long as two or three steps, so
 waiting rows enter together. Clients whose answers end together send their next requests some
@@ -291,11 +289,16 @@ class Batch:
                 return
 
     def _turn(self) -> None:
-        """Run one forward pass of each lane, and the passes that read entering rows."""
-        if self._readings:
-            readings, self._readings = self._readings, []
-            self._read(readings)
-        self.admit()
+        """Read the texts and prompts that came, and draw one token of each running row."""
+        # 1. Read texts whose likelihood is asked for.
+        readings, self._readings = self._readings, []
+        self._read_texts(readings)
+
+        # 2. Admit waiting rows while there is capacity, and read their prompts.
+        for lane, rows in self._admit():
+            self._read_prompts(lane, rows)
+
+        # 3. Step with each lane; if its model fails, its rows end.
         running, began = self._running, time.monotonic()
         for lane in self.lanes.values():
             try:
@@ -306,6 +309,8 @@ class Batch:
                 lane.clear()
                 for row in rows:
                     row.put(_failed(error))
+
+        # 4. Forecast the arrival of rows that replace ended ones.
         now, ended = time.monotonic(), running - self._running
         if ended:
             self._ended = self._expected + ended
@@ -313,21 +318,97 @@ class Batch:
         elif running:  # a step in which rows end may read nothing, so it is not timed
             self._pause = min(_PAUSE, _HALF * (now - began))
 
-    def _rest(self) -> None:
-        for lane in self.lanes.values():
-            self._keep(lane)
-        self.lanes.clear()
+    @torch.inference_mode()
+    def step(self, lane: Lane) -> None:
+        """Draw and read a token for each row, or read the last prompt token of a resuming row."""
+        tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
+        if lane.rows:
+            # 1. Draw the next token of each row.
+            tokens, finite = lane.draw()
 
-    # 1. Admit.
+            # 2. Give the tokens to their rows, which send them.
+            stop_ids = set(self.stop_ids.tolist())
+            for row, token, good in zip(lane.rows, tokens.tolist(), finite.tolist(), strict=True):
+                # The model still reads ended rows, and their NaN must not stay for the next row.
+                row.broken = row.broken or not good
+                if good and not row.aborted:
+                    row.take(token, stop_ids)
+                elif not row.aborted:
+                    row.aborted = True
+                    problem = f"for this prompt the model's {not_finite(row.x.dtype)}"
+                    row.put(CompletionError(problem))
 
-    def admit(self) -> None:
-        """Admit resuming rows; admit new rows only if there are many or they have waited long."""
+            # 3. End texts that have reached a stop string.
+            self._end_stopped(lane)
+
+            # 4. Let ended rows leave, a few at a time.
+            live = sum(not row.aborted for row in lane.rows)
+            many_ended = len(lane.rows) - live >= min(_GONE, live or 1)
+            if many_ended and lane.takes_rows:
+                tokens = tokens[self.retire(lane)]
+
+        # 5. Let rows with cached prompts enter, except for the last tokens of the prompts.
+        resuming, lane.resuming = lane.resuming, []
+        resumed = []
+        for row, layers in resuming:
+            if not row.aborted:
+                lane.stream.resume(layers)
+                resumed.append(row)
+        if not (lane.rows or resumed):
+            return
+
+        # 6. Read one token of each row.
+        last = torch.tensor([row.prompt_ids[-1] for row in resumed], dtype=torch.int64)
+        lane.advance(torch.cat([tokens, last.to(tokens.device)]))
+        if resumed:
+            lane.sample(resumed)
+        self._prefix_cache.tokens_read += len(lane.running)
+
+    @torch.inference_mode()
+    def _read_texts(self, readings: Sequence[Reading]) -> None:
+        """Read texts whose likelihood is asked for; a text that cannot be read fails alone."""
+        wanted = [reading for reading in readings if not reading.aborted]
+        for numbers in length_groups([len(reading.x) for reading in wanted]):
+            group = [wanted[number] for number in numbers]
+            longest = max(len(reading.x) for reading in group)
+            size = max(1, min(self._max_batch, _TOKENS // longest))
+            for start in range(0, len(group), size):
+                part = group[start : start + size]
+                try:
+                    self._read_together(part)
+                except BaseException as error:
+                    if len(part) == 1:
+                        part[0].put(_unread(error))
+                        continue
+                    for reading in part:
+                        self._read_texts([reading])
+
+    def _read_together(self, readings: Sequence[Reading]) -> None:
+        # Logits are computed only for completion tokens, since the output layer is a large part of
+        # a small model's work.
+        last = max(len(reading.ids) for reading in readings)
+        out = self._forward.read([reading.x for reading in readings], keep=last + 1)
+        logits = out.logits[:, -last - 1 :]
+        self._prefix_cache.tokens_read += sum(len(reading.x) for reading in readings)
+        ids, _ = left_pad([torch.tensor(list(reading.ids)) for reading in readings])
+        logits = logits[:, :-1].float()
+        chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
+        log_probs = (chosen - logits.logsumexp(dim=-1)).double()
+        for reading, row in zip(readings, log_probs, strict=True):
+            reading.put(float(row[last - len(reading.ids) :].mean()))
+
+    def _admit(self) -> list[tuple[Lane, list[Row]]]:
+        """Take rows from the queue, the lowest priority first; returns them with their lanes.
+
+        Rows whose prompts are cached enter at once. New rows enter only if there are many, or if
+        they have waited long.
+        """
         while self._waiting and self._waiting[0][1].aborted:
             heappop(self._waiting)
         running = self._running
         entering = min(len(self._waiting), self._max_batch - running)
         if entering <= 0:
-            return
+            return []
         self._steps_waited += 1
         reads = entering >= (running + self._expected) // _SHARE or self._steps_waited >= _STEPS
         for lane in self.lanes.values():
@@ -353,18 +434,13 @@ class Batch:
             self._steps_waited = 0
         for entry in later:
             heappush(self._waiting, entry)
-        for size, rows in by_lane.items():
+        for size in by_lane:
             if size not in self.lanes:
                 self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
-            self._enter(self.lanes[size], rows)
+        return [(self.lanes[size], rows) for size, rows in by_lane.items()]
 
-    def _push(self, row: Row) -> None:
-        # Prompts of similar length are read together, which saves padding.
-        turn = row.request.priority // self._max_batch
-        heappush(self._waiting, ((turn, len(row.x), next(self._numbers)), row))
-
-    def _enter(self, lane: Lane, rows: list[Row]) -> None:
-        """Read the prompts of rows, in groups of at most `_TOKENS` tokens."""
+    def _read_prompts(self, lane: Lane, rows: list[Row]) -> None:
+        """Let rows enter, in groups of at most `_TOKENS` tokens; a row that fails fails alone."""
         rows.sort(key=lambda row: len(row.x))
         largest = len(rows)
         while rows:
@@ -383,11 +459,9 @@ class Batch:
                     self._push(row)
                 return
 
-    # 2. Prefill.
-
     @torch.inference_mode()
     def prefill(self, lane: Lane, rows: Sequence[Row]) -> None:
-        """Read the prompts of these rows; the first tokens are drawn in the next step."""
+        """Read the prompts of these rows, except for cached tokens; `step` draws their tokens."""
         if lane.rows:
             self.retire(lane)
         known = [(row, row.known()) for row in rows]
@@ -419,78 +493,6 @@ class Batch:
         size = layers[0][0].shape[-2]
         return layers, torch.stack([row.x[size:] for row in rows])
 
-    @torch.inference_mode()
-    def _read(self, readings: Sequence[Reading]) -> None:
-        wanted = [reading for reading in readings if not reading.aborted]
-        for numbers in length_groups([len(reading.x) for reading in wanted]):
-            group = [wanted[number] for number in numbers]
-            longest = max(len(reading.x) for reading in group)
-            size = max(1, min(self._max_batch, _TOKENS // longest))
-            for start in range(0, len(group), size):
-                part = group[start : start + size]
-                try:
-                    self._read_together(part)
-                except BaseException as error:
-                    if len(part) == 1:
-                        part[0].put(_unread(error))
-                        continue
-                    for reading in part:
-                        self._read([reading])
-
-    def _read_together(self, readings: Sequence[Reading]) -> None:
-        # Logits are computed only for completion tokens, since the output layer is a large part of
-        # a small model's work.
-        last = max(len(reading.ids) for reading in readings)
-        out = self._forward.read([reading.x for reading in readings], keep=last + 1)
-        logits = out.logits[:, -last - 1 :]
-        self._prefix_cache.tokens_read += sum(len(reading.x) for reading in readings)
-        ids, _ = left_pad([torch.tensor(list(reading.ids)) for reading in readings])
-        logits = logits[:, :-1].float()
-        chosen = logits.gather(-1, ids.to(logits.device)[..., None])[..., 0]
-        log_probs = (chosen - logits.logsumexp(dim=-1)).double()
-        for reading, row in zip(readings, log_probs, strict=True):
-            reading.put(float(row[last - len(reading.ids) :].mean()))
-
-    # 3. Step.
-
-    @torch.inference_mode()
-    def step(self, lane: Lane) -> None:
-        """Draw and read a token for each row, or read the last prompt token of a resuming row."""
-        tokens = torch.empty(0, dtype=torch.int64, device=self.stop_ids.device)
-        if lane.rows:
-            tokens, finite = lane.draw()
-            order = self._look(lane, tokens.tolist(), finite.tolist())
-            tokens = tokens if order is None else tokens[order]
-        resuming, lane.resuming = lane.resuming, []
-        resumed = []
-        for row, layers in resuming:
-            if not row.aborted:
-                lane.stream.resume(layers)
-                resumed.append(row)
-        if not (lane.rows or resumed):
-            return
-        last = torch.tensor([row.prompt_ids[-1] for row in resumed], dtype=torch.int64)
-        lane.advance(torch.cat([tokens, last.to(tokens.device)]))
-        if resumed:
-            lane.sample(resumed)
-        self._prefix_cache.tokens_read += len(lane.running)
-
-    def _look(self, lane: Lane, tokens: Sequence[int], finite: Sequence[bool]) -> list[int] | None:
-        """Send drawn tokens to their rows; returns the order of remaining rows if rows leave."""
-        stops = set(self.stop_ids.tolist())
-        for row, token, good in zip(lane.rows, tokens, finite, strict=True):
-            # The model still reads ended rows, and their NaN must not stay for the next row.
-            row.broken = row.broken or not good
-            if good and not row.aborted:
-                row.take(token, stops)
-            elif not row.aborted:
-                row.aborted = True
-                row.put(CompletionError(f"for this prompt the model's {not_finite(row.x.dtype)}"))
-        self._end_stopped(lane)
-        live = sum(not row.aborted for row in lane.rows)
-        few_gone = len(lane.rows) - live < min(_GONE, live or 1)
-        return None if few_gone or not lane.takes_rows else self.retire(lane)
-
     def _end_stopped(self, lane: Lane) -> None:
         rows = [
             row
@@ -503,11 +505,9 @@ class Batch:
             row.ids = row.ids[: max(size, row.sent)]
             row.send("length")
 
-    # 4. Retire.
-
     @torch.inference_mode()
     def retire(self, lane: Lane) -> list[int]:
-        """Remove ended rows; returns the order of the remaining rows."""
+        """Let ended rows leave; returns the remaining rows' old numbers in their new order."""
         self._keep(lane)
         if lane.as_group:
             if not lane.running:
@@ -523,6 +523,16 @@ class Batch:
                 beginning, row.beginning = row.beginning, None
                 layers = lane.stream.cache.copy(number)
                 self._prefix_cache.keep(beginning, [*row.prompt_ids, *row.ids], layers)
+
+    def _push(self, row: Row) -> None:
+        # Prompts of similar length are read together, which saves padding.
+        turn = row.request.priority // self._max_batch
+        heappush(self._waiting, ((turn, len(row.x), next(self._numbers)), row))
+
+    def _rest(self) -> None:
+        for lane in self.lanes.values():
+            self._keep(lane)
+        self.lanes.clear()
 
     def _fail_all(self, error: EngineError) -> None:
         work: list[Row | Reading] = [row for _, row in self._waiting]
