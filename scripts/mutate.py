@@ -33,8 +33,6 @@ EXPLAINED = ROOT / "scripts" / "mutants.json"
 # The tests of each file that decides whether a text is sent, a score is valid, a record is kept or
 # a figure is right.
 GATES = {
-    "src/tide/runtime/draw.py": ["tests/runtime"],
-    "src/tide/runtime/rewind.py": ["tests/runtime"],
     "src/tide/core/strings.py": ["tests/core/test_strings.py", "tests/server/test_guardrail.py"],
     "src/tide/engines/openai/streams.py": ["tests/engines/openai"],
     "src/tide/core/text.py": ["tests/core", "tests/runtime"],
@@ -42,7 +40,8 @@ GATES = {
     "src/tide/runtime/search.py": ["tests/runtime"],
     "src/tide/search/base.py": ["tests/search"],
     "src/tide/search/tide.py": ["tests/search"],
-    "src/tide/runtime/backtrack.py": ["tests/search", "tests/runtime/test_backtrack.py"],
+    "src/tide/runtime/rewind.py": ["tests/runtime"],
+    "src/tide/runtime/draw.py": ["tests/runtime"],
     "src/tide/scorers/wrappers/base.py": ["tests/scorers/wrappers"],
     "src/tide/runtime/watch.py": ["tests/runtime"],
     "src/tide/scorers/base.py": ["tests/scorers/test_base.py", "tests/runtime"],

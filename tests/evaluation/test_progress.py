@@ -26,7 +26,7 @@ def test_other_systems_tell_what_they_have_written_of_a_batch(tmp_path: Path) ->
     prompts = [f"The weather in town {number} is" for number in range(5)]
     options = {"reference": "none", "num_trials": 1, "engine_options": {"max_batch": 3}}
     evaluation.evaluate(
-        prompts, "self-debias", out=tmp_path, progress=told, max_new_tokens=4, **options
+        prompts, "self-debias", out=tmp_path, progress=told, max_new_tokens=12, **options
     )
     first, *nothing, last = [told.written[count] for count in (0, 1, 2, 4, 5, 3)]
     assert nothing == [[]] * 4
