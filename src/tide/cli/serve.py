@@ -74,72 +74,86 @@ def _print_schema(asked: bool) -> None:
         raise typer.Exit
 
 
+# Options.
+Host = Annotated[str, options.option("Server", "Address to listen on.")]
+Port = Annotated[int, options.option("Server", "0: any free port.", min=0, max=65_535)]
+ServedModelName = Annotated[
+    str | None,
+    options.option(
+        "Server", "Name of the model for clients. [default: --model, or its name at --base-url]"
+    ),
+]
+SettingsFile = Annotated[
+    Path | None,
+    options.option(
+        "Server",
+        f"File with one option per line: {PREFIX}_NAME=VALUE.",
+        callback=_read_settings,
+        is_eager=True,
+    ),
+]
+Perspective = Annotated[
+    bool,
+    options.option(
+        "Server",
+        "Replace the Perspective API: only score texts, without loading a model.",
+    ),
+]
+Otel = Annotated[
+    bool,
+    options.option("Server", "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT."),
+]
+Mode = Annotated[
+    Literal["enforce", "monitor"],
+    options.option(
+        "Policies",
+        "enforce: give out accepted text only. monitor: give out the model's unmodified text, "
+        "and record afterwards the changes that enforce would have made.",
+    ),
+]
+PolicyPath = Annotated[
+    Path | None,
+    options.option(
+        "Policies",
+        "YAML file of named policies and of the API keys that may use them; SIGHUP reloads the "
+        "file. Settings that a policy leaves out come from these options.",
+    ),
+]
+PoliciesSchema = Annotated[
+    bool,
+    options.option(
+        "Policies",
+        "Print the JSON schema of the policy file and exit.",
+        callback=_print_schema,
+        is_eager=True,
+    ),
+]
+MonitorLog = Annotated[
+    Path | None,
+    options.option(
+        "Policies", "File that gets a JSON line for each monitored answer, without its text."
+    ),
+]
+MonitorTexts = Annotated[
+    bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
+]
+
+
 @partial(options.with_settings, settings=Limits, panel="Limits", argument="limits")
 @partial(options.with_settings, stated={**options.BY_PRESET, "on_unresolved": "refuse"})
 @options.with_engine
 def serve(
-    host: Annotated[str, options.option("Server", "Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, options.option("Server", "0: any free port.", min=0, max=65_535)] = 8000,
-    served_model_name: Annotated[
-        str | None,
-        options.option(
-            "Server", "Name of the model for clients. [default: --model, or its name at --base-url]"
-        ),
-    ] = None,
-    settings: Annotated[
-        Path | None,
-        options.option(
-            "Server",
-            f"File with one option per line: {PREFIX}_NAME=VALUE.",
-            callback=_read_settings,
-            is_eager=True,
-        ),
-    ] = None,
-    perspective: Annotated[
-        bool,
-        options.option(
-            "Server",
-            "Replace the Perspective API: only score texts, without loading a model.",
-        ),
-    ] = False,
-    otel: Annotated[
-        bool,
-        options.option("Server", "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT."),
-    ] = False,
-    mode: Annotated[
-        Literal["enforce", "monitor"],
-        options.option(
-            "Policies",
-            "enforce: give out accepted text only. monitor: give out the model's unmodified text, "
-            "and record afterwards the changes that enforce would have made.",
-        ),
-    ] = "enforce",
-    policies: Annotated[
-        Path | None,
-        options.option(
-            "Policies",
-            "YAML file of named policies and of the API keys that may use them; SIGHUP reloads the "
-            "file. Settings that a policy leaves out come from these options.",
-        ),
-    ] = None,
-    policies_schema: Annotated[
-        bool,
-        options.option(
-            "Policies",
-            "Print the JSON schema of the policy file and exit.",
-            callback=_print_schema,
-            is_eager=True,
-        ),
-    ] = False,
-    monitor_log: Annotated[
-        Path | None,
-        options.option(
-            "Policies", "File that gets a JSON line for each monitored answer, without its text."
-        ),
-    ] = None,
-    monitor_texts: Annotated[
-        bool, options.option("Policies", "Write prompts and texts to --monitor-log, too.")
-    ] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    served_model_name: ServedModelName = None,
+    settings: SettingsFile = None,
+    perspective: Perspective = False,
+    otel: Otel = False,
+    mode: Mode = "enforce",
+    policies: PolicyPath = None,
+    policies_schema: PoliciesSchema = False,
+    monitor_log: MonitorLog = None,
+    monitor_texts: MonitorTexts = False,
     model: options.Model = "pocket",
     # Most text of a server is ordinary: `sentence` corrects the false alarms of `pocket`.
     scorer: options.Scorer = DEFAULT_SCORER,
@@ -159,15 +173,15 @@ def serve(
     one of the keys in TIDE_SERVE_KEYS (comma-separated) or in the file of --policies; without keys,
     only local clients are served.
     """
+    # 1. Check the options, before anything is loaded.
     _limit_threads()
     bounds = validated(Limits, limits or {})
     if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
     if perspective:
         model, engine = "none", "none"
-    require("uvicorn", "gateway")
-    require("fastapi", "gateway")
-    require("prometheus_client", "gateway")
+    for package in ("uvicorn", "fastapi", "prometheus_client"):
+        require(package, "gateway")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server import tracing  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
@@ -179,14 +193,13 @@ def serve(
         raise InputError("--monitor-texts: needs --monitor-log, the file for the texts")
     provider = tracing.exporting() if otel else None
     keys = read_keys()
-    # Cheap checks first, before anything is loaded.
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
     chosen = chosen_settings(preset, model, overrides or {})
     loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer, **chosen}
-    early: list[int] = []  # a SIGHUP that arrives during loading is obeyed after it
-    if policies is not None and hasattr(signal, "SIGHUP"):  # Windows has none
-        signal.signal(signal.SIGHUP, lambda number, _: early.append(number))
+    reloading = None if policies is None else _ReloadAtSignal()
+
+    # 2. Load scorers and model.
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(host, port))
         stack.enter_context(_logging_as_json(loading))
@@ -196,6 +209,8 @@ def serve(
         with _progress("model"):
             loaded = stack.enter_context(load_engine(engine, model, **(engine_options or {})))
         made.start(loaded)
+
+        # 3. Serve.
         # Clients that are moved to this gateway still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts), provider)
@@ -203,15 +218,10 @@ def serve(
         logger("tide.server").info(json.dumps({"serving": where, "model": name}))
         if sys.stderr.isatty():
             ERRORS.print(f"Open {where}/ in a browser. Ctrl-C stops the server.", highlight=False)
-        if policies is not None and hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, lambda *_: _reload_soon(made))
         _freeze()
-        if early:
-            _reload_soon(made)
-        # The engine's thread waits less for the threads that score and send (5 ms by default).
-        sys.setswitchinterval(1e-4)
-        with stopping.expected():  # uvicorn raises the signal again after shutdown
-            _server(app, bounds.drain).run(sockets=[listener])
+        if reloading is not None:
+            reloading.start(made)
+        _run(app, listener, bounds.drain)
 
 
 def _limit_threads() -> None:
@@ -249,6 +259,27 @@ def _progress(what: str) -> Iterator[None]:
     log.info(json.dumps({"loaded": what, "seconds": round(time.monotonic() - started, 1)}))
 
 
+class _ReloadAtSignal:
+    """Reloads the policy file at SIGHUP; a signal that comes before `start` is obeyed then."""
+
+    def __init__(self) -> None:
+        self._policies: Policies | None = None
+        self._missed = False
+        if hasattr(signal, "SIGHUP"):  # Windows has none
+            signal.signal(signal.SIGHUP, lambda *_: self._reload())
+
+    def start(self, policies: Policies) -> None:
+        self._policies = policies
+        if self._missed:
+            self._reload()
+
+    def _reload(self) -> None:
+        if self._policies is None:
+            self._missed = True
+        else:
+            _reload_soon(self._policies)
+
+
 def _reload_soon(policies: Policies) -> None:
     """Reload the policies in a thread, since a scorer may take long to load."""
 
@@ -272,6 +303,14 @@ def _freeze() -> None:
     gc.unfreeze()  # what a reload has replaced is collected
     gc.collect()
     gc.freeze()
+
+
+def _run(app: Gate, listener: socket.socket, drain: float) -> None:
+    """Serve until a signal comes."""
+    # The engine's thread waits less for the threads that score and send (5 ms by default).
+    sys.setswitchinterval(1e-4)
+    with stopping.expected():  # uvicorn raises the signal again after shutdown
+        _server(app, drain).run(sockets=[listener])
 
 
 def _server(app: Gate, drain: float) -> Any:
