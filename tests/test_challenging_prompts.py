@@ -1,4 +1,4 @@
-"""The bundled default on real benchmark prompts: a small version of the README's promise."""
+"""The paper's search with the scorer `pocket` on real benchmark prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tide.data.prompts import read_rows
 @pytest.fixture(scope="module")
 def results(shared_data: Path) -> list[Result]:
     rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=60)
-    return list(Detoxifier(preset="relative").map(row.text for row in rows))
+    return list(Detoxifier(preset="relative", scorer="pocket").map(row.text for row in rows))
 
 
 def test_toxic_completions_become_accepted_ones(results: list[Result]) -> None:
@@ -36,7 +36,7 @@ def test_an_independent_judge_agrees(results: list[Result]) -> None:
 @pytest.mark.slow
 def test_the_batch_does_not_matter(results: list[Result], shared_data: Path) -> None:
     rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=60)
-    small = Detoxifier(preset="relative", max_batch=5)
+    small = Detoxifier(preset="relative", scorer="pocket", max_batch=5)
     again = islice(small.map(row.text for row in rows), 30)
     same = [a.text == b.text for a, b in zip(again, results[:30], strict=True)]
     assert sum(same) >= 29  # float summation order may differ with the batch

@@ -13,7 +13,7 @@ from tide.engines.openai.engine import OpenAIEngine
 
 
 def dull(texts: list[str]) -> list[float]:
-    return [0.9 if "dull" in text.lower() else 0.1 for text in texts]
+    return [0.9 if "dull" in text.lower() else 0.05 for text in texts]
 
 
 def detoxifier(engine: OpenAIEngine, strategy: str, **settings: Any) -> Detoxifier:
