@@ -183,7 +183,7 @@ def test_a_batch_is_the_list_of_map_and_a_progress_bar_changes_nothing(
 def test_an_empty_completion_is_returned_as_what_it_is() -> None:
     engine = ScriptedEngine(lambda x, seed: " ")
     result = Detoxifier(engine, scorer=ReadingScorer())("a prompt")
-    assert repr(result) == "Result(empty, toxicity 0.000: ' ')"
+    assert repr(result) == "Result(empty, toxicity 0.000: '')"
 
 
 def test_of_several_trials_an_accepted_one_is_better_than_an_empty_one() -> None:
