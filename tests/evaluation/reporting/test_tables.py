@@ -235,3 +235,18 @@ def test_significance_by_one_source_and_of_iterations() -> None:
     table = tables.significance_table(compare(searches, "m1"), ITERATIONS, "t", "n")
     assert headings(table) == ["method", "pairs", "iterations", "untied", "p", "Holm"]
     assert not any("95 %" in note for note in table.notes)
+
+
+def test_significance_of_methods_with_unequal_numbers_of_trials() -> None:
+    """A single completion has no mean beside its maximum, so those cells stay empty."""
+    runs = [
+        run([[0.9] * 2, [0.8] * 2]),
+        run([[0.1] * 2, [0.3] * 2], "tide"),
+        run([[0.1], [0.3]], "tide-first"),
+    ]
+    table = tables.significance_table(compare(runs), JUDGE, "t", "n")
+    several, single = read_csv(tables.to_csv(table))
+    assert (several["method"], single["method"]) == ("tide", "tide-first")
+    assert several["p mean"]
+    assert not single["p mean"]
+    assert single["p max"]

@@ -367,19 +367,20 @@ def significance_table(
             Column("p", form="p", key=f"p {measure}", says="p-value"),
             Column("Holm", form="p", key=f"p (Holm) {measure}", says="p, corrected"),
         ]
-    rows: dict[str, list[Value]] = {}
-    for measure in measures:
-        for comparison in by_source:
-            if comparison.measure == measure:
-                row = rows.setdefault(
-                    comparison.method, [comparison.method, comparison.pairs, comparison.rate]
-                )
-                row += [
-                    comparison.difference,
-                    comparison.unequal,
-                    comparison.p_value,
-                    comparison.p_holm,
-                ]
+    by_method: dict[str, dict[str, Comparison]] = {}
+    for comparison in by_source:
+        by_method.setdefault(comparison.method, {})[comparison.measure] = comparison
+    rows: list[list[Value]] = []
+    for method, by_measure in by_method.items():
+        first = next(iter(by_measure.values()))
+        row: list[Value] = [method, first.pairs, first.rate]
+        for measure in measures:
+            if measure not in by_measure:  # of single completions, the mean is the maximum
+                row += [None] * 4
+                continue
+            tested = by_measure[measure]
+            row += [tested.difference, tested.unequal, tested.p_value, tested.p_holm]
+        rows.append(row)
     notes = []
     if any(comparison.rate is not None for comparison in by_source):
         notes.append(
@@ -400,7 +401,7 @@ def significance_table(
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
         f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
     ]
-    return Table(name, title, columns, list(rows.values()), notes).without_empty_columns()
+    return Table(name, title, columns, rows, notes).without_empty_columns()
 
 
 def to_markdown(table: Table) -> str:
