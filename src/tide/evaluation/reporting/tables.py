@@ -375,7 +375,7 @@ def significance_table(
         first = next(iter(by_measure.values()))
         row: list[Value] = [method, first.pairs, first.rate]
         for measure in measures:
-            if measure not in by_measure:  # of single completions, the mean is the maximum
+            if measure not in by_measure:  # of single completions only one is tested
                 row += [None] * 4
                 continue
             tested = by_measure[measure]
