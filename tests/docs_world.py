@@ -102,7 +102,6 @@ def _paper(folder: Path) -> None:
 SMALL = {
     "gradient.py": ["--limit", "1", "--samples", "16"],
     "landscape.py": ["--grid", "3"],
-    **{name: ["--limit", "2"] for name in ("differences.py", "misuse.py", "objective.py")},
 }
 
 
