@@ -41,7 +41,7 @@ def cluster() -> Iterator[None]:
 def create(folder: Path, seconds: float = 0.0) -> Detoxifier:
     """A detoxifier whose process leaves its id in `folder` and that takes its time."""
     (folder / str(os.getpid())).touch()
-    detoxifier = Detoxifier(preset="relative")
+    detoxifier = Detoxifier(preset="relative", scorer="pocket")
     score = detoxifier.scorer.score
 
     def slow(texts: list[str]) -> object:
@@ -55,7 +55,7 @@ def create(folder: Path, seconds: float = 0.0) -> Detoxifier:
 def test_results_are_those_of_one_process(prompts: list[str], tmp_path: Path) -> None:
     # Three that cannot be completed: the pocket model has no template.
     texts = [*prompts[:30], "", "word " * 300, Chat.said("Hello")]
-    expected = dict(outcomes(Detoxifier(preset="relative"), texts))
+    expected = dict(outcomes(Detoxifier(preset="relative", scorer="pocket"), texts))
     found = list(map_prompts(functools.partial(create, tmp_path), texts, actors=2, batch=4))
     assert sorted(number for number, _ in found) == list(range(33))
     failed = {number: str(result) for number, result in found if isinstance(result, InputError)}
