@@ -33,9 +33,7 @@ PROMPTS = [
 TOKENS = 100
 CLIENTS = 8
 THRESHOLD = 0.2
-# Greedy, so that rows share requests.
-SETTINGS = ("--strategy", "random-walk", "--preset", "relative", "--temperature", "0")
-SETTINGS += ("--num-samples", "2")
+SETTINGS = ("--temperature", "0")
 _SERVICE = str(Path(__file__).with_name("scorer_service.py"))
 _SCORER = f"{Path(__file__).with_name('twice.py')}:Twice"
 
@@ -202,8 +200,11 @@ def test_the_model_server_is_killed(world: World) -> None:
         server = running.enter_context(world.tide(*options, "--base-url", upstream.url))
         answers = world.meanwhile(server.url, upstream.kill)
         for one in answers:
-            assert one.whole or (one.done and one.error == "engine_error"), one
-            assert one.status == 200 or (one.status == 503 and not one.pieces), one
+            # A stream that breaks off fails alone; a server that is gone fails all requests.
+            assert one.whole or (one.done and one.error in ("completion_error", "engine_error")), (
+                one
+            )
+            assert one.status == 200 or (one.status in (500, 503) and not one.pieces), one
         assert any(one.error and one.pieces for one in answers)
         assert any(one.status == 503 for one in answers)
         assert not ready(server.url)

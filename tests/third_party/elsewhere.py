@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import torch
 from pydantic import Field
 
 from tide import Options, Strategy
-from tide.baselines import DecodingBaseline, FitTask, Fitted, Reader, Writing
-from tide.engines import ScriptedEngine, Stream
+from tide.baselines import DecodingBaseline, FitTask, Fitted, SteeredLane
+from tide.engines import ScriptedEngine
 
 
 class Scribbler(ScriptedEngine):
@@ -66,9 +67,9 @@ class BiasOptions(Options):
     scale: float = Field(default=1.0, ge=0, description="Multiple of the learned bias.")
 
 
-class _Biased(Writing):
-    def __init__(self, stream: Stream, reads: list[int], bias: torch.Tensor) -> None:
-        super().__init__(stream, reads)
+class _BiasedLane(SteeredLane):
+    def __init__(self, *arguments: Any, bias: torch.Tensor, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._bias = bias
 
     def shift(self, scores: torch.Tensor) -> torch.Tensor:
@@ -83,10 +84,9 @@ class Bias(DecodingBaseline):
     learned = True
     _options: BiasOptions
 
-    def start(self, prompts: list[str], ids: list[list[int]], tokens: int) -> Writing:
+    def lanes(self) -> Any:
         assert self.artefact is not None
-        bias = self._options.scale * self.artefact.tensors["bias"]
-        return _Biased(Reader(self.engine.model).read(ids, tokens), [len(row) for row in ids], bias)
+        return partial(_BiasedLane, bias=self._options.scale * self.artefact.tensors["bias"])
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:
