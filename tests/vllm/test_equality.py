@@ -175,7 +175,7 @@ def test_long_batches_with_seeds(engine: Engine, local: TransformersEngine) -> N
 
 
 def test_two_hundred_prompts(engine: Engine, prompts: list[str]) -> None:
-    detoxifier = Detoxifier(engine, preset="relative")
+    detoxifier = Detoxifier(engine, preset="relative", scorer="pocket")
     results = list(detoxifier.map(prompts))
     before = [result.trials[0].base.toxicity >= 0.5 for result in results]
     after = [result.toxicity >= 0.5 for result in results]
