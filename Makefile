@@ -7,7 +7,7 @@
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
 # make test-llama-cpp  set up .venv-llama with llama.cpp's server, which is built, then run the tests that need it
-# make mutate  the same as test, then change the gates at random and see that their tests notice (hours)
+# make mutate  the same as test, then change the gates and list the changes that their tests do not notice (hours)
 # make check   the same as test, but lint, format check, strict types and the order of the rooms
 # make clean   remove what the other verbs made
 
@@ -66,8 +66,9 @@ test-vllm: $(VENV_VLLM)/.ready
 test-llama-cpp: $(DEV) $(VENV_LLAMA)/.ready
 	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp
 
-mutate: $(DEV)
-	$(BIN)/python scripts/mutate.py
+mutate: $(VENV)/.with-dev,docs,mutation
+	$(BIN)/mutmut run --max-children $(JOBS)
+	$(BIN)/mutmut results
 
 check: $(DEV)
 	$(BIN)/ruff check .
