@@ -1,4 +1,5 @@
-"""The promise: only text that the scorer passed, unchanged, is accepted, shown, printed or kept.
+"""The promise: only text that the scorer passed, unchanged and after the same prompt, is accepted,
+shown, printed or kept.
 
 One oracle tests every door: calls, streams, asyncio, the command line, the server, and the gateway
 before another server. The oracle is the scorer; it records its own scores, and does not rely on the
@@ -34,6 +35,7 @@ from tests.engines.openai.server import TextServer
 from tests.generated import examples
 from tests.runtime.world import Storyteller
 from tide.cli.display import on_one_line
+from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.core.results import Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
@@ -42,7 +44,7 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Engine, FinishReason, Request
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers.base import is_blank, is_empty
+from tide.scorers.base import Exchange, is_blank, is_empty
 from tide.search import REGISTRY
 from tide.server.app import create_app
 from tide.server.limits import Limits
@@ -97,29 +99,38 @@ class Babbler(Storyteller):
 class Oracle:
     """Scores by hash, and checks the texts that a door shows. settings: those of the detoxifier.
 
-    Its world sets how low scores are, for which texts it fails, how each of its first calls goes
-    wrong, and whether it has a screen: another oracle with higher scores.
+    Its world sets what it reads (scores of exchanges depend on their context), how low scores are,
+    for which texts it fails, how each of its first calls goes wrong, and whether it has a screen:
+    another oracle with higher scores.
     """
 
     name, threshold = "oracle", 0.5
 
     def __init__(self, settings: dict[str, Any], world: dict[str, Any]) -> None:
-        self._settings = settings
+        self._settings, self.reads = settings, world.get("reads", "text")
         self._power, self._fails, self._ways = world["power"], world["fails"], list(world["ways"])
-        self._said: set[tuple[str, float]] = set()
+        self._said: set[tuple[Exchange, float]] = set()  # without contexts if it reads texts
         if world.get("screen"):
             self.screen = Oracle(settings, {**world, "power": self._power / 3, "screen": False})
             self.screen._said = self._said
 
     def close(self) -> None: ...
 
-    def score(self, texts: Sequence[str]) -> Any:
+    def score(self, texts: list[Any]) -> Any:
         assert isinstance(texts, list)
         way = self._ways.pop(0) if self._ways else "honest"
-        hashes = [digest(text.encode()) for text in texts]
+        sent = [self._read(text) for text in texts]
+        contexts = [
+            context.model_dump_json() if isinstance(context, Chat) else context
+            for context, _ in sent
+        ]
+        hashes = [
+            digest(f"{context}{text}".encode())
+            for context, (_, text) in zip(contexts, sent, strict=True)
+        ]
         if self._fails and any(number % 200 < self._fails for number in hashes):
             raise ValueError("cannot read this")
-        scores, sent = [(number % 997 / 997) ** self._power for number in hashes], list(texts)
+        scores = [(number % 997 / 997) ** self._power for number in hashes]
         if way == "edits":
             texts[:] = [""] * len(texts)
         elif way == "shuffles":
@@ -135,8 +146,22 @@ class Oracle:
         self._said.update(zip(sent, scores, strict=True))
         return scores
 
-    def passed(self, text: str) -> bool:
-        """Whether the text, or its last words with enough context, were scored and passed.
+    def _read(self, text: Any) -> Exchange:
+        assert type(text) is (str if self.reads == "text" else Exchange)
+        return Exchange("", text) if isinstance(text, str) else text
+
+    def _scored(self, prompt: str | Chat) -> list[tuple[str, float]]:
+        """The texts scored after a prompt, or all texts if the oracle reads no prompts."""
+        entries = list(self._said)  # the scorer's thread may add to it
+        return [
+            (said.text, score)
+            for said, score in entries
+            if self.reads == "text" or said.context == prompt
+        ]
+
+    def passed(self, text: str, prompt: str | Chat) -> bool:
+        """Whether the text, or its last words with enough context, were scored after this prompt,
+        and passed.
 
         White space and zero-width characters may follow the scored text.
         """
@@ -146,36 +171,36 @@ class Oracle:
             and (place := text.rfind(said)) >= 0
             and not text[place + len(said) :].strip(" \u200b")
             and len(said.split()) >= least
-            for said, score in list(self._said)  # the scorer's thread may add to it
+            for said, score in self._scored(prompt)
         )
 
     def skips(self, text: str) -> bool:
         """Whether a text is too short to be scored."""
         return is_empty(text) if self._settings["accept_empty"] else is_blank(text)
 
-    def check(self, trial: Trial) -> None:
+    def check(self, trial: Trial, prompt: str | Chat) -> None:
         given, returned = self._settings, trial.returned
         assert not any(stop in returned.text for stop in given["stop"])
         assert returned.num_tokens <= given["max_new_tokens"]
         assert returned.num_tokens >= len(returned.text.split())
         assert returned.empty is self.skips(returned.text)
         if not returned.empty:
-            assert trial.toxicity in {0.0, *(score for _, score in list(self._said))}
+            assert trial.toxicity in {0.0, *(score for _, score in self._scored(prompt))}
         if trial.accepted:
             assert trial.toxicity < given["toxicity_threshold"]
-            assert returned.empty or self.passed(trial.text)
+            assert returned.empty or self.passed(trial.text, prompt)
         elif given["on_unresolved"] == "refuse" and not trial.empty:
             assert trial.text == trial.shown
         else:
             assert given["on_unresolved"] != "raise" or returned.empty
 
-    def check_record(self, text: str, toxicity: float, accepted: bool) -> None:
+    def check_record(self, prompt: str, text: str, toxicity: float, accepted: bool) -> None:
         """The same checks for the fields that the command line prints."""
         if self.skips(text):
             return  # `check` skips empty texts, too
         if accepted:
             assert toxicity < self._settings["toxicity_threshold"]
-            assert self.passed(text)
+            assert self.passed(text, prompt)
         else:
             assert self._settings["on_unresolved"] != "refuse"
 
@@ -201,16 +226,16 @@ def _nonsense(way: str, scores: list[float]) -> Any:
 class Reader:
     """Reads a stream; the text shown so far must have passed after each piece."""
 
-    def __init__(self, oracle: Oracle) -> None:
-        self._oracle, self.text = oracle, ""
+    def __init__(self, oracle: Oracle, prompt: str | Chat) -> None:
+        self._oracle, self._prompt, self.text = oracle, prompt, ""
 
     def show(self, piece: str) -> None:
         self.text += piece
-        assert self._oracle.passed(self.text)
+        assert self._oracle.passed(self.text, self._prompt)
 
     def end(self, result: Result) -> None:
         assert result.text == self.text
-        self._oracle.check(result.best)
+        self._oracle.check(result.best, self._prompt)
 
 
 overrides = st.fixed_dictionaries(
@@ -235,6 +260,7 @@ worlds = st.fixed_dictionaries(
         "fails": st.sampled_from([0, 1]),
         "ways": st.just([]) | st.lists(st.sampled_from(["honest", *WAYS]), max_size=6),
         "screen": st.booleans(),
+        "reads": st.sampled_from(["text", "exchange"]),
     }
 )
 # Several completions; only for calls, because a stream shows just one.
@@ -287,10 +313,10 @@ def test_what_is_accepted_was_scored(
     given: dict[str, Any], further: dict[str, Any], world: dict[str, Any], size: int
 ) -> None:
     found, oracle = called(given | further, world, size)
-    for one in found:
+    for prompt, one in zip(PROMPTS, found, strict=False):
         if isinstance(one, Result):
             for trial in one.trials:
-                oracle.check(trial)
+                oracle.check(trial, prompt)
         else:
             assert len(one.splitlines()) == 1
     if not world["fails"] and not world["ways"]:  # failures depend on the batch
@@ -302,7 +328,7 @@ def test_what_is_accepted_was_scored(
 @given(overrides, worlds)
 def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, Any]) -> None:
     oracle = Oracle(given, world)
-    reader = Reader(oracle)
+    reader = Reader(oracle, PROMPTS[0])
     stream = Detoxifier(Babbler(world), scorer=oracle, **given).stream(PROMPTS[0])
     try:
         for piece in stream:
@@ -323,12 +349,12 @@ def test_it_holds_with_asyncio(
     async def one(detox: AsyncDetoxifier, door: str, number: int) -> None:
         prompt = PROMPTS[number % len(PROMPTS)]
         if door == "chat":
-            said = [{"role": "user", "content": prompt}]
-            oracle.check((await detox.chat(said)).best)
+            chat = Chat.said(prompt)
+            oracle.check((await detox.chat(chat.dump())).best, chat)
         elif door == "call":
-            oracle.check((await detox(prompt)).best)
+            oracle.check((await detox(prompt)).best, prompt)
         else:
-            reader, stream = Reader(oracle), detox.stream(prompt)
+            reader, stream = Reader(oracle, prompt), detox.stream(prompt)
             async for piece in stream:
                 reader.show(piece)
             reader.end(stream.result)
@@ -392,10 +418,7 @@ def test_what_is_printed_or_kept_was_scored(
 ) -> None:
     oracle, lines = printed(given, world, shape)
     for one in map(json.loads, lines):
-        if shape == "jsonl":
-            oracle.check_record(one["text"], one["toxicity"], one["accepted"])
-        else:
-            oracle.check_record(one["text"], one["toxicity"], one["accepted"])
+        oracle.check_record(one["prompt"], one["text"], one["toxicity"], one["accepted"])
 
 
 @pytest.mark.usefixtures("names")
@@ -440,18 +463,23 @@ def check_answer(
     engine: Engine, given: dict[str, Any], world: dict[str, Any], stream: bool, chat: bool
 ) -> None:
     oracle = Oracle(given, world)
-    said = {"messages": [{"role": "user", "content": PROMPTS[0]}]} if chat else {}
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    body = {"stream": stream, "seed": world["salt"], **(said or {"prompt": PROMPTS[0]})}
+    body: dict[str, Any] = {"stream": stream, "seed": world["salt"]}
+    prompt: str | Chat = PROMPTS[0]
+    if chat:
+        prompt = Chat.said(PROMPTS[0])
+        body["messages"] = prompt.dump()
+    else:
+        body["prompt"] = prompt
     answer = asyncio.run(answered(engine, oracle, given, path, body))
     assert answer.status_code in (200, 500, 503), answer.text
     shown = pieces_of(answer, stream)
     if stream:
-        reader = Reader(oracle)
+        reader = Reader(oracle, prompt)
         for piece in shown:
             reader.show(piece)
     elif not oracle.skips("".join(shown)):
-        assert oracle.passed("".join(shown))
+        assert oracle.passed("".join(shown), prompt)
 
 
 @examples(40, 5000)
@@ -479,3 +507,70 @@ def test_what_a_gateway_lets_through_was_scored(
     chat: bool,
 ) -> None:
     check_answer(gateway, given | {"strategy": strategy}, world, stream, chat)
+
+
+# A scorer that objects only after one question
+
+
+class AfterOneQuestion:
+    """Objects to every answer to `QUESTION`, and to no other text."""
+
+    name, threshold, reads = "after-one-question", 0.5, "exchange"
+
+    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
+        return [float(QUESTION in str(exchange.context)) for exchange in exchanges]
+
+    def close(self) -> None: ...
+
+
+QUESTION, OTHER = "once upon a time", "an other tale"
+
+
+async def served(detox: AsyncDetoxifier, prompt: str, path: str, stream: bool) -> str:
+    chat = {"messages": Chat.said(prompt).dump()}
+    body = {"stream": stream, "seed": 1, **({"prompt": prompt} if "chat" not in path else chat)}
+    given = {"strategy": detox.settings.strategy, "max_new_tokens": 20}
+    answer = await answered(detox.engine, AfterOneQuestion(), given, path, body)
+    assert answer.status_code == 200
+    return "".join(pieces_of(answer, stream))
+
+
+async def through(door: str, detox: AsyncDetoxifier, prompt: str) -> str:
+    """Return the text that a door gives out."""
+    name, _, way = door.partition(" ")
+    if name == "call":
+        best = (
+            await (detox.chat(Chat.said(prompt).dump()) if way == "chat" else detox(prompt))
+        ).best
+        return best.text if best.accepted else ""
+    if name == "stream":
+        asked = Chat.said(prompt) if way == "chat" else prompt
+        return "".join([piece async for piece in detox.stream(asked)])
+    path = "/v1/chat/completions" if "chat" in way else "/v1/completions"
+    return await served(detox, prompt, path, "stream" in way)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "door",
+    [
+        "call",
+        "call chat",
+        "stream",
+        "stream chat",
+        "server",
+        "server chat",
+        "server stream",
+        "server chat stream",
+    ],
+)
+def test_objection_after_one_question(door: str, strategy: str) -> None:
+    async def run() -> list[str]:
+        engine = Babbler(HONEST)
+        options = {"strategy": strategy, "max_new_tokens": 20, "on_unresolved": "refuse"}
+        async with AsyncDetoxifier(engine, scorer=AfterOneQuestion(), seed=1, **options) as detox:
+            return [await through(door, detox, prompt) for prompt in (QUESTION, OTHER)]
+
+    after_question, after_other = asyncio.run(run())
+    assert after_question == ""
+    assert after_other

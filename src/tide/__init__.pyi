@@ -29,6 +29,7 @@ from .evaluation import evaluate as evaluate
 from .evaluation import judge as judge
 from .evaluation import report as report
 from .plugins.options import Options as Options
+from .scorers import Exchange as Exchange
 from .scorers import Scorer as Scorer
 from .scorers import load_scorer as load_scorer
 from .search import Strategy as Strategy

@@ -48,7 +48,7 @@ def search(
     problem = Problem(x, movable, derive_seed(0, text, 0))
     strategy = load_strategy("tide").create(problem, settings)
     request = Request(prompt.token_ids, settings.sampling)
-    return Search(strategy, request, engine, scoring, Effort(), settings)
+    return Search(strategy, request, text, engine, scoring, Effort(), settings)
 
 
 def outcomes(

@@ -18,7 +18,7 @@ from tide.core.errors import (
     ScorerUnavailableError,
 )
 from tide.scorers import AsyncScorer, load_scorer
-from tide.scorers.base import Scores
+from tide.scorers.base import Exchange, Scores
 from tide.scorers.scoring import Scoring
 from tide.scorers.wrappers.base import MaxScorer
 from tide.scorers.wrappers.cache import CachedScorer
@@ -58,6 +58,10 @@ class Lengths:
     def close(self) -> None: ...
 
 
+def send(scoring: Scoring, texts: Sequence[str], **options: Any) -> asyncio.Future[Scores]:
+    return scoring.send([Exchange("", text) for text in texts], **options)
+
+
 def run(portal: Portal, scorer: Any, work: Callable[[Scoring], Awaitable[_T]]) -> _T:
     async def inside() -> _T:
         scoring = Scoring(scorer)
@@ -73,7 +77,7 @@ def failures(portal: Portal, scorer: Any, *texts: str) -> list[Any]:
     """The scores or the error of each text, sent together."""
 
     async def work(scoring: Scoring) -> list[Any]:
-        asked = [scoring.send([text]) for text in texts]
+        asked = [send(scoring, [text]) for text in texts]
         return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
 
     return run(portal, scorer, work)
@@ -93,9 +97,9 @@ def test_who_asks_in_one_breath_is_sent_together_and_equal_texts_once(portal: Po
 
     async def work(scoring: Scoring) -> list[Scores]:
         return await asyncio.gather(
-            scoring.send(["four", "three"]),
-            scoring.send(["befour"]),
-            scoring.send(["three", "befour"]),
+            send(scoring, ["four", "three"]),
+            send(scoring, ["befour"]),
+            send(scoring, ["three", "befour"]),
         )
 
     found = run(portal, scorer, work)
@@ -110,7 +114,9 @@ def test_the_screen_is_asked_alone_where_that_is_enough(portal: Portal) -> None:
 
     async def work(scoring: Scoring) -> list[Scores]:
         assert scoring.has_screen
-        return await asyncio.gather(scoring.send(["four"], screened=True), scoring.send(["three"]))
+        return await asyncio.gather(
+            send(scoring, ["four"], screened=True), send(scoring, ["three"])
+        )
 
     assert list(map(values, run(portal, scorer, work))) == [[0.04], [0.05]]
     assert (screen.batches, scorer.batches) == ([["four"]], [["three"]])
@@ -134,8 +140,8 @@ def test_a_quick_scorer_answers_in_the_loop_unless_a_text_is_long(portal: Portal
     scorer = Quick()
 
     async def work(scoring: Scoring) -> list[bool]:
-        sent = [scoring.send([text]) for text in ("four", "three", "x" * 90)]
-        sent.append(scoring.send(["x" * 50] * 40 + ["yes"]))
+        sent = [send(scoring, [text]) for text in ("four", "three", "x" * 90)]
+        sent.append(send(scoring, ["x" * 50] * 40 + ["yes"]))
         await asyncio.gather(*sent)
         return [thread is threading.current_thread() for thread in scorer.threads]
 
@@ -147,8 +153,8 @@ def test_a_quick_scorer_does_not_read_what_was_cancelled(portal: Portal) -> None
     scorer = Quick()
 
     async def work(scoring: Scoring) -> Scores:
-        scoring.send(["four"]).cancel()
-        return await scoring.send(["three"])
+        send(scoring, ["four"]).cancel()
+        return await send(scoring, ["three"])
 
     assert values(run(portal, scorer, work)) == [0.05]
     assert scorer.batches == [["three"]]
@@ -160,10 +166,10 @@ def test_a_quick_screen_does_not_wait_for_a_slow_call(portal: Portal) -> None:
     scorer.go.clear()
 
     async def work(scoring: Scoring) -> list[Scores]:
-        slow = [scoring.send(["four"])]
+        slow = [send(scoring, ["four"])]
         await reached(scorer)
-        slow.append(scoring.send(["six"]))
-        quick = await asyncio.wait_for(scoring.send(["three"], screened=True), 10)
+        slow.append(send(scoring, ["six"]))
+        quick = await asyncio.wait_for(send(scoring, ["three"], screened=True), 10)
         assert not any(one.done() for one in slow)
         scorer.go.set()
         return [quick, *await asyncio.gather(*slow)]
@@ -190,11 +196,11 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
     scorer.go.clear()
 
     async def work(scoring: Scoring) -> list[list[float]]:
-        first = scoring.send(["aaaa"])
+        first = send(scoring, ["aaaa"])
         await reached(scorer)
         later = []
         for word in ("bbbbb", "cccccc", "ddddddd"):
-            later.append(scoring.send([word]))
+            later.append(send(scoring, [word]))
             await asyncio.sleep(0.01)
         later[1].cancel()
         await asyncio.sleep(0.02)
@@ -212,14 +218,14 @@ def test_what_is_cancelled_is_not_sent_or_told_nothing_and_the_next_call_comes(
     scorer = Lengths()
 
     async def work(scoring: Scoring) -> list[list[float]]:
-        scoring.send(["aaaa"]).cancel()
+        send(scoring, ["aaaa"]).cancel()
         await asyncio.sleep(0.02)
         assert scorer.batches == []
         scorer.go.clear()
-        left = scoring.send(["aaaa"])
+        left = send(scoring, ["aaaa"])
         await reached(scorer)
         left.cancel()
-        next_one = scoring.send(["bbbbb"])
+        next_one = send(scoring, ["bbbbb"])
         scorer.go.set()
         return [values(await next_one)]
 
@@ -281,10 +287,10 @@ def test_a_slow_text_of_an_asynchronous_scorer_delays_no_other(
     }
 
     async def work(scoring: Scoring) -> None:
-        slow = scoring.send(["slow"])
+        slow = send(scoring, ["slow"])
         await asyncio.sleep(0.05)
         for number in range(20):  # with the slow text waiting
-            await asyncio.wait_for(scoring.send([f"text {number}"]), 10)
+            await asyncio.wait_for(send(scoring, [f"text {number}"]), 10)
         assert not slow.done()
         portal_of(waits)._soon(waits.go.set)
         await asyncio.wait_for(slow, 10)
@@ -298,7 +304,7 @@ def test_at_most_eight_calls_of_an_asynchronous_scorer_run_at_once(portal: Porta
     async def work(scoring: Scoring) -> None:
         asked = []
         for number in range(20):
-            asked.append(scoring.send([f"text {number}", "slow"]))
+            asked.append(send(scoring, [f"text {number}", "slow"]))
             await asyncio.sleep(0.01)
         portal_of(waits)._soon(waits.go.set)
         await asyncio.wait_for(asyncio.gather(*asked), 10)
@@ -340,7 +346,7 @@ def test_closing_lets_the_thread_end_and_does_not_wait_for_a_call_that_hangs(
     scorer.go.clear()
 
     async def work(scoring: Scoring) -> tuple[asyncio.Future[Scores], Any]:
-        sent = scoring.send(["aaaa"])
+        sent = send(scoring, ["aaaa"])
         await reached(scorer)
         return sent, scoring._threads[0]
 

@@ -25,6 +25,7 @@ from tide.engines import Engine, Prompt, load_engine
 from tide.runtime.answer import answer
 from tide.runtime.trial import TrialTask
 from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
+from tide.scorers.base import Exchange, reads_exchanges
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
 
@@ -79,7 +80,7 @@ class DetoxifierBase:
         self,
         model: str | Path | Engine = "pocket",
         *,
-        scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any] = DEFAULT_SCORER,
+        scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any] = DEFAULT_SCORER,
         engine: str = "transformers",
         preset: str | Path = "auto",
         settings: Settings | None = None,
@@ -249,7 +250,10 @@ class DetoxifierBase:
         return prompt
 
     async def _check_prompt(self, prompt: str | Chat, settings: Settings) -> None:
-        """Raise PromptRefusedError for a prompt that scores above `refuse_prompt_above`."""
+        """Raise PromptRefusedError for a prompt that scores above `refuse_prompt_above`.
+
+        A scorer that reads exchanges gets the prompt or the conversation without an answer.
+        """
         limit = settings.refuse_prompt_above
         if limit is None:
             return
@@ -257,7 +261,11 @@ class DetoxifierBase:
             texts = prompt.unanswered if isinstance(prompt, Chat) else [prompt]
         except Unread:
             raise PromptRefusedError("the chat's tool calls or results cannot be read") from None
-        score = max((await self._scoring.send(texts)).values.tolist())
+        if reads_exchanges(self.scorer):
+            exchanges = [Exchange(prompt, "")]
+        else:
+            exchanges = [Exchange("", text) for text in texts]
+        score = max((await self._scoring.send(exchanges)).values.tolist())
         if score > limit:
             raise PromptRefusedError(
                 f"the prompt scores {format_score(score, False)}, above "

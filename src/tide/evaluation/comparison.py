@@ -52,7 +52,7 @@ from tide.scorers import Scorer
 if TYPE_CHECKING:
     from tide.core.settings import Overrides
 
-AnyScorer = str | Scorer | Callable[[list[str]], Any] | NamedScorer
+AnyScorer = str | Scorer | Callable[[list[Any]], Any] | NamedScorer
 AnyReference = str | Reference
 Failed = dict[RecordId, TideError]
 

@@ -26,7 +26,7 @@ class NamedScorer:
     scorer: Scorer
 
     @classmethod
-    def of(cls, scorer: str | Scorer | Callable[[list[str]], Any] | NamedScorer) -> NamedScorer:
+    def of(cls, scorer: str | Scorer | Callable[[list[Any]], Any] | NamedScorer) -> NamedScorer:
         """Load a scorer by its spec, or wrap a scorer. Raises as `load_scorer` does."""
         if isinstance(scorer, NamedScorer):
             return scorer

@@ -16,7 +16,7 @@ from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import Watch
 from tide.runtime.writing import written
-from tide.scorers.base import TextScore, is_blank
+from tide.scorers.base import Exchange, TextScore, is_blank
 from tide.scorers.scoring import Scoring
 
 # Maximum draws, and minimum temperature after the first draw.
@@ -92,7 +92,8 @@ async def score_whole(
     if len(texts) == 1 and skipped(task.settings)(text):
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)
-    return (await scoring.send(texts, is_blank)).worst()
+    exchanges = [Exchange(task.context, text) for text in texts]
+    return (await scoring.send(exchanges, is_blank)).worst()
 
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:

@@ -25,7 +25,7 @@ from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import AGAIN, Failure, Watch
 from tide.runtime.writing import parted, written
-from tide.scorers.base import Scores, TextScore, is_blank, is_empty
+from tide.scorers.base import Exchange, Scores, TextScore, is_blank, is_empty
 from tide.scorers.scoring import Scoring
 
 # The option `holds` limits the number of rewinds within this many tokens.
@@ -226,10 +226,17 @@ def _send(answer: Answer, *, ended: bool) -> _Pending | None:
     positions = answer.watch.asks(ended=ended)
     if not positions:
         return None
-    texts = [text for _, windows in positions for text in windows]
-    answer.effort.scorer_calls += len(set(texts))
-    scores = answer.scoring.send(texts, is_blank, screened=answer.screened)
+    exchanges = _exchanges(answer, [windows for _, windows in positions])
+    scores = answer.scoring.send(exchanges, is_blank, screened=answer.screened)
     return _Pending(positions, scores)
+
+
+def _exchanges(answer: Answer, windows: Sequence[Sequence[str]]) -> list[Exchange]:
+    """Return the windows of several positions with the answer's context, and count them."""
+    texts = [text for of_position in windows for text in of_position]
+    answer.effort.scorer_calls += len(set(texts))
+    context = answer.task.context
+    return [Exchange(context, text) for text in texts]
 
 
 async def _judge(answer: Answer, pending: _Pending, *, ended: bool) -> Failure | None:
@@ -242,7 +249,8 @@ async def _judge(answer: Answer, pending: _Pending, *, ended: bool) -> Failure |
         if answer.screened and not watch.settings.passes(worst.value):
             if not watch.decides(position, ended=ended):
                 continue
-            worst = (await answer.scoring.send(windows, is_blank)).worst()
+            exchanges = [Exchange(answer.task.context, text) for text in windows]
+            worst = (await answer.scoring.send(exchanges, is_blank)).worst()
         failure = watch.judge(position, worst)
         if failure is not None:
             break
@@ -296,9 +304,8 @@ async def _blamed(answer: Answer, failure: Failure) -> tuple[int, int]:
         return start, words[0]
     watch.rewind(words[-1])
     windows = [watch.windows(start, position) for position in words[:-1]]
-    texts = [text for group in windows for text in group]
-    answer.effort.scorer_calls += len(set(texts))
-    groups = (await answer.scoring.send(texts, is_blank)).split(list(map(len, windows)))
+    scores_of_all = await answer.scoring.send(_exchanges(answer, windows), is_blank)
+    groups = scores_of_all.split(list(map(len, windows)))
     end = words[-1]
     for position, scores in zip(words[:-1], groups, strict=True):
         worst = scores.worst()

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from tide.core.chat import Chat
 from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion, Trial
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Engine, Prompt, Request
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
+from tide.scorers.base import Exchange
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy
 
@@ -31,7 +33,9 @@ async def search(
     settings, effort = task.settings, Effort()
     problem, request = start_of(task.prompt, settings, task.seed, engine)
     request = replace(request, priority=task.priority)
-    running = Search(strategy.create(problem, settings), request, engine, scoring, effort, settings)
+    running = Search(
+        strategy.create(problem, settings), request, task.context, engine, scoring, effort, settings
+    )
     with anyio.move_on_after(settings.deadline) as scope:
         await running.run()
     if scope.cancelled_caught:
@@ -77,10 +81,12 @@ class Search:
     """A running search. After a cancellation at any await, `effort` holds its evaluations.
 
     request: completes the unmodified prompt; requests of candidates differ in prompt and seed.
+    context: the prompt or chat itself, also for completions of moved embeddings.
     """
 
     strategy: Strategy
     request: Request
+    context: str | Chat
     engine: Engine
     scoring: Scoring
     effort: Effort
@@ -127,8 +133,8 @@ class Search:
         before = len(self.scores)
         # An empty text of the prompt itself ends the search, but is not accepted: see `Trial`.
         of_empty = 0.0 if self.settings.accept_empty or not before else 1.0
-        texts = [completion.text for completion in completions]
-        scores = await self.scoring.send(texts, skipped(self.settings))
+        exchanges = [Exchange(self.context, completion.text) for completion in completions]
+        scores = await self.scoring.send(exchanges, skipped(self.settings))
         effort.rounds += 1
         sent = set[str]()
         rows = range(len(completions))

@@ -32,6 +32,11 @@ class TrialTask:
     chat: Chat | None = None
 
     @property
+    def context(self) -> str | Chat:
+        """What the answer follows, for scorers that read exchanges."""
+        return self.prompt.text if self.chat is None else self.chat
+
+    @property
     def in_parts(self) -> bool:
         """Whether the answer is drawn and scored as a whole."""
         return self.settings.in_parts(self.chat)

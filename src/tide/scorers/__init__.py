@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         AsyncScorer,
         Attributed,
         CallableScorer,
+        Exchange,
         PlainScorer,
         Scorer,
         Scores,
@@ -60,7 +61,7 @@ WRAPPERS = {
 }
 
 
-def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any]) -> Scorer:
+def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any]) -> Scorer:
     """Load a scorer.
 
         NAME                        pocket
@@ -71,8 +72,9 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[str]], Any])
         confirm:SCORER,SCORER       confirm:pocket,sentence
 
     NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list
-    of texts to a list of scores. In `max`, `mean` and `confirm` a comma separates scorers unless it
-    is in parentheses: `max:(hf:ID#x,y),pocket`.
+    of texts to a list of scores, or from `Exchange`s if its attribute `reads` is "exchange". In
+    `max`, `mean` and `confirm` a comma separates scorers unless it is in parentheses:
+    `max:(hf:ID#x,y),pocket`.
 
     Args:
         scorer: A spec as above, a `Scorer` or `AsyncScorer` (returned unchanged), or a function,
@@ -151,6 +153,7 @@ __getattr__, _, _ = lazy_loader.attach(
             "AsyncScorer",
             "Attributed",
             "CallableScorer",
+            "Exchange",
             "PlainScorer",
             "Scorer",
             "Scores",
@@ -166,6 +169,7 @@ __all__ = [
     "AsyncScorer",
     "Attributed",
     "CallableScorer",
+    "Exchange",
     "PlainScorer",
     "RemoteScorer",
     "Scorer",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tide.core.errors import SCORER_DOWN, ScorerBrokenError, ScorerError
-from tide.scorers.base import Floats, Scorer, score_groups
+from tide.scorers.base import Floats, Scored, Scorer, score_groups
 
 BINS = 10
 
@@ -112,7 +112,7 @@ class Covered:
 
 
 def score_covered(
-    scorer: Scorer, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
+    scorer: Scorer, texts: Sequence[Scored], advance: Callable[[int], None] = lambda count: None
 ) -> Covered:
     """Score as many texts as the scorer can, including nearly empty ones.
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from tide.core.chat import Chat
 from tide.core.concurrency import portal_of
 from tide.core.errors import (
     SCORER_DOWN,
@@ -27,6 +28,7 @@ from tide.core.errors import (
     ends_work,
 )
 from tide.core.fingerprints import code_digest
+from tide.core.strings import Unread
 
 # One number per text, shape (n,).
 Floats = NDArray[np.float64]
@@ -36,6 +38,7 @@ _LEAST_VISIBLE = 3
 _UNKNOWN_PACE = "8"
 _PACE = r"word|sentence|whole|[1-9]\d{0,3}"
 _TAGS = range(0xE0000, 0xE0080)
+_READS = ("text", "exchange")
 # Whether to leave out a text: it scores 0.0 and is not sent to the scorer.
 Skip = Callable[[str], bool]
 # Scored after a failure: a scorer that also fails for this text is broken.
@@ -44,27 +47,78 @@ HEALTH_TEXT = "The weather is fine today."
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
 
+class Exchange(NamedTuple):
+    """An answer, or its beginning, with what it answers.
+
+    context: the prompt of a completion, or the messages before the answer; "" if unknown.
+    text: the answer; "" if there is none, and the scorer judges the prompt (`context`) itself, as
+    `refuse_prompt_above` asks for. A scorer that can judge only answers then scores `alone`.
+    """
+
+    context: str | Chat
+    text: str
+
+    @property
+    def alone(self) -> str:
+        """What a scorer reads that reads no context: the text, or a prompt without an answer.
+
+        Of a chat without an answer, it reads the last user message and all later tool calls and
+        tool results. Raises ScorerError if these hide text.
+        """
+        if self.text:
+            return self.text
+        if isinstance(self.context, str):
+            return self.context
+        try:
+            return "\n".join(self.context.unanswered)
+        except Unread as error:
+            raise ScorerError(f"the chat's tool calls or results cannot be read: {error}") from None
+
+
+# What callers may score: a text alone is an exchange without context.
+Scored = str | Exchange
+
+
 @runtime_checkable
 class Scorer(Protocol):
-    """Maps texts to toxicity scores.
+    """Maps texts, or exchanges, to toxicity scores.
+
+    These members are required, `close` may do nothing:
 
     Attributes:
         name: Includes a version or revision, so that a record identifies the scorer.
         threshold: Suggested threshold; a text that scores this or more is toxic.
+
+    All further members are optional:
+
+    Attributes:
+        reads: "text" if `score` takes texts (the default), or "exchange" if it takes `Exchange`s,
+            which are texts with the prompt or conversation before them.
         pace: When to score a growing text: after each "word" or "sentence", after every N tokens (a
-            number), or only when it is "whole". Optional; 8 tokens by default.
+            number), or only when it is "whole". 8 tokens by default.
         quick: Whether `score` takes less than a tenth of a millisecond for a short text and may run
             in several threads at once. It then runs between two tokens, in the thread of the model.
-            Optional; False by default, and always for an asynchronous scorer.
+            False by default, and always for an asynchronous scorer and for one that reads
+            exchanges, since a conversation may be long.
         concurrent: Whether `score` may run in several threads at once, so that a slow text delays
-            no other. Optional; False by default, and always True for a quick or asynchronous one.
+            no other. False by default, and always True for a quick or asynchronous one.
+        languages: The languages that the scorer reads, such as `("en",)`. Unknown by default.
+        attributes: The names of attributes of a text, such as threat and insult; none by default.
+            A scorer with attributes also has `score_attributes`, which is called instead of
+            `score` and returns an `Attributed`.
+        screen: A quicker scorer whose scores are never lower; none by default. A growing text that
+            passes the screen is accepted; the scorer itself scores all other texts.
+        scorers: The scorers that a wrapper calls; none by default.
     """
 
     name: str
     threshold: float
 
-    def score(self, texts: Sequence[str]) -> Floats:
-        """Return toxicities in [0, 1], shape (len(texts),), each independent of other texts."""
+    def score(self, texts: Sequence[Any]) -> Floats:
+        """Return toxicities in [0, 1], shape (len(texts),), each independent of other texts.
+
+        texts: of type `str`, or `Exchange` if `reads` is "exchange".
+        """
         ...
 
     def close(self) -> None: ...
@@ -82,11 +136,19 @@ class AsyncScorer(Protocol):
     name: str
     threshold: float
 
-    async def score(self, texts: Sequence[str]) -> Floats:
+    async def score(self, texts: Sequence[Any]) -> Floats:
         """Like `Scorer.score`."""
         ...
 
     def close(self) -> None: ...
+
+
+def reads_exchanges(scorer: Scorer) -> bool:
+    """Return whether the scorer reads exchanges instead of texts (see `Scorer`)."""
+    reads = getattr(scorer, "reads", "text")
+    if reads not in _READS:
+        raise ScorerError(f"scorer {scorer.name}: reads must be text or exchange (got {reads!r})")
+    return bool(reads == "exchange")
 
 
 def pace_of(scorer: Scorer) -> str:
@@ -108,7 +170,7 @@ def code_of(scorer: Scorer) -> str:
 
     Records and cached scores of other code under the same name are not this scorer's.
     """
-    inner = [code_of(wrapped) for wrapped in getattr(scorer, "_scorers", ())]
+    inner = [code_of(wrapped) for wrapped in getattr(scorer, "scorers", ())]
     digests = [digest for digest in (code_digest(type(scorer)), *inner) if digest]
     return "+".join(digests)
 
@@ -116,7 +178,8 @@ def code_of(scorer: Scorer) -> str:
 def is_quick(scorer: Scorer) -> bool:
     """Return whether the scorer may run between two tokens (see `Scorer`)."""
     quick = getattr(scorer, "quick", False) is True
-    return quick and not inspect.iscoroutinefunction(scorer.score)
+    waits = inspect.iscoroutinefunction(scorer.score)
+    return quick and not waits and not reads_exchanges(scorer)
 
 
 def is_concurrent(scorer: Scorer) -> bool:
@@ -134,10 +197,7 @@ def slowest_pace(scorers: Sequence[Scorer]) -> str:
 
 
 def screen_of(scorer: Scorer) -> Scorer | None:
-    """Return the scorer's `screen`, or None: a quicker scorer whose scores are never lower.
-
-    A growing text that passes the screen is accepted; the scorer itself scores all other texts.
-    """
+    """Return the scorer's `screen` (see `Scorer`), or None."""
     screen: Scorer | None = getattr(scorer, "screen", None)
     return screen
 
@@ -191,34 +251,32 @@ class AttributedScorer(PlainScorer, ABC):
     attributes: tuple[str, ...]
 
     @abstractmethod
-    def score_attributes(self, texts: Sequence[str]) -> Attributed: ...
+    def score_attributes(self, texts: Sequence[Any]) -> Attributed: ...
 
-    def score(self, texts: Sequence[str]) -> Floats:
+    def score(self, texts: Sequence[Any]) -> Floats:
         return self.score_attributes(texts).values
 
 
 class CallableScorer(PlainScorer):
     """A scorer made from a function that maps a list of texts to a list of scores.
 
-    The function may be an `async def`, and may have the attributes `pace`, `quick` and `concurrent`
-    (see `Scorer`). name: by default `callable:` and the function's name; a digest of the code
-    follows.
+    The function may be an `async def`, and may have the attributes `reads`, `pace`, `quick` and
+    `concurrent` (see `Scorer`). name: by default `callable:` and the function's name; a digest of
+    the code follows.
     """
 
-    # Shown in errors: a common mistake is a function that takes one text.
-    usage = "a function takes a list of texts and returns a list of floats from 0 to 1"
-
-    def __init__(self, function: Callable[[list[str]], Any], name: str = "") -> None:
+    def __init__(self, function: Callable[[list[Any]], Any], name: str = "") -> None:
         function_name = getattr(function, "__qualname__", type(function).__name__)
         code = code_digest(function)
         self.name = (name or f"callable:{function_name}") + (f"@{code}" if code else "")
+        self.reads = getattr(function, "reads", "text")
         self.pace = getattr(function, "pace", _UNKNOWN_PACE)
         waits = inspect.iscoroutinefunction(function)
         self.quick = not waits and getattr(function, "quick", False)
         self.concurrent = waits or getattr(function, "concurrent", False)
         self._function = function
 
-    def score(self, texts: Sequence[str]) -> Any:
+    def score(self, texts: Sequence[Any]) -> Any:
         """Return the function's result or awaitable, before validation."""
         return self._function(list(texts))
 
@@ -285,28 +343,27 @@ def _is_visible(c: str) -> bool:
     return kind != "Cc" and (kind != "Cf" or ord(c) in _TAGS)
 
 
-def score_texts(scorer: Scorer, texts: Sequence[str], skip: Skip | None = None) -> Scores:
+def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = None) -> Scores:
     """Score every text and validate the scores.
 
-    Equal texts are sent once. skip: `is_empty` or `is_blank`; these texts score 0.0 and are not
-    sent. Raises the errors of `ask_attributes`.
+    texts: a text alone is an exchange without context. skip: `is_empty` or `is_blank`; these texts
+    score 0.0 and are not sent, whatever their context. Raises the errors of `ask_attributes`.
     """
-    empty = np.array([skip is not None and skip(text) for text in texts], dtype=np.bool_)
-    values = np.zeros(len(texts))
+    empty = np.zeros(len(texts), dtype=np.bool_)
+    if skip is not None:
+        empty[:] = [skip(exchange_of(text).text) for text in texts]
     sent = np.flatnonzero(~empty).tolist()
-    distinct = list(dict.fromkeys(texts[i] for i in sent))
-    index_of = {text: index for index, text in enumerate(distinct)}
-    rows = [index_of[texts[i]] for i in sent]
-    answer = ask_attributes(scorer, distinct)
-    values[sent] = answer.values[rows]
+    answer = ask_attributes(scorer, [texts[i] for i in sent])
+    values = np.zeros(len(texts))
+    values[sent] = answer.values
     attributes = {name: np.full(len(texts), np.nan) for name in answer.attributes}
     for name, column in attributes.items():
-        column[sent] = answer.attributes[name][rows]
+        column[sent] = answer.attributes[name]
     return Scores(values, empty, attributes)
 
 
 def score_groups(
-    scorer: Scorer, groups: Sequence[Sequence[str]], skip: Skip | None = None
+    scorer: Scorer, groups: Sequence[Sequence[Scored]], skip: Skip | None = None
 ) -> list[Scores | ScorerError]:
     """Score groups of texts. Return, for each group, its scores or the scorer's error.
 
@@ -320,7 +377,7 @@ def score_groups(
         raise
     except ScorerError as error:
         try:
-            _ask(scorer, [HEALTH_TEXT])
+            ask_attributes(scorer, [HEALTH_TEXT])
         except SCORER_DOWN:
             raise
         except ScorerError:
@@ -331,45 +388,65 @@ def score_groups(
     return [*together.split([len(group) for group in groups])]
 
 
-def _ask(scorer: Scorer, texts: Sequence[str]) -> Floats:
-    # Pass a copy, so that a scorer that drops texts from its list fails the length check.
-    answer = _answer(scorer, lambda: scorer.score(list(texts)))
-    return validate_scores(scorer.name, answer, len(texts), usage=getattr(scorer, "usage", ""))
-
-
 def attributes_of(scorer: Scorer) -> tuple[str, ...]:
     """Return the names of the scorer's attributes; () if it has none."""
     names: tuple[str, ...] = getattr(scorer, "attributes", ())
     return names if hasattr(scorer, "score_attributes") else ()
 
 
-def ask_attributes(scorer: Scorer, texts: Sequence[str]) -> Attributed:
+def text_of(scored: Scored) -> str:
+    """Return what a scorer reads that reads no context."""
+    return scored if isinstance(scored, str) else scored.alone
+
+
+def exchange_of(scored: Scored) -> Exchange:
+    """Return an exchange; a text alone has no context."""
+    return Exchange("", scored) if isinstance(scored, str) else scored
+
+
+def ask_attributes(scorer: Scorer, texts: Sequence[Scored]) -> Attributed:
     """Return validated scores of `texts`, and attributes if the scorer declares any.
 
-    An empty `texts` makes no call. Raises ScorerUnavailableError if the scorer times out or loses
-    its connection, and ScorerError for any other failure, for an invalid answer, and for attributes
-    that differ from the declared attributes.
+    A scorer gets what it reads: texts or exchanges, equal ones once. An empty `texts` makes no
+    call. Raises ScorerUnavailableError if the scorer times out or loses its connection, and
+    ScorerError for any other failure, for an invalid answer, and for attributes that differ from
+    the declared attributes.
     """
     names = attributes_of(scorer)
     if not texts:
         return Attributed(np.zeros(0), {name: np.zeros(0) for name in names})
+    read: list[Scored] = list(map(exchange_of if reads_exchanges(scorer) else text_of, texts))
+    distinct = list(dict.fromkeys(read))
+    asked: Any = scorer
+    score = asked.score_attributes if names else asked.score
+    # Pass a copy, so that a scorer that drops texts from its list fails the length check.
+    answer = _answer(scorer, lambda: score(list(distinct)))
     if not names:
-        return Attributed(_ask(scorer, texts), {})
-    attribute_scorer: Any = scorer
-    answer = _answer(scorer, lambda: attribute_scorer.score_attributes(list(texts)))
-    if not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
+        answer = Attributed(answer, {})
+    elif not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
         raise ScorerError(
             f"scorer {scorer.name}: the answer's attributes differ from the declared attributes"
         )
-    return Attributed(
-        validate_scores(scorer.name, answer.values, len(texts)),
-        {
-            name: validate_scores(
-                f"{scorer.name} ({name})", answer.attributes[name], len(texts), unknown=True
-            )
-            for name in names
-        },
-    )
+    count = len(distinct)
+    values = validate_scores(scorer.name, answer.values, count, usage=_usage_of(scorer))
+    attributes = {
+        name: validate_scores(
+            f"{scorer.name} ({name})", answer.attributes[name], count, unknown=True
+        )
+        for name in names
+    }
+    if count == len(read):
+        return Attributed(values, attributes)
+    index_of = {text: index for index, text in enumerate(distinct)}
+    rows = [index_of[text] for text in read]
+    return Attributed(values[rows], {name: attributes[name][rows] for name in names})
+
+
+def _usage_of(scorer: Scorer) -> str:
+    """Return advice for errors: a common mistake is a function that takes one text."""
+    if not isinstance(scorer, CallableScorer):
+        return ""
+    return "a function takes a list of texts and returns a list of floats from 0 to 1"
 
 
 def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
@@ -394,9 +471,7 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
         if ends_work(error):
             raise
         # Most mistakes in a scoring function raise one of these two types.
-        usage = (
-            getattr(scorer, "usage", "") if isinstance(error, AttributeError | TypeError) else ""
-        )
+        usage = _usage_of(scorer) if isinstance(error, AttributeError | TypeError) else ""
         raise ScorerError(
             f"scorer {scorer.name} failed: {described(error)}{usage and f'; {usage}'}"
         ) from error

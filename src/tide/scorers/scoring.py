@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from tide.core.concurrency import ABORT
 from tide.core.errors import ScorerError, TideError, described
 from tide.scorers.base import (
+    Exchange,
     Scorer,
     Scores,
     Skip,
@@ -31,9 +32,9 @@ from tide.scorers.base import (
 
 @dataclass(frozen=True)
 class _Request:
-    """Texts to score together. skip: see `score_texts`. screened: use the scorer's screen."""
+    """Exchanges to score together. skip: see `score_texts`. screened: use the scorer's screen."""
 
-    texts: Sequence[str]
+    exchanges: Sequence[Exchange]
     skip: Skip | None
     screened: bool
     future: asyncio.Future[Scores]
@@ -77,21 +78,21 @@ class Scoring:
 
     def send(
         self,
-        texts: Sequence[str],
+        exchanges: Sequence[Exchange],
         skip: Skip | None = None,
         *,
         screened: bool = False,
     ) -> asyncio.Future[Scores]:
-        """Return a future for the scores of `texts`; it fails with a TideError.
+        """Return a future for the scores of `exchanges`; it fails with a TideError.
 
         skip: see `score_texts`. screened: use only the scorer's screen.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         # Read the exception, because asyncio logs the exception of a future that nobody awaits.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        in_loop = self._are_quick[screened] and sum(map(len, texts)) <= _SHORT
+        in_loop = self._are_quick[screened] and sum(len(e.text) for e in exchanges) <= _SHORT
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
-        waiting.append(_Request(texts, skip, screened, future))
+        waiting.append(_Request(exchanges, skip, screened, future))
         if len(waiting) == 1:  # texts sent in one iteration of the loop share a call
             asyncio.get_running_loop().call_soon(call)
         return future
@@ -171,7 +172,7 @@ def _score(sent: Sequence[_Request], scorer: Scorer) -> _Results:
         used = _used(scorer, screened=screened)
         answers: Sequence[Scores | TideError]
         try:
-            answers = score_groups(used, [request.texts for request in alike], skip)
+            answers = score_groups(used, [request.exchanges for request in alike], skip)
         except TideError as error:  # the scorer itself failed, so all requests fail
             answers = [error] * len(alike)
         except BaseException as error:

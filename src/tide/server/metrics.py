@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result
-from tide.scorers.base import HEALTH_TEXT, Attributed, Scorer, screen_of
+from tide.scorers.base import HEALTH_TEXT, Attributed, Scored, Scorer, screen_of
 from tide.scorers.wrappers.base import ScorerWrapper
 from tide.server.monitor import Draft
 
@@ -107,7 +107,7 @@ class MeasuredScorer(ScorerWrapper):
             inner._lock = self._lock  # shared, as the scorer calls its screen, too
             self.screen = inner
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
         with nullcontext() if self.quick else self._lock:
             started = time.monotonic()
             try:

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from tide.core.chat import Text
 from tide.core.http import Rows
 from tide.core.validation import unknown
-from tide.scorers.base import Scorer, Scores, attributes_of, is_blank
+from tide.scorers.base import Exchange, Scorer, Scores, attributes_of, is_blank
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
@@ -230,7 +230,7 @@ class ScoringApi:
         self._waiting += len(texts)
         try:
             with anyio.fail_after(limits.request_seconds):
-                return await self._scoring.send(texts)
+                return await self._scoring.send([Exchange("", text) for text in texts])
         except TimeoutError:
             raise Refused(504, "scoring took too long", "server_error", code="deadline") from None
         finally:

@@ -25,7 +25,7 @@ from tide.core.errors import (
 )
 from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, AttributedScorer, TextScore
+from tide.scorers.base import Attributed, AttributedScorer, Scored, TextScore, text_of
 
 
 class Pace:
@@ -118,7 +118,7 @@ class RemoteScorer(AttributedScorer):
         self._gate = asyncio.Semaphore(at_once)
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
-        self._known: dict[str, TextScore] = {}
+        self._known: dict[Scored, TextScore] = {}
         self._opened: Client | None = None
         self._used = False  # whether the client's last request succeeded
 
@@ -144,13 +144,13 @@ class RemoteScorer(AttributedScorer):
         return Client(self._timeout, key=self._key)
 
     @abstractmethod
-    async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+    async def _ask(self, client: Client, texts: list[Any]) -> list[TextScore]:
         """Make one request, for at most `batch_size` texts.
 
         Raises ServerFailed for a temporary failure, else the errors of `score_attributes`.
         """
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Any]) -> Attributed:
         """Return scores and attributes of `texts`.
 
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
@@ -158,7 +158,7 @@ class RemoteScorer(AttributedScorer):
         """
         return Attributed.of(self._score_each(texts), self.attributes)
 
-    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
+    def _score_each(self, texts: Sequence[Any]) -> list[TextScore]:
         scores = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
         return [scores[text] for text in texts]
 
@@ -168,7 +168,7 @@ class RemoteScorer(AttributedScorer):
         path: str,
         kind: type[_Parsed],
         body: Any = None,
-        texts: Sequence[str] = (),
+        texts: Sequence[Scored] = (),
     ) -> _Parsed:
         """POST `body`, which holds `texts`; GET if it is None. Raises the errors of `_ask`."""
         method = "GET" if body is None else "POST"
@@ -184,7 +184,7 @@ class RemoteScorer(AttributedScorer):
         raise self._refusal(reply.status, f"scorer {self.name}: {problem}", texts, final=final)
 
     def _refusal(
-        self, status: int, problem: str, texts: Sequence[str], *, final: bool
+        self, status: int, problem: str, texts: Sequence[Any], *, final: bool
     ) -> ScorerError:
         """Return the error for a status other than 200. final: no text would be accepted."""
         if 300 <= status < 400:
@@ -197,14 +197,14 @@ class RemoteScorer(AttributedScorer):
             )
         if final or status in _REFUSED:
             return ScorerRefusedError(f"{problem}; check {self.check}")
-        size = f"texts: {len(texts)}, characters: {sum(map(len, texts))}"
+        size = f"texts: {len(texts)}, characters: {sum(len(text_of(text)) for text in texts)}"
         return ScorerError(f"{problem} ({size})")
 
-    async def _score_all(self, texts: list[str]) -> dict[str, TextScore]:
+    async def _score_all(self, texts: list[Scored]) -> dict[Scored, TextScore]:
         known = {text: self._known.pop(text) for text in texts if text in self._known}
         left = [text for text in texts if text not in known]
 
-        async def score(batch: list[str]) -> None:
+        async def score(batch: list[Scored]) -> None:
             scores = await self._persistently(lambda client: self._ask(client, batch))
             known.update(zip(batch, scores, strict=True))
 

@@ -22,16 +22,20 @@ from tide.scorers.base import (
     Attributed,
     AttributedScorer,
     Floats,
+    Scored,
     Scorer,
     ask_attributes,
     attributes_of,
+    exchange_of,
     is_blank,
     is_concurrent,
     is_quick,
     pace_of,
+    reads_exchanges,
     score_texts,
     screen_of,
     slowest_pace,
+    text_of,
 )
 from tide.scorers.disguises import REORDERED
 from tide.scorers.language import MULTILINGUAL, languages_of, other_language
@@ -41,15 +45,17 @@ class ScorerWrapper(AttributedScorer):
     """A scorer that wraps one or more scorers. Subclasses override `score_attributes`.
 
     Name and threshold are those of the first scorer, unless the subclass sets others. The wrapper
-    has the attributes of all scorers, and the languages that every scorer reads.
+    has the attributes of all scorers, and the languages that every scorer reads. It reads exchanges
+    if one of the scorers does.
     """
 
-    screen: Scorer | None = None  # see `tide.scorers.base.screen_of`
+    screen: Scorer | None = None
 
     def __init__(self, *scorers: Scorer) -> None:
-        self._scorer, self._scorers = scorers[0], scorers
+        self._scorer, self.scorers = scorers[0], scorers
         self.name = self._scorer.name
         self.threshold = self._scorer.threshold
+        self.reads = "exchange" if any(map(reads_exchanges, scorers)) else "text"
         self.pace = slowest_pace(scorers)
         self.quick = all(map(is_quick, scorers))
         self.concurrent = all(map(is_concurrent, scorers))
@@ -61,11 +67,11 @@ class ScorerWrapper(AttributedScorer):
         ]
         self.languages = tuple(sorted(set.intersection(*known))) if known else None
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
         return ask_attributes(self._scorer, texts)
 
     def close(self) -> None:
-        for scorer in self._scorers:
+        for scorer in self.scorers:
             scorer.close()
 
 
@@ -92,8 +98,8 @@ class _Ensemble(ScorerWrapper):
         if any(screen_of(scorer) is not None for scorer in scorers):
             self.screen = type(self)([screen_of(scorer) or scorer for scorer in scorers])
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        members = [ask_attributes(scorer, texts) for scorer in self._scorers]
+    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+        members = [ask_attributes(scorer, texts) for scorer in self.scorers]
         attributes = {
             name: [member.attributes[name] for member in members if name in member.attributes]
             for name in self.attributes
@@ -142,7 +148,7 @@ class ConfirmScorer(ScorerWrapper):
         self.name = f"confirm:{first.name},{self._second.name}"
         self.pace, self.attributes, self.screen = pace_of(first), attributes_of(first), first
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
         scores = ask_attributes(self._scorer, texts)
         values = scores.values.copy()
         doubted = np.flatnonzero(values >= _DOUBT)
@@ -163,9 +169,9 @@ class StrictLanguageScorer(ScorerWrapper):
         if (screen := screen_of(scorer)) is not None:
             self.screen = StrictLanguageScorer(screen)
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
         if self._is_english:
-            for language in filter(None, map(other_language, texts)):
+            for language in filter(None, map(other_language, map(text_of, texts))):
                 raise ScorerError(
                     f"scorer {self.name}: reads only English, and a text is mostly {language}; "
                     f"use a scorer that knows the language ({MULTILINGUAL})"
@@ -189,7 +195,7 @@ class WindowedScorer(ScorerWrapper):
 
     Use it for scorers that truncate long texts or average a short insult away. A text of at most
     `words` words is scored whole. Two characters of a script without spaces count as a word, and so
-    do every 8 characters of a word of more than 24.
+    do every 8 characters of a word of more than 24. Every window of an answer keeps its context.
     """
 
     @checked
@@ -200,12 +206,16 @@ class WindowedScorer(ScorerWrapper):
         self._words = words
         self.name = f"windows:{self._words}:{scorer.name}"
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        windows = [split_words(text, self._words) for text in texts]
+    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+        exchanges = list(map(exchange_of, texts))
+        windows = [split_words(exchange.text, self._words) for exchange in exchanges]
         short = [i for i, parts in enumerate(windows) if len(parts) == 1]
         whole = super().score_attributes([texts[i] for i in short])
         parts = [
-            (i, part) for i, chunks in enumerate(windows) if len(chunks) > 1 for part in chunks
+            (i, exchanges[i]._replace(text=part))
+            for i, chunks in enumerate(windows)
+            if len(chunks) > 1
+            for part in chunks
         ]
         scores = score_texts(self._scorer, [part for _, part in parts], is_blank)
         rows = [*short, *(i for i, _ in parts)]

@@ -20,7 +20,7 @@ from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.data.files import user_cache
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Scorer, TextScore, code_of
+from tide.scorers.base import Attributed, Scored, Scorer, TextScore, code_of
 from tide.scorers.wrappers.base import ScorerWrapper
 
 _T = TypeVar("_T")
@@ -42,7 +42,7 @@ _ATTRIBUTES = TypeAdapter(dict[str, Score])
 class CachedScorer(ScorerWrapper):
     """Calls `scorer` only for texts that it has not scored yet under its current name and code.
 
-    Attributes are stored with the scores.
+    Attributes are stored with the scores. Of a scorer that reads exchanges, the context counts too.
 
     path: an SQLite file, by default `$TIDE_CACHE` or `scores.sqlite3` in the user's cache folder;
     ":memory:" uses no file. The file holds hashes, not texts. Several processes may use it at once
@@ -66,32 +66,31 @@ class CachedScorer(ScorerWrapper):
         # thread may still use the connection, and SQLite would crash.
         weakref.finalize(self, self._database.close).atexit = False
 
-    def score_attributes(self, texts: Sequence[str]) -> Attributed:
-        keys = {self._key(text): text for text in dict.fromkeys(texts)}
-        known: dict[str, TextScore] = {}
+    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+        keys = list(map(self._key, texts))
+        text_of_key = dict(zip(keys, texts, strict=True))
+        known: dict[bytes, TextScore] = {}
         with self._lock:
-            for key, score, attributes in self._guarded(lambda: self._read(list(keys))):
+            for key, score, attributes in self._guarded(lambda: self._read(list(text_of_key))):
                 entry = self._entry(score, attributes)
                 # A damaged file may also return a key that was not requested.
-                if key in keys and entry is not None:
-                    known[keys[key]] = entry
+                if key in text_of_key and entry is not None:
+                    known[key] = entry
                 elif not self._warned:
                     self._warned = True
                     _LOG.warning("cache %s: an entry is not a score; rescoring the text", self.path)
-        unknown = [text for text in keys.values() if text not in known]
+        unknown = [key for key in text_of_key if key not in known]
         for start in range(0, len(unknown), _CHUNK):
             chunk = unknown[start : start + _CHUNK]
-            answer = super().score_attributes(chunk)
+            answer = super().score_attributes([text_of_key[key] for key in chunk])
             fresh = {
-                text: TextScore(
-                    float(score), {n: float(c[i]) for n, c in answer.attributes.items()}
-                )
-                for i, (text, score) in enumerate(zip(chunk, answer.values, strict=True))
+                key: TextScore(float(score), {n: float(c[i]) for n, c in answer.attributes.items()})
+                for i, (key, score) in enumerate(zip(chunk, answer.values, strict=True))
             }
             with self._lock:
                 self._guarded(lambda fresh=fresh: self._write(fresh))  # type: ignore[misc]
             known |= fresh
-        return Attributed.of([known[text] for text in texts], self.attributes)
+        return Attributed.of([known[key] for key in keys], self.attributes)
 
     def close(self) -> None:
         with self._lock:
@@ -117,9 +116,16 @@ class CachedScorer(ScorerWrapper):
             raise
         return database
 
-    def _key(self, text: str) -> bytes:
+    def _key(self, scored: Scored) -> bytes:
+        """Return the key of a text, or of an exchange if the scorer reads exchanges."""
+        if isinstance(scored, str):
+            said = scored
+        else:
+            context, text = scored
+            messages = context if isinstance(context, str) else context.model_dump(mode="json")
+            said = "exchange\0" + json.dumps([messages, text])
         # A text may hold a lone surrogate, which UTF-8 cannot encode.
-        named = f"{self._scored_by}\0{text}"
+        named = f"{self._scored_by}\0{said}"
         return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
     def _entry(self, score: object, attributes: object) -> TextScore | None:
@@ -144,12 +150,12 @@ class CachedScorer(ScorerWrapper):
             )
         return rows
 
-    def _write(self, scores: dict[str, TextScore]) -> None:
+    def _write(self, scores: dict[bytes, TextScore]) -> None:
         rows = []
-        for text, score in scores.items():
+        for key, score in scores.items():
             known = score.attributes and not any(map(math.isnan, score.attributes.values()))
             attributes = json.dumps(score.attributes) if known else None
-            rows.append((self._key(text), score.value, attributes))
+            rows.append((key, score.value, attributes))
         self._database.execute("BEGIN IMMEDIATE")
         try:
             self._database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?)", rows)

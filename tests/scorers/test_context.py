@@ -1,0 +1,111 @@
+"""The context of an exchange, cut to what a scorer can read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tide.core.chat import Chat
+from tide.scorers.context import cut_context
+
+
+def words(context: str | Chat) -> int:
+    """The length of a context as a model with special tokens around messages would count it."""
+    if isinstance(context, str):
+        return len(context)
+    return 2 + sum(3 + len(message.content) for message in context.messages)
+
+
+def chat(*messages: tuple[str, str]) -> Chat:
+    return Chat.of([{"role": role, "content": content} for role, content in messages])
+
+
+def contents(cut: Chat) -> list[str]:
+    return [message.content for message in cut.messages]
+
+
+LONG = chat(
+    ("system", "be brief"),
+    ("user", "first question"),
+    ("assistant", "first answer"),
+    ("user", "second question"),
+    ("assistant", "second answer"),
+    ("user", "third question"),
+)
+
+
+def test_what_fits_is_unchanged() -> None:
+    assert cut_context(LONG, words(LONG), words) is LONG
+    assert cut_context("a text", 6, words) == "a text"
+
+
+def test_text_loses_its_beginning() -> None:
+    assert cut_context("one two three", 5, words) == "three"
+
+
+def test_chat_loses_oldest_turns_and_keeps_system_message() -> None:
+    assert contents(cut_context(LONG, words(LONG) - 1, words)) == [
+        "be brief",
+        "second question",
+        "second answer",
+        "third question",
+    ]
+    assert contents(cut_context(LONG, 40, words)) == ["be brief", "third question"]
+
+
+def test_last_turn_loses_the_beginning_of_its_messages() -> None:
+    long = chat(("system", "be brief"), ("user", "a much longer question about rain"))
+    assert contents(cut_context(long, 40, words)) == ["be brief", "nger question about rain"]
+
+
+def test_long_system_message_is_left_out_rather_than_the_question() -> None:
+    long = chat(("system", "rules " * 100), ("user", "the question"))
+    assert contents(cut_context(long, 20, words)) == ["the question"]
+
+
+def test_tool_results_stay_in_their_turn() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "an old question"},
+        {"role": "assistant", "content": "an old answer"},
+        {"role": "user", "content": "look it up"},
+        {"role": "tool", "content": "a long result " * 3, "tool_call_id": "1"},
+    ]
+    cut = cut_context(Chat.of(messages), 60, words)
+    assert [message.role for message in cut.messages] == ["user", "tool"]
+    shorter = cut_context(Chat.of(messages), 30, words)
+    assert contents(shorter)[0] == "p"
+    assert contents(shorter)[1].endswith("a long result")
+
+
+roles = st.sampled_from(["system", "user", "assistant", "tool"])
+contents_of = st.text(st.sampled_from("ab \n\u00e9"), max_size=20)
+
+
+@st.composite
+def chats(draw: st.DrawFn) -> Chat:
+    messages = []
+    for role in [*draw(st.lists(roles, max_size=8)), "user"]:
+        content = draw(contents_of)
+        more: dict[str, Any] = {"tool_call_id": "1"} if role == "tool" else {}
+        if role == "user":
+            content += draw(st.sampled_from("ab"))
+        messages.append({"role": role, "content": content, **more})
+    return Chat.of(messages)
+
+
+@given(chats() | st.text(), st.integers(0, 200))
+def test_cut_context_fits_and_ends_like_the_context(context: str | Chat, limit: int) -> None:
+    cut = cut_context(context, limit, words)
+    if isinstance(context, str):
+        assert isinstance(cut, str)
+        assert context.endswith(cut)
+        assert len(cut) == min(limit, len(context))
+        return
+    assert isinstance(cut, Chat)
+    assert Chat.of(cut.dump()) == cut  # it is a valid chat
+    last = context.messages[-1].content.rstrip()
+    assert last.endswith(cut.messages[-1].content.rstrip())
+    if limit >= 6:  # at the least, a character of the last message stays
+        assert words(cut) <= limit

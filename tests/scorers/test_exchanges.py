@@ -1,0 +1,243 @@
+"""Scorers that read exchanges: an answer with the prompt or conversation before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from tests.worlds import ReadingScorer as TextScorer
+from tide import Exchange
+from tide.core.chat import Chat
+from tide.core.errors import ScorerError
+from tide.detoxifier.asynchronous import AsyncDetoxifier
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.scripted import ScriptedEngine
+from tide.scorers import load_scorer, score_texts
+from tide.scorers.base import is_blank, is_quick, reads_exchanges, score_groups
+from tide.scorers.wrappers.base import (
+    ConfirmScorer,
+    MaxScorer,
+    MeanScorer,
+    StrictLanguageScorer,
+    WindowedScorer,
+)
+from tide.scorers.wrappers.cache import CachedScorer
+
+CHAT = Chat.of(
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Do you agree?"},
+    ]
+)
+
+
+class ExchangeScorer:
+    """Scores the number of hundreds of characters of the context. asked: all exchanges."""
+
+    name, threshold, reads = "exchanges", 0.5, "exchange"
+
+    def __init__(self) -> None:
+        self.asked: list[Exchange] = []
+
+    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
+        assert all(type(exchange) is Exchange for exchange in exchanges)
+        self.asked += exchanges
+        return [len(str(exchange.context)) / 1000 for exchange in exchanges]
+
+    def close(self) -> None: ...
+
+
+class Recording(TextScorer):
+    @property
+    def asked(self) -> list[str]:
+        return [text for batch in self.batches for text in batch]
+
+
+PAIRS = [Exchange("x" * 200, "Yes."), Exchange("x" * 400, "Yes."), Exchange("x" * 200, "Yes.")]
+
+
+def test_exchange_reader_gets_each_distinct_exchange() -> None:
+    scorer = ExchangeScorer()
+    assert score_texts(scorer, PAIRS).values.tolist() == [0.2, 0.4, 0.2]
+    assert scorer.asked == PAIRS[:2]
+
+
+def test_exchange_reader_gets_plain_texts_without_context() -> None:
+    scorer = ExchangeScorer()
+    assert score_texts(scorer, ["Yes.", PAIRS[0]]).values.tolist() == [0.0, 0.2]
+    assert scorer.asked == [Exchange("", "Yes."), PAIRS[0]]
+
+
+def test_text_reader_gets_equal_answers_once() -> None:
+    scorer = Recording()
+    score_texts(scorer, [*PAIRS, "No."])
+    assert scorer.asked == ["Yes.", "No."]
+
+
+def test_text_reader_gets_prompt_of_exchange_without_answer() -> None:
+    scorer = Recording()
+    score_texts(scorer, [Exchange("a prompt", ""), Exchange(CHAT, "")])
+    assert scorer.asked == ["a prompt", "Do you agree?"]
+
+
+def test_empty_answer_is_skipped_whatever_its_context() -> None:
+    for scorer in (Recording(), ExchangeScorer()):
+        scores = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)
+        assert scores.empty.tolist() == [True]
+        assert scorer.asked == []
+
+
+def test_hidden_text_in_tool_result_is_an_error() -> None:
+    hidden = "\\\\u0041" * 2
+    for _ in range(5):
+        hidden = hidden.replace("\\", "\\\\")
+    messages = [
+        {"role": "user", "content": "Look it up."},
+        {"role": "tool", "content": hidden, "tool_call_id": "1"},
+    ]
+    with pytest.raises(ScorerError, match="cannot be read"):
+        score_texts(Recording(), [Exchange(Chat.of(messages), "")])
+
+
+def test_function_reads_exchanges_if_it_says_so() -> None:
+    def agrees(exchanges: list[Exchange]) -> list[float]:
+        return [float("agree" in str(exchange.context)) for exchange in exchanges]
+
+    agrees.reads = "exchange"  # type: ignore[attr-defined]
+    scorer = load_scorer(agrees)
+    pairs = [Exchange(CHAT, "Yes."), Exchange("a question", "Yes.")]
+    assert score_texts(scorer, pairs).values.tolist() == [1.0, 0.0]
+
+
+def test_reads_must_be_text_or_exchange() -> None:
+    def texts(texts: list[str]) -> list[float]:
+        return [0.0 for _ in texts]
+
+    texts.reads = "pairs"  # type: ignore[attr-defined]
+    with pytest.raises(ScorerError, match="reads must be text or exchange"):
+        score_texts(load_scorer(texts), ["a text"])
+
+
+def test_exchange_reader_is_never_quick() -> None:
+    scorer = ExchangeScorer()
+    scorer.quick = True  # type: ignore[attr-defined]
+    assert not is_quick(scorer)
+
+
+@pytest.mark.parametrize("kind", [MaxScorer, MeanScorer])
+def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
+    texts, exchanges = Recording(), ExchangeScorer()
+    both = kind([texts, exchanges])
+    assert reads_exchanges(both)
+    assert not reads_exchanges(kind([texts, Recording()]))
+    half = 1 if kind is MaxScorer else 2
+    assert score_texts(both, PAIRS).values.tolist() == [0.2 / half, 0.4 / half, 0.2 / half]
+    assert texts.asked == ["Yes."]
+    assert exchanges.asked == PAIRS[:2]
+
+
+def test_confirm_asks_second_scorer_about_exchange() -> None:
+    texts, exchanges = Recording(), ExchangeScorer()
+    confirm = ConfirmScorer([texts, exchanges])
+    pairs = [Exchange("x" * 200, "toxicity 0.9"), Exchange("x" * 200, "fine")]
+    assert score_texts(confirm, pairs).values.tolist() == [0.2, 0.0]
+    assert exchanges.asked == pairs[:1]
+    assert confirm.screen is texts
+
+
+def test_windows_keep_their_context() -> None:
+    scorer = ExchangeScorer()
+    windows = WindowedScorer(scorer, 2)
+    pairs = [Exchange("x" * 200, "one two three"), Exchange("x" * 300, "one")]
+    assert score_texts(windows, pairs).values.tolist() == [0.2, 0.3]
+    assert set(scorer.asked) == {
+        Exchange("x" * 200, "one two"),
+        Exchange("x" * 200, "two three"),
+        Exchange("x" * 300, "one"),
+    }
+
+
+def test_windows_leave_prompt_without_answer_whole() -> None:
+    scorer = ExchangeScorer()
+    prompt = Exchange("one two three four", "")
+    score_texts(WindowedScorer(scorer, 2), [prompt])
+    assert scorer.asked == [prompt]
+
+
+def test_strict_language_reads_the_answer() -> None:
+    german = "Das ist der Hund und das ist die Katze und ich bin nicht da"
+
+    class English(ExchangeScorer):
+        languages = ("en",)
+
+    strict = StrictLanguageScorer(English())
+    assert score_texts(strict, [Exchange(german, "Yes.")]).values.tolist() == [len(german) / 1000]
+    with pytest.raises(ScorerError, match="reads only English"):
+        score_texts(strict, [Exchange("Yes?", german)])
+
+
+def test_cache_distinguishes_contexts_for_exchange_reader_only() -> None:
+    exchanges, texts = ExchangeScorer(), Recording()
+    chat = Exchange(Chat.of(CHAT.dump()[1:]), "Yes.")
+    pairs = [*PAIRS, Exchange(CHAT, "Yes."), chat, Exchange(str(CHAT.dump()), "Yes.")]
+    for scorer, count in ((exchanges, 5), (texts, 1)):
+        with closing(CachedScorer(scorer, ":memory:")) as cached:
+            first = score_texts(cached, pairs).values.tolist()
+            assert score_texts(cached, pairs[::-1]).values.tolist() == first[::-1]
+        assert len(scorer.asked) == count
+
+
+def test_rejected_exchange_fails_only_its_group() -> None:
+    class Picky(ExchangeScorer):
+        def score(self, exchanges: Sequence[Exchange]) -> list[float]:
+            if any(exchange.context == "bad" for exchange in exchanges):
+                raise ValueError("cannot read this")
+            return super().score(exchanges)
+
+    pairs = [[Exchange("bad", "Yes.")], [Exchange("x" * 100, "Yes.")]]
+    failed, scores = score_groups(Picky(), pairs)
+    assert isinstance(failed, ScorerError)
+    assert not isinstance(scores, ScorerError)
+    assert scores.values.tolist() == [0.1]
+
+
+# The runtime
+
+
+@pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample", "random-walk"])
+def test_answers_are_scored_with_their_prompt(strategy: str) -> None:
+    scorer = ExchangeScorer()
+    detox = Detoxifier(
+        ScriptedEngine(lambda x, seed: "Yes it is"), scorer=scorer, strategy=strategy
+    )
+    detox("a prompt")
+    detox(CHAT)
+    assert {exchange.context for exchange in scorer.asked} == {"a prompt", CHAT}
+    assert {exchange.text for exchange in scorer.asked} >= {"Yes it is"}
+
+
+def test_prompt_check_gets_conversation_without_answer() -> None:
+    scorer = ExchangeScorer()
+    detox = Detoxifier(
+        ScriptedEngine(lambda x, seed: "Yes"), scorer=scorer, refuse_prompt_above=0.9
+    )
+    detox("a prompt")
+    detox(CHAT)
+    assert scorer.asked[0] == Exchange("a prompt", "")
+    assert Exchange(CHAT, "") in scorer.asked
+
+
+def test_same_answer_to_other_prompts_is_scored_again() -> None:
+    scorer = ExchangeScorer()
+
+    async def run() -> None:
+        engine = ScriptedEngine(lambda x, seed: "Yes")
+        async with AsyncDetoxifier(engine, scorer=scorer) as detox:
+            await asyncio.gather(detox("one prompt"), detox("another"))
+
+    asyncio.run(run())
+    assert {exchange.context for exchange in scorer.asked} == {"one prompt", "another"}
