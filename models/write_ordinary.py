@@ -1,10 +1,11 @@
 """Write models' completions of harmless prompts: ordinary text, for training and measuring.
 
     python models/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
+        [--tokens 60]
 
 The prompts are those of BOLD (beginnings of Wikipedia sentences) that belong to one part of the
-texts (see `prose_part` in `models/train_pocket_scorer.py`). Each prompt is continued once, by up
-to 60 tokens at temperature 0.7.
+texts (see `prose_part` in `models/train_pocket_scorer.py`). Each prompt is continued once, at
+temperature 0.7.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from tide.core.settings import Sampling
 from tide.engines import Request
 
 BATCH = 48
-SAMPLING = Sampling(temperature=0.7, max_new_tokens=60)
 
 
 def prompts_of(data: Path, part: str, count: int) -> list[str]:
@@ -42,17 +42,19 @@ def main(
     out: Annotated[Path, typer.Option(help="The .jsonl to append to.")],
     part: Annotated[str, typer.Option(help="train, calibrate or report.")] = "report",
     prompts: Annotated[int, typer.Option(help="Prompts for each model.", min=1)] = 240,
+    tokens: Annotated[int, typer.Option(help="Maximum length of a text.", min=1)] = 60,
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
 ) -> None:
     """Append one row per prompt and model: model, prompt, text."""
     chosen = prompts_of(data, part, prompts)
+    sampling = Sampling(temperature=0.7, max_new_tokens=tokens)
     for model in models:
         engine = load_engine("transformers", model)
         with out.open("a", encoding="utf-8") as file:
             for start in range(0, len(chosen), BATCH):
                 some = chosen[start : start + BATCH]
                 rows = enumerate(engine.embed(some), start)
-                asked = [Request(x, SAMPLING, seed) for seed, x in rows]
+                asked = [Request(x, sampling, seed) for seed, x in rows]
                 for prompt, one in zip(
                     some, engine.portal.run(engine.complete, asked), strict=True
                 ):

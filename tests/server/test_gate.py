@@ -253,7 +253,7 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
     policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
     flood: Any = Flood()
     policy = ServedPolicy(
-        policies.plans["default"], flood, ScoringApi(ReadingScorer(), 0.5, Limits())
+        policies.plans["default"], flood, ScoringApi(ReadingScorer(), Settings(), Limits())
     )
     serving = Serving(policies, MODEL, Monitor(policies))
 

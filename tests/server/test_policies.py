@@ -24,6 +24,7 @@ from tests.server.test_drafts import Babbler, Rude
 from tests.server.test_monitor import plain, streamed
 from tide.core.errors import InputError, ScorerError
 from tide.scorers import REGISTRY
+from tide.scorers.base import Attributed, AttributedScorer
 from tide.server.metrics import Metrics
 from tide.server.policies import (
     CommandLine,
@@ -399,3 +400,65 @@ def test_the_example_of_the_page_is_one(tmp_path: Path) -> None:
     file = PolicyFile.read(path)
     assert list(file.policies) == ["strict", "internal", "trial"]
     assert all(f"`{field}`" in page.read_text("utf-8") for field in Policy.model_fields)
+
+
+class Profane(AttributedScorer):
+    """Of its two attributes, the higher is the score; "home" is profane, "early" a threat."""
+
+    name, pace = "profane", "word"
+    attributes = highest_of = ("profanity", "threat")
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        profanity = np.array([0.8 * ("home" in text) for text in texts])
+        threat = np.array([0.3 * ("early" in text) for text in texts])
+        columns = {"profanity": profanity, "threat": threat}
+        return Attributed(np.maximum(profanity, threat), columns)
+
+
+def test_a_policy_limits_attributes_and_a_request_can_only_lower_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REGISTRY._targets, "profane", Profane)
+    loose = {"thresholds": {"profanity": "0.9"}, "never": ["weather"]}
+    policies = {"plain": {}, "loose": {**loose, "toxicity_threshold": 0.5}}
+    policies = {name: {"scorer": "profane", **policy} for name, policy in policies.items()}
+    path = written(tmp_path / "tide.yaml", policies=policies, default=["loose", "plain"])
+
+    def answer(**tide: Any) -> Any:
+        extra = {"prompt": "x y", "seed": 3, "n": 8, "tide": tide}
+        return server.http.post("/v1/completions", json=extra)
+
+    with running(Babbler(0.0), policies=path, **BACKTRACK) as server:
+        (plain, lenient, strict) = (
+            answer(policy="plain").json(),
+            answer().json(),
+            answer(thresholds={"threat": 0.1}).json(),
+        )
+        texts = [[one["text"] for one in body["choices"]] for body in (plain, lenient, strict)]
+        assert not any("home" in text or "early" in text for text in texts[0])
+        assert any("home" in text for text in texts[1])
+        assert any("early" in text for text in texts[1])
+        assert not any("weather" in text or "early" in text for text in texts[2])
+        assert any("home" in text for text in texts[2])
+        assert plain["tide"]["failed"] == lenient["tide"]["failed"] == ["toxicity"]
+        assert set(strict["tide"]["failed"]) == {"threat", "toxicity"}
+        for name, limit in (("profanity", 0.95), ("threat", 0.6)):
+            refused = answer(thresholds={name: limit})
+            assert refused.status_code == 400
+            assert f"{name} must be at most" in refused.text
+        assert "no attribute 'rude'" in answer(thresholds={"rude": 0.1}).text
+        guarded = {"input_type": "response", "texts": ["at home", "too early"]}
+        path_of_guard = "/beta/litellm_basic_guardrail_api"
+        assert server.http.post(path_of_guard, json=guarded).json() == {"action": "NONE"}
+        rows = server.http.post("/v1/moderations", json={"input": ["at home", "weather"]}).json()
+        assert [row["flagged"] for row in rows["results"]] == [False, True]
+
+
+def test_a_policy_cannot_limit_an_attribute_that_its_scorer_lacks(tmp_path: Path) -> None:
+    policy = {"scorer": RUDE, "thresholds": {"threat": 0.1}}
+    path = written(tmp_path / "tide.yaml", policies={"only": policy})
+    with (
+        pytest.raises(PolicyError, match=r"policies.only.thresholds: scorer rude has no attrib"),
+        running(Babbler(), policies=path),
+    ):
+        pass

@@ -270,7 +270,7 @@ def with_settings(
         if field.annotation is bool:
             flags = [f"--{flag}/--no-{flag}"]
         default = stated.get(name, defaults[name])
-        shown = f" [default: {default}]" if default not in (None, (), False) else ""
+        shown = f" [default: {default}]" if default not in (None, (), {}, False) else ""
         said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)
         shown_as = option(heading, f"{said}{shown}", *flags)
@@ -329,8 +329,8 @@ def _with_options(
 
 
 def _plain(annotation: Any) -> Any:
-    """Remove None and pydantic's constraints from a type; a tuple becomes a list."""
-    if get_origin(annotation) is tuple:
+    """Remove None and pydantic's constraints from a type; a tuple or dict becomes a list."""
+    if get_origin(annotation) in (tuple, dict):
         return list[str]
     if get_origin(annotation) in (Union, UnionType):
         annotation = next(part for part in get_args(annotation) if part is not NoneType)

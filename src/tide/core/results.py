@@ -63,6 +63,8 @@ class ScoredCompletion(BaseModel):
         empty: Whether the text has no visible character (with `accept_empty`: fewer than 3), so
             that no scorer scored it.
         attributes: The scorer's further scores (threat, insult...), where known.
+        failed: Names of the limits that the text reached: "toxicity" for the score, or an attribute
+            of the setting `thresholds`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,6 +81,7 @@ class ScoredCompletion(BaseModel):
     finish_reason: Literal["length", "stop"]
     kept_tokens: int = 0
     attributes: Mapping[str, Score] = {}
+    failed: tuple[str, ...] = ()
 
 
 class Trial(BaseModel):
@@ -144,6 +147,11 @@ class Trial(BaseModel):
     def toxicity(self) -> float:
         """Score of the returned (or withheld) completion."""
         return self.returned.toxicity
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the limits that any evaluated text reached; see `ScoredCompletion`."""
+        return list(dict.fromkeys(name for entry in self.trace for name in entry.failed))
 
     @property
     def evaluations(self) -> int:

@@ -22,6 +22,7 @@ Treatment = Literal["scored", "ignored", "withheld"]
 
 # The upper bounds of fields keep float32 arithmetic finite and memory small, beyond any known use.
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
+_Limit = Annotated[float, Field(gt=0, le=1)]
 
 # Logits divided by less than this overflow float32.
 _COLDEST = 1e-3
@@ -125,6 +126,13 @@ class Settings(Sampling):
         description="Accept a completion that scores below this (tau). The default is 0.1 with "
         "backtrack, else 0.5. Tables of `tide report` use the scorer's own threshold, mostly 0.5.",
     )
+    thresholds: dict[str, _Limit] = Field(
+        default={},
+        max_length=100,
+        description="Limits of single attributes of the scorer, as in threat=0.1,profanity=0.9; a "
+        "text passes if each is below its limit. A score that is the highest of the attributes "
+        "then counts only the others.",
+    )
     max_iterations: int = Field(
         default=10,
         ge=1,
@@ -215,6 +223,19 @@ class Settings(Sampling):
         "an answer is written.",
     )
 
+    @field_validator("thresholds", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """Read NAME=NUMBER,NAME=NUMBER, or a list of such texts."""
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list):
+            return value
+        items = [item.rpartition("=") for text in value for item in text.split(",")]
+        if not all(name.strip() for name, _, _ in items):
+            raise ValueError("expected NAME=NUMBER,NAME=NUMBER, as in threat=0.1,profanity=0.9")
+        return {name.strip(): limit.strip() for name, _, limit in items}
+
     @field_validator("perturb")
     @classmethod
     def _which_rows(cls, value: str) -> str:
@@ -278,6 +299,7 @@ class Overrides(TypedDict, total=False):
     repetition_penalty: float
     strategy: str
     toxicity_threshold: float
+    thresholds: dict[str, float]
     max_iterations: int
     num_samples: int
     mu: float | None

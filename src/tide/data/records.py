@@ -63,7 +63,8 @@ class TrialRecord(_Frozen):
     """One trial. A field is None if the method does not have it (a baseline has no steps).
 
     text: empty if the completion was withheld (`refused`); the score is kept. attributes: the
-    scorer's scores besides `toxicity` (threat, insult...), if any.
+    scorer's scores besides `toxicity` (threat, insult...), if any. failed: names of the limits that
+    any text of the trial reached ("toxicity" or an attribute of `thresholds`).
     steps: the results of the search if it had ended earlier; the last step is the completion
     that is returned or withheld. trace: all evaluations. finish_reason: "length" if
     `max_new_tokens` cut the text off. base_partial: whether `base_text` is only the text before the
@@ -79,6 +80,7 @@ class TrialRecord(_Frozen):
     text: str
     toxicity: Score
     attributes: dict[str, Score] = {}
+    failed: list[str] = []
     iterations: _Count | None = None
     cosine: _Finite | None = None
     displacement: _Finite | None = None

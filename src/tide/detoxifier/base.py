@@ -22,6 +22,7 @@ from tide.core.strings import Unread
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
+from tide.runtime.acceptance import check_thresholds
 from tide.runtime.answer import answer
 from tide.runtime.trial import TrialTask
 from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
@@ -282,8 +283,9 @@ class DetoxifierBase:
         return settings, strategy
 
     def _check(self, settings: Settings, strategy: LoadedStrategy) -> None:
-        """Raise InputError for settings that the engine does not support."""
+        """Raise InputError for settings that the engine or the scorer does not support."""
         self.engine.check_sampling(settings)
+        check_thresholds(settings, self.scorer)
         if strategy.moves and not self.engine.has_embeddings:
             raise InputError(
                 f"strategy {strategy.name}: moves prompt embeddings, which this engine "

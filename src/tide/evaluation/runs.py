@@ -73,6 +73,7 @@ class _Settings(_Section):
     strategy: str = ""
     seed: int | None = None
     toxicity_threshold: Score = 0.5
+    thresholds: dict[str, Score] = {}
     completions_per_evaluation: int = Field(default=1, ge=1)
 
 

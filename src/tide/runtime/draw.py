@@ -12,6 +12,7 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.core.strings import Unread, readings, strings_of_json
 from tide.engines.base import Engine, Piece, Request
+from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import Watch
@@ -26,6 +27,7 @@ _DRAWS, _WARM = 4, 0.7
 async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Draw whole answers until one passes, at most `_DRAWS`. A drawn answer is never edited."""
     settings, effort, parts = task.settings, Effort(), Parts()
+    acceptance = Acceptance(settings, scoring.highest_of)
     prefix_cache, is_skipped = engine.prefix_cache(), skipped(settings)
     passed = False
     with anyio.move_on_after(settings.deadline) as scope:
@@ -43,9 +45,10 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             parts = given_out(last.parts, settings, task.seed)
             has_parts = bool(parts.reasoning or last.parts.tool_calls)
             empty = is_skipped(text) and not has_parts
-            effort.record(text, score, len(watch.ids), reason, empty=empty)
+            failed = acceptance.failed(score)
+            effort.record(text, score, len(watch.ids), reason, empty=empty, failed=failed)
             # 3. It is given out if it passed. An answer of withheld tool calls alone is none.
-            if settings.passes(score.value):
+            if acceptance.passes(score):
                 withheld = settings.tool_calls == "withheld" and bool(last.parts.tool_calls)
                 passed = not (withheld and is_skipped(text))
                 if passed and task.on_text is not None and not is_skipped(text):
@@ -83,7 +86,7 @@ async def _drawn(request: Request, engine: Engine, watch: Watch, effort: Effort)
 async def score_whole(
     task: TrialTask, scoring: Scoring, effort: Effort, text: str, parts: Parts
 ) -> TextScore:
-    """Score all texts of a whole answer; return the highest score, or 1 for unreadable JSON."""
+    """Score all texts of a whole answer; return the worst score, or 1 for unreadable JSON."""
     has_format = "response_format" in (task.chat.asked if task.chat else ())
     try:
         texts = texts_of(text, parts, task.settings, has_format=has_format)
@@ -92,8 +95,8 @@ async def score_whole(
     if len(texts) == 1 and skipped(task.settings)(text):
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)
-    exchanges = [Exchange(task.context, text) for text in texts]
-    return (await scoring.send(exchanges, is_blank)).worst()
+    scores = await scoring.send([Exchange(task.context, text) for text in texts], is_blank)
+    return Acceptance(task.settings, scoring.highest_of).worst(scores)
 
 
 def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:

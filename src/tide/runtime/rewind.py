@@ -92,7 +92,7 @@ def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
     pace = scoring.pace if options.pace == "auto" else options.pace
     if not continues:
         pace = "whole"
-    watch = Watch(settings, options.model_copy(update={"pace": pace}))
+    watch = Watch(settings, options.model_copy(update={"pace": pace}), scoring.highest_of)
     # A screen is used only if windows reach back to the last position that the scorer scored.
     screened = scoring.has_screen and settings.window_tokens >= 2 * AGAIN
     return Answer(task, engine, scoring, watch, continues, screened, engine.prefix_cache())
@@ -245,12 +245,12 @@ async def _judge(answer: Answer, pending: _Pending, *, ended: bool) -> Failure |
     sizes = [len(windows) for _, windows in pending.positions]
     groups = (await pending.scores).split(sizes)
     for (position, windows), scores in zip(pending.positions, groups, strict=True):
-        worst = scores.worst()
-        if answer.screened and not watch.settings.passes(worst.value):
+        worst = watch.acceptance.worst(scores)
+        if answer.screened and not watch.acceptance.passes(worst):
             if not watch.decides(position, ended=ended):
                 continue
             exchanges = [Exchange(answer.task.context, text) for text in windows]
-            worst = (await answer.scoring.send(exchanges, is_blank)).worst()
+            worst = watch.acceptance.worst(await answer.scoring.send(exchanges, is_blank))
         failure = watch.judge(position, worst)
         if failure is not None:
             break
@@ -308,8 +308,8 @@ async def _blamed(answer: Answer, failure: Failure) -> tuple[int, int]:
     groups = scores_of_all.split(list(map(len, windows)))
     end = words[-1]
     for position, scores in zip(words[:-1], groups, strict=True):
-        worst = scores.worst()
-        if worst.value >= watch.level:
+        worst = watch.acceptance.worst(scores)
+        if watch.is_suspicious(worst):
             end = position
             break
         start = position
@@ -385,5 +385,6 @@ def _record(answer: Answer, position: int, score: TextScore, reason: FinishReaso
         position,
         reason,
         empty=skipped(answer.task.settings)(text),
+        failed=answer.watch.acceptance.failed(score),
         kept_tokens=min(answer.kept, position),
     )

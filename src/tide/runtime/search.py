@@ -17,6 +17,7 @@ from tide.core.results import ScoredCompletion, Trial
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Engine, Prompt, Request
+from tide.runtime.acceptance import Acceptance
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.scorers.base import Exchange
 from tide.scorers.scoring import Scoring
@@ -127,7 +128,7 @@ class Search:
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
         completions = await self.engine.complete(requests)
-        effort = self.effort
+        effort, acceptance = self.effort, Acceptance(self.settings, self.scoring.highest_of)
         effort.read_tokens += sum(completion.read_tokens for completion in completions)
         effort.generated_tokens += sum(len(completion.token_ids) for completion in completions)
         before = len(self.scores)
@@ -137,10 +138,11 @@ class Search:
         scores = await self.scoring.send(exchanges, skipped(self.settings))
         effort.rounds += 1
         sent = set[str]()
-        rows = range(len(completions))
-        for candidate, completion, row in zip(candidates, completions, rows, strict=True):
-            empty = bool(scores.empty[row])
-            value = of_empty if empty else float(scores.values[row])
+        for candidate, completion, score in zip(
+            candidates, completions, scores.rows(), strict=True
+        ):
+            empty = score.empty
+            value = of_empty if empty else acceptance.scaled(score)
             self.completions.append(completion.token_ids)
             text = completion.text
             if not empty:
@@ -151,13 +153,14 @@ class Search:
                     iteration=candidate.iteration,
                     role=candidate.role,
                     text=text,
-                    toxicity=value,
+                    toxicity=of_empty if empty else score.value,
                     empty=empty,
                     cosine=candidate.cosine,
                     displacement=candidate.displacement,
                     num_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,
-                    attributes=scores.known(row),
+                    attributes=score.attributes,
+                    failed=acceptance.failed(score),
                 )
             )
             loops = self.settings.reject_degenerate and not empty and is_degenerate(text)

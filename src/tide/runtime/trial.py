@@ -65,6 +65,7 @@ class Effort:
         reason: FinishReason,
         *,
         empty: bool,
+        failed: tuple[str, ...],
         kept_tokens: int = 0,
     ) -> None:
         """Append an evaluation of a text of the unmodified prompt."""
@@ -83,6 +84,7 @@ class Effort:
                 finish_reason=reason,
                 kept_tokens=kept_tokens,
                 attributes=score.attributes,
+                failed=failed,
             )
         )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tide.core.settings import Settings
 from tide.core.text import begins_word, cut, first_end, maybe_stops, word_ends
+from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.scorers.base import TextScore, is_empty
 
@@ -40,10 +42,12 @@ class Watch:
     positions, unless the answer passes at one of these positions; a failure with a score of
     `at_once` or more is final immediately. passed: the position up to which text may be given out;
     the text that ends exactly there (in a long answer, only its last words) was scored and passed.
+    highest_of: see `Acceptance`.
     """
 
     settings: Settings
     options: BacktrackOptions
+    highest_of: tuple[str, ...] = ()
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
@@ -56,10 +60,14 @@ class Watch:
     _undecided: int = -1  # the last position that neither passed nor failed
     _decided: int = -AGAIN  # the last position that the scorer itself scored instead of its screen
 
-    @property
-    def level(self) -> float:
-        """The lowest suspicious score."""
-        return self.options.blame * self.settings.toxicity_threshold
+    @cached_property
+    def acceptance(self) -> Acceptance:
+        return Acceptance(self.settings, self.highest_of)
+
+    def is_suspicious(self, score: TextScore) -> bool:
+        """Return whether the score reaches the share `blame` of a limit."""
+        level = self.options.blame * self.settings.toxicity_threshold
+        return self.acceptance.scaled(score) >= level
 
     @property
     def text(self) -> str:
@@ -136,9 +144,9 @@ class Watch:
     def judge(self, position: int, score: TextScore) -> Failure | None:
         """Record the score of the next position; return the failure once a failure is final."""
         self.scores.append((position, score))
-        if self.settings.passes(score.value):
+        if self.acceptance.passes(score):
             self._failed, self._waited = None, 0
-            suspicious = score.value >= self.level or position == self._decided
+            suspicious = self.is_suspicious(score) or position == self._decided
             if not suspicious or position - self.passed > _HELD:
                 self.passed, self._risen = position, 0
                 return None
@@ -147,14 +155,15 @@ class Watch:
         else:
             self._waited += 1
         self._risen = self._risen or position
-        over = self._waited >= self.options.lag or score.value >= self.options.at_once
+        at_once = self.acceptance.scaled(score) >= self.options.at_once
+        over = self._waited >= self.options.lag or at_once
         return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
         """End the answer at the last judged position; return the failure, or None if all passed."""
         position, score = self.scores[-1]
         assert position == len(self.texts)
-        if not self.settings.passes(score.value):
+        if not self.acceptance.passes(score):
             return self._failure()
         self.passed, self._risen = position, 0
         return None
@@ -172,8 +181,8 @@ class Watch:
     def rewind(self, position: int) -> None:
         """Drop the tokens after `position`; `passed` becomes the last position left that passed."""
         del self.ids[position:], self.texts[position:]
-        last, passes = min(position, self.passed), self.settings.passes
-        passed = (at for at, score in self.scores if at <= last and passes(score.value))
+        last, passes = min(position, self.passed), self.acceptance.passes
+        passed = (at for at, score in self.scores if at <= last and passes(score))
         self.passed = max(passed, default=0)
         self.scores = [entry for entry in self.scores if entry[0] <= self.passed]
         self._requested = [self.passed or -1]
@@ -183,9 +192,9 @@ class Watch:
 
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""
-        context, passes = self.settings.window_tokens, self.settings.passes
+        context, passes = self.settings.window_tokens, self.acceptance.passes
         scores = [score for position, score in self.scores if context < position <= self.passed]
-        scores = [score for score in scores if passes(score.value)] or [self.scores[-1][1]]
+        scores = [score for score in scores if passes(score)] or [self.scores[-1][1]]
         names = set.intersection(*(set(score.attributes) for score in scores))
         attributes = {
             name: max(score.attributes[name] for score in scores) for name in sorted(names)

@@ -106,6 +106,8 @@ class Scorer(Protocol):
         attributes: The names of attributes of a text, such as threat and insult; none by default.
             A scorer with attributes also has `score_attributes`, which is called instead of
             `score` and returns an `Attributed`.
+        highest_of: The attributes whose highest value is the score; none by default, which means
+            that the score is computed otherwise. See the setting `thresholds`.
         screen: A quicker scorer whose scores are never lower; none by default. A growing text that
             passes the screen is accepted; the scorer itself scores all other texts.
         scorers: The scorers that a wrapper calls; none by default.
@@ -244,11 +246,13 @@ class AttributedScorer(PlainScorer, ABC):
     """Base of scorers that also score attributes of a text, such as threat and insult.
 
     The score is computed from the attributes (usually as their maximum), in the same pass.
-    attributes: names in the model or service; () if there are none. A class with another base has
-    attributes if it defines `attributes` and `score_attributes`.
+    attributes: names in the model or service; () if there are none. highest_of: the attributes
+    whose highest value is the score; () if the score is computed otherwise. A class with another
+    base has attributes if it defines `attributes` and `score_attributes`.
     """
 
     attributes: tuple[str, ...]
+    highest_of: tuple[str, ...] = ()
 
     @abstractmethod
     def score_attributes(self, texts: Sequence[Any]) -> Attributed: ...
@@ -306,10 +310,12 @@ class Scores:
             for part in parts
         ]
 
-    def worst(self) -> TextScore:
-        """Return the score of the most toxic text."""
-        row = int(self.values.argmax())
-        return TextScore(float(self.values[row]), self.known(row), bool(self.empty[row]))
+    def rows(self) -> list[TextScore]:
+        """Return the score of each text."""
+        return [
+            TextScore(float(value), self.known(row), bool(self.empty[row]))
+            for row, value in enumerate(self.values)
+        ]
 
     def known(self, row: int) -> dict[str, float]:
         """Return the known attributes of the text in this row."""
@@ -392,6 +398,12 @@ def attributes_of(scorer: Scorer) -> tuple[str, ...]:
     """Return the names of the scorer's attributes; () if it has none."""
     names: tuple[str, ...] = getattr(scorer, "attributes", ())
     return names if hasattr(scorer, "score_attributes") else ()
+
+
+def highest_of(scorer: Scorer) -> tuple[str, ...]:
+    """Return the attributes whose highest value is the score (see `Scorer`)."""
+    names: tuple[str, ...] = getattr(scorer, "highest_of", ())
+    return names
 
 
 def text_of(scored: Scored) -> str:

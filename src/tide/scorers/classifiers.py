@@ -58,6 +58,8 @@ class _Classifier(AttributedScorer):
         reported = toxic if head == "exclusive" else [*range(len(labels))]
         self._reported = reported if len(reported) > 1 else []
         self.attributes = tuple(labels[i] for i in self._reported)
+        if self.attributes and not added:
+            self.highest_of = tuple(labels[i] for i in toxic)
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
         owners: list[int] = []

@@ -22,6 +22,7 @@ from tide.scorers.base import (
     Scorer,
     Scores,
     Skip,
+    highest_of,
     is_concurrent,
     is_quick,
     pace_of,
@@ -71,6 +72,11 @@ class Scoring:
     def pace(self) -> str:
         """When to score a growing text; see `Scorer`."""
         return pace_of(self._scorer)
+
+    @property
+    def highest_of(self) -> tuple[str, ...]:
+        """The attributes whose highest value is the score; see `AttributedScorer`."""
+        return highest_of(self._scorer)
 
     @property
     def has_screen(self) -> bool:

@@ -30,7 +30,7 @@ from tide.core.optional import require
 from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.pocket import PROFANITIES
-from tide.scorers.base import Floats
+from tide.scorers.base import Attributed, Floats
 from tide.scorers.disguises import REVISION, digest_of, readings_in_all_scripts
 from tide.scorers.language import ReadingScorer
 from tide.scorers.pocket import normalize
@@ -139,9 +139,11 @@ class NeverScorer(ReadingScorer):
     It searches each reading of the text (`tide.scorers.disguises`), with any space or markup
     between the words of a phrase. Unlike `lexicon`, it also searches each reading after the
     normalization of `pocket` (digits become letters), and after joining spaced letters and signs.
+    The score is also the attribute `never`, so that it counts beside limits of other attributes.
     """
 
     quick = True
+    attributes = highest_of = ("never",)
     threshold = 1.0  # scores are 0 or 1; with 1.0, `max` uses the other scorer's threshold
     _readings = staticmethod(readings_in_all_scripts)
 
@@ -159,6 +161,10 @@ class NeverScorer(ReadingScorer):
         self._joined = (
             regex.compile(r"\L<words>", words=joined, cache_pattern=False) if joined else None
         )
+
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        scores = self.score(texts)
+        return Attributed(scores, {"never": scores})
 
     def _read(self, texts: list[str]) -> list[float]:
         return [float(self._holds(text)) for text in texts]

@@ -77,7 +77,11 @@ def create_app(
             events = serving.stream(request, asker)
             return EventStream(await anext(events), events, warned)
         answer, afterwards = await serving.whole(request, asker)
-        tide = {f"x-tide-{key.replace('_', '-')}": _written(v) for key, v in answer["tide"].items()}
+        tide = {
+            f"x-tide-{key.replace('_', '-')}": _written(value)
+            for key, value in answer["tide"].items()
+            if not isinstance(value, list)
+        }
         headers = tide | warned | _NO_STORE
         return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
 

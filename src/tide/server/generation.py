@@ -20,7 +20,7 @@ from typing import Any
 from tide.core.chat import Chat, Parts
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result
-from tide.core.settings import CHAT_TOKENS
+from tide.core.settings import CHAT_TOKENS, Settings
 from tide.detoxifier.asynchronous import AsyncTextStream
 from tide.server.monitor import Draft, Monitor
 from tide.server.policies import Policies, ServedPolicy
@@ -200,6 +200,8 @@ class Serving:
         if settings.get("toxicity_threshold", 0.0) > highest:
             message = f"must be at most {highest}; a request can only lower the threshold"
             raise Refused(400, message, param="tide.toxicity_threshold")
+        if "thresholds" in settings:
+            settings["thresholds"] = _lowered(settings["thresholds"], usual)
         if request.tide.trace and not limits.traces:
             message = "only accepted text is shown; tide serve --traces also shows rejected text"
             raise Refused(400, message, param="tide.trace")
@@ -301,6 +303,7 @@ class Serving:
             "threshold": call.settings.get("toxicity_threshold", settings.toxicity_threshold),
             "toxicity": best.toxicity,
             "toxicity_before": best.base.toxicity,
+            "failed": best.failed,
             "base_partial": best.base_partial,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
@@ -373,6 +376,19 @@ def _reason(ended: str, parts: Parts) -> str:
     return "tool_calls" if ended == "stop" and parts.tool_calls else ended
 
 
+def _lowered(limits: Mapping[str, float], usual: Settings) -> dict[str, float]:
+    """Add a request's limits of attributes to the policy's. Raises Refused for a higher limit.
+
+    An attribute without a limit in the policy gets at most the policy's `toxicity_threshold`.
+    """
+    for name, limit in limits.items():
+        highest = usual.thresholds.get(name, usual.toxicity_threshold)
+        if limit > highest:
+            message = f"{name} must be at most {highest}; a request can only lower the threshold"
+            raise Refused(400, message, param="tide.thresholds")
+    return {**usual.thresholds, **limits}
+
+
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:
     """Count the tokens of a response. n: number of completions per prompt."""
     read, written = (
@@ -386,6 +402,8 @@ def summed(sent: Sequence[Sent]) -> dict[str, Any]:
     """Return the field `tide` of a whole response, with its worst scores and its total cost."""
     fields = [answer.tide for answer in sent]
     whole = {key: fields[0][key] for key in ("policy", "mode")}
+    if all("failed" in field for field in fields):
+        whole["failed"] = list(dict.fromkeys(name for field in fields for name in field["failed"]))
     for key, combine in _COMBINE.items():
         if all(key in field for field in fields):
             whole[key] = combine(field[key] for field in fields)

@@ -22,6 +22,7 @@ from tide.core.http import Rows
 from tide.core.results import format_score
 from tide.core.sanitize import sanitized
 from tide.core.strings import Unread, strings
+from tide.scorers.base import TextScore
 from tide.server.gate import LOG, traced
 
 if TYPE_CHECKING:
@@ -110,13 +111,18 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
         texts = request.all_texts()
     except Unread as error:
         return _Verdict("blocked", _blocked(sanitized(str(error))))
-    worst, at_once = 0.0, policy.scoring.limits.max_texts
+    scoring = policy.scoring
+    worst, at_once = TextScore(0.0, empty=True), scoring.limits.max_texts
     for start in range(0, len(texts), at_once):  # tools alone may hold hundreds of texts
-        scores = await policy.scoring.score(texts[start : start + at_once])
-        worst = max(worst, float(scores.values.max()))
-    if policy.detox.settings.passes(worst):
-        return _Verdict("passed", {"action": "NONE"}, worst)
-    return _Verdict("blocked", _blocked(f"toxicity {format_score(worst, False)}"), worst)
+        scores = await scoring.score(texts[start : start + at_once])
+        worst = max(worst, scoring.acceptance.worst(scores), key=scoring.acceptance.scaled)
+    if scoring.acceptance.passes(worst):
+        return _Verdict("passed", {"action": "NONE"}, worst.value)
+    failed = [
+        f"{name} {format_score(worst.attributes.get(name, worst.value), False)}"
+        for name in scoring.acceptance.failed(worst)
+    ]
+    return _Verdict("blocked", _blocked(", ".join(failed)), worst.value)
 
 
 def _blocked(reason: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tide.core.seeds import derive_seed
 from tide.core.text import HALF, Thoughts
 from tide.data.files import appended
 from tide.engines.base import Engine, FinishReason, Piece, Request
+from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.draw import score_whole
 from tide.runtime.rewind import begin, finish, first_rewind
@@ -115,8 +116,9 @@ async def _forecast_text(
 
 async def _forecast_whole(task: TrialTask, scoring: Scoring, text: str, parts: Parts) -> Forecast:
     """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
-    score = (await score_whole(task, scoring, Effort(), text, parts)).value
-    return Forecast(score) if task.settings.passes(score) else Forecast(score, 0, 0)
+    score = await score_whole(task, scoring, Effort(), text, parts)
+    passes = Acceptance(task.settings, scoring.highest_of).passes(score)
+    return Forecast(score.value) if passes else Forecast(score.value, 0, 0)
 
 
 async def write(task: TrialTask, engine: Engine) -> Draft:

@@ -52,6 +52,7 @@ Mode = Literal["enforce", "monitor"]
 # Names appear in headers, logs and metrics.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Names = Annotated[list[Name], Field(min_length=1)]
+_Limit = Annotated[float, Field(gt=0, le=1, strict=False)]
 ONLY = "default"  # name of the policy that the command line makes
 
 
@@ -78,6 +79,13 @@ class Policy(_Part):
         lt=1,
         strict=False,
         description="Accept a text that scores below this.",
+    )
+    thresholds: dict[str, _Limit] | None = Field(
+        default=None,
+        max_length=100,
+        description="Limits of single attributes of the scorer, as in {threat: 0.1}; a text "
+        "passes if each is below its limit. A score that is the highest of the attributes then "
+        "counts only the others.",
     )
     refuse_prompt_above: float | None = Field(
         default=None,
@@ -225,7 +233,8 @@ class CommandLine:
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """Return a policy's preset and settings. Raises InputError for invalid settings."""
-        names = {"strategy", "toxicity_threshold", "refuse_prompt_above", "tool_calls", "reasoning"}
+        names = {"strategy", "toxicity_threshold", "thresholds", "refuse_prompt_above"}
+        names |= {"tool_calls", "reasoning"}
         if policy.strategy is not None:
             _check_registered("strategy", Spec(parse_spec(policy.strategy, "strategy")[0]))
         chosen = policy.model_dump(include=names, exclude_none=True)
@@ -443,8 +452,7 @@ class Policies:
                     continue
                 scorer = plan.scorer
                 detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
-                threshold = plan.settings.toxicity_threshold
-                scoring = ScoringApi(scorer, threshold, self.limits)
+                scoring = ScoringApi(scorer, plan.settings, self.limits)
                 policies[name] = ServedPolicy(plan, detox, scoring)
         self._raise(problems)
         default = tuple(policies[name] for name in file.default or list(policies)[:1])

@@ -204,6 +204,7 @@ class TideExtensions(_Wire):
 
     policy: Text | None = None
     toxicity_threshold: float | None = None
+    thresholds: dict[Text, float] | None = Field(default=None, max_length=100)
     max_iterations: int | None = Field(default=None, ge=1, le=100)
     num_samples: int | None = Field(default=None, ge=1, le=64)
     deadline: float | None = None

@@ -16,8 +16,10 @@ from pydantic_core import PydanticCustomError
 
 from tide.core.chat import Text
 from tide.core.http import Rows
+from tide.core.settings import Settings
 from tide.core.validation import unknown
-from tide.scorers.base import Exchange, Scorer, Scores, attributes_of, is_blank
+from tide.runtime.acceptance import Acceptance
+from tide.scorers.base import Exchange, Scorer, Scores, attributes_of, highest_of, is_blank
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
@@ -121,10 +123,11 @@ def discovery(url: str) -> dict[str, Any]:
 
 
 class ScoringApi:
-    """Scores texts for many clients at once. threshold: a text that reaches it is flagged."""
+    """Scores texts for many clients at once. A text that the settings do not accept is flagged."""
 
-    def __init__(self, scorer: Scorer, threshold: float, limits: Limits) -> None:
-        self._scorer, self._threshold, self.limits = scorer, threshold, limits
+    def __init__(self, scorer: Scorer, settings: Settings, limits: Limits) -> None:
+        self._scorer, self.limits = scorer, limits
+        self.acceptance = Acceptance(settings, highest_of(scorer))
         # The scorer's attributes by Perspective's names, except TOXICITY, which is the main score.
         self._names = {
             perspective_name(name): name
@@ -202,7 +205,7 @@ class ScoringApi:
         """Answer a request to OpenAI's moderations."""
         texts = [part if isinstance(part, str) else part.text for part in request.input]
         nothing = dict.fromkeys(_CATEGORIES)
-        scores = (await self.score(texts)).values.tolist()
+        scores = (await self.score(texts)).rows()
         return {
             "id": f"modr-{secrets.token_hex(12)}",
             "model": self._scorer.name,
@@ -210,11 +213,15 @@ class ScoringApi:
                 {
                     "flagged": toxic,
                     "categories": {**nothing, _CATEGORY: toxic, "toxicity": toxic},
-                    "category_scores": {**nothing, _CATEGORY: score, "toxicity": score},
+                    "category_scores": {
+                        **nothing,
+                        _CATEGORY: score.value,
+                        "toxicity": score.value,
+                    },
                     "category_applied_input_types": {_CATEGORY: ["text"], "toxicity": ["text"]},
                 }
                 for score in scores
-                for toxic in [score >= self._threshold]
+                for toxic in [not self.acceptance.passes(score)]
             ],
         }
 

@@ -58,6 +58,7 @@ class OpenAIModerationScorer(RemoteScorer):
         url = url_from("OPENAI_BASE_URL", url, URL)
         self._model, _, named = model.partition("#")
         self.attributes = categories = tuple(named.split(",")) if named else categories
+        self.highest_of = categories
         chosen = "" if categories == CATEGORIES else f"#{','.join(categories)}"
         where = "" if url == URL else f"@{place_of(url)}"
         super().__init__(f"openai-moderation:{self._model}{chosen}{where}", url, **options)

@@ -76,7 +76,7 @@ class PerspectiveScorer(RemoteScorer):
     ) -> None:
         self._key = need_key("PERSPECTIVE_API_KEY", key)
         url = url_from("PERSPECTIVE_URL", url, URL)
-        self.attributes = tuple(dict.fromkeys(attribute.split(",")))
+        self.attributes = self.highest_of = tuple(dict.fromkeys(attribute.split(",")))
         for name in self.attributes:
             if not name.replace("_", "").isalnum():
                 raise InputError(

@@ -149,6 +149,7 @@ class ServedClassifier(SelfHostedScorer):
         self._labels = frozenset(names)
         self._toxic = [names[i] for i in columns]
         self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
+        self.highest_of = self.attributes if self._how == "max" else ()
         self.batch_size = min(self.batch_size, info.max_client_batch_size)
         where = info.model_sha[:8] if info.model_sha else place_of(self._url)
         chosen = ",".join(self._toxic)
@@ -164,6 +165,7 @@ class ServedClassifier(SelfHostedScorer):
         self._model = model
         self._classes = [int(part) for part in wanted.split(",") if part]
         self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)
+        self.highest_of = self.attributes if self._how != "sum" else ()
         chosen = f"sum:{wanted}" if self._how == "sum" else wanted
         chosen = f"#{chosen}" if chosen else ""
         self.name = f"classifier:{model}@{place_of(self._url)}{chosen}"

@@ -27,6 +27,7 @@ from tide.scorers.base import (
     ask_attributes,
     attributes_of,
     exchange_of,
+    highest_of,
     is_blank,
     is_concurrent,
     is_quick,
@@ -62,6 +63,7 @@ class ScorerWrapper(AttributedScorer):
         self.attributes = tuple(
             dict.fromkeys(n for scorer in scorers for n in attributes_of(scorer))
         )
+        self.highest_of = highest_of(scorers[0]) if len(scorers) == 1 else ()
         known = [
             set(languages) for scorer in scorers if (languages := languages_of(scorer)) is not None
         ]
@@ -120,6 +122,17 @@ class MaxScorer(_Ensemble):
     """
 
     kind, scores_of, threshold_of = "max", staticmethod(np.max), staticmethod(min)
+
+    def __init__(self, scorers: Sequence[Scorer]) -> None:
+        super().__init__(scorers)
+        names = tuple(dict.fromkeys(name for scorer in scorers for name in highest_of(scorer)))
+        for scorer in scorers:
+            counted = highest_of(scorer)
+            # An attribute that a member has, but does not count, would count in the ensemble.
+            uncounted = {*attributes_of(scorer)} - {*counted}
+            if not counted or uncounted & {*names}:
+                names = ()
+        self.highest_of = names
 
 
 class MeanScorer(_Ensemble):

@@ -1,0 +1,73 @@
+"""Decides whether a text of given scores is accepted.
+
+The setting `thresholds` gives single attributes their own limits. An attribute with its own limit
+no longer counts in a score that is the highest of the scorer's attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tide.core.errors import InputError
+from tide.core.settings import Settings
+from tide.scorers.base import Scorer, Scores, TextScore, attributes_of
+
+# Name of the scorer's own score among the limits that a text fails.
+SCORE = "toxicity"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The limits of a run. highest_of: see `tide.scorers.base.AttributedScorer`."""
+
+    settings: Settings
+    highest_of: tuple[str, ...] = ()
+
+    def passes(self, score: TextScore) -> bool:
+        """Return whether a text of this score is accepted."""
+        return self.settings.passes(self.scaled(score))
+
+    def scaled(self, score: TextScore) -> float:
+        """Return the score on the scale of `toxicity_threshold`, in [0, 1].
+
+        A text reaches `toxicity_threshold` on this scale if it reaches any of its limits.
+        """
+        threshold = self.settings.toxicity_threshold
+        if score.empty or not self.settings.thresholds:
+            return score.value
+        return min(1.0, threshold * max(value / limit for _, value, limit in self._limits(score)))
+
+    def failed(self, score: TextScore) -> tuple[str, ...]:
+        """Return the names of the limits that a text of this score reaches."""
+        if score.empty:
+            return ()
+        return tuple(name for name, value, limit in self._limits(score) if value >= limit)
+
+    def worst(self, scores: Scores) -> TextScore:
+        """Return the score of the text that is nearest to failing, or fails by most."""
+        return max(scores.rows(), key=self.scaled)
+
+    def _limits(self, score: TextScore) -> list[tuple[str, float, float]]:
+        """Return the name, value and limit of each score that counts.
+
+        An unknown attribute counts as 1, so that it fails.
+        """
+        settings, known = self.settings, score.attributes
+        limits = [(name, known.get(name, 1.0), top) for name, top in settings.thresholds.items()]
+        return [(SCORE, self._rest(score), settings.toxicity_threshold), *limits]
+
+    def _rest(self, score: TextScore) -> float:
+        """Return the score without the attributes that have their own limits."""
+        rest = [name for name in self.highest_of if name not in self.settings.thresholds]
+        if len(rest) == len(self.highest_of) or any(name not in score.attributes for name in rest):
+            return score.value
+        return max((score.attributes[name] for name in rest), default=0.0)
+
+
+def check_thresholds(settings: Settings, scorer: Scorer) -> None:
+    """Raise InputError for a limit of an attribute that the scorer does not have."""
+    names = attributes_of(scorer)
+    for name in settings.thresholds:
+        if name not in names:
+            has = f"it has {', '.join(names)}" if names else "it has no attributes"
+            raise InputError(f"thresholds: scorer {scorer.name} has no attribute {name!r}; {has}")
