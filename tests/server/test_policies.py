@@ -22,7 +22,7 @@ from pydantic import SecretStr
 from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.server.test_drafts import Babbler, Rude
 from tests.server.test_monitor import plain, streamed
-from tide.core.errors import InputError, ScorerError
+from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.base import Attributed, AttributedScorer
 from tide.server.metrics import Metrics
@@ -462,3 +462,43 @@ def test_a_policy_cannot_limit_an_attribute_that_its_scorer_lacks(tmp_path: Path
         running(Babbler(), policies=path),
     ):
         pass
+
+
+class Dying(Rude):
+    """`Rude` until it is down."""
+
+    is_down = False
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        if Dying.is_down:
+            raise ScorerUnavailableError("down")
+        return super().score(texts)
+
+
+def test_a_second_scorer_decides_while_the_first_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REGISTRY._targets, "dying", Dying)
+    backed = {"scorer": "dying", "on_scorer_failure": RUDE}
+    path = written(tmp_path / "tide.yaml", policies={"backed": backed}, default=["backed"])
+
+    def texts() -> tuple[list[str], set[str]]:
+        answer = server.http.post("/v1/completions", json={"prompt": "x y", "seed": 3, "n": 8})
+        choices = answer.json()["choices"]
+        return [one["text"] for one in choices], {one["tide"]["scorer"] for one in choices}
+
+    with running(Babbler(0.1), policies=path, **BACKTRACK) as server:
+        before, by = texts()
+        assert by == {"fallback:rude,rude"}
+        monkeypatch.setattr(Dying, "is_down", True)
+        assert texts() == (before, {"rude"})
+        assert server.http.get("/ready").status_code == 200
+        assert server.metric("tide_scorer_fallback_texts_total") > 8
+        assert not any("idiot" in text for text in before)
+
+
+def test_the_second_scorer_of_a_policy_is_a_registered_name(tmp_path: Path) -> None:
+    policy = {"scorer": RUDE, "on_scorer_failure": "evil.py:f"}
+    path = written(tmp_path / "tide.yaml", policies={"only": policy})
+    with pytest.raises(PolicyError, match="may only have registered names"):
+        Policies(CommandLine(), path)

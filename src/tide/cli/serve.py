@@ -128,6 +128,14 @@ PoliciesSchema = Annotated[
         is_eager=True,
     ),
 ]
+OnScorerFailure = Annotated[
+    str,
+    options.option(
+        "Scorer",
+        "While the scorer is down: refuse, or a second scorer, which then decides by its own "
+        "threshold.",
+    ),
+]
 MonitorLog = Annotated[
     Path | None,
     options.option(
@@ -157,6 +165,7 @@ def serve(
     model: options.Model = "pocket",
     # Most text of a server is ordinary: `sentence` corrects the false alarms of `pocket`.
     scorer: options.Scorer = DEFAULT_SCORER,
+    on_scorer_failure: OnScorerFailure = "refuse",
     strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
@@ -194,7 +203,9 @@ def serve(
     provider = tracing.exporting() if otel else None
     keys = read_keys()
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
-    line = CommandLine(model, scorer, strict_language, preset, overrides or {}, mode)
+    line = CommandLine(
+        model, scorer, on_scorer_failure, strict_language, preset, overrides or {}, mode
+    )
     chosen = chosen_settings(preset, model, overrides or {})
     loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer, **chosen}
     reloading = None if policies is None else _ReloadAtSignal()

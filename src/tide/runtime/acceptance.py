@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tide.core.errors import InputError
 from tide.core.settings import Settings
-from tide.scorers.base import Scorer, Scores, TextScore, attributes_of
+from tide.scorers.base import FALLBACK, Scorer, Scores, TextScore, attributes_of
 
 # Name of the scorer's own score among the limits that a text fails.
 SCORE = "toxicity"
@@ -50,11 +50,13 @@ class Acceptance:
     def _limits(self, score: TextScore) -> list[tuple[str, float, float]]:
         """Return the name, value and limit of each score that counts.
 
-        An unknown attribute counts as 1, so that it fails.
+        An unknown attribute counts as 1, so that it fails, unless a second scorer has decided.
         """
-        settings, known = self.settings, score.attributes
-        limits = [(name, known.get(name, 1.0), top) for name, top in settings.thresholds.items()]
-        return [(SCORE, self._rest(score), settings.toxicity_threshold), *limits]
+        limits = [(SCORE, self._rest(score), self.settings.toxicity_threshold)]
+        unknown = 0.0 if score.attributes.get(FALLBACK) else 1.0
+        for name, limit in self.settings.thresholds.items():
+            limits.append((name, score.attributes.get(name, unknown), limit))
+        return limits
 
     def _rest(self, score: TextScore) -> float:
         """Return the score without the attributes that have their own limits."""

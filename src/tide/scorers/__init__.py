@@ -48,6 +48,7 @@ REGISTRY = Registry(
         "max": "tide.scorers.wrappers.base:MaxScorer",
         "mean": "tide.scorers.wrappers.base:MeanScorer",
         "confirm": "tide.scorers.wrappers.base:ConfirmScorer",
+        "fallback": "tide.scorers.wrappers.fallback:FallbackScorer",
     },
 )
 # Scorers that wrap other scorers, with their syntax; NUMBER is a wrapper's only setting.
@@ -58,6 +59,7 @@ WRAPPERS = {
     "max": "max:SCORER,SCORER",
     "mean": "mean:SCORER,SCORER",
     "confirm": "confirm:SCORER,SCORER",
+    "fallback": "fallback:SCORER,SCORER",
 }
 
 
@@ -70,10 +72,11 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
         confirm:SCORER,SCORER       confirm:pocket,sentence
+        fallback:SCORER,SCORER      fallback:perspective,pocket
 
     NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list
     of texts to a list of scores, or from `Exchange`s if its attribute `reads` is "exchange". In
-    `max`, `mean` and `confirm` a comma separates scorers unless it is in parentheses:
+    `max`, `mean`, `confirm` and `fallback` a comma separates scorers unless it is in parentheses:
     `max:(hf:ID#x,y),pocket`.
 
     Args:

@@ -43,6 +43,8 @@ _READS = ("text", "exchange")
 Skip = Callable[[str], bool]
 # Scored after a failure: a scorer that also fails for this text is broken.
 HEALTH_TEXT = "The weather is fine today."
+# Attribute that is 1 if the second scorer decided, because the first was down; see `fallback:A,B`.
+FALLBACK = "fallback"
 # Number types accepted in a list. Subclasses are refused: they can override conversions.
 _NUMBERS = (float, int, *(np.dtype(code).type for code in "dfegbhilqBHILQ"))
 
@@ -108,6 +110,7 @@ class Scorer(Protocol):
             `score` and returns an `Attributed`.
         highest_of: The attributes whose highest value is the score; none by default, which means
             that the score is computed otherwise. See the setting `thresholds`.
+        fallback: Name of the scorer that decides while this one is down; none by default.
         screen: A quicker scorer whose scores are never lower; none by default. A growing text that
             passes the screen is accepted; the scorer itself scores all other texts.
         scorers: The scorers that a wrapper calls; none by default.
@@ -404,6 +407,12 @@ def highest_of(scorer: Scorer) -> tuple[str, ...]:
     """Return the attributes whose highest value is the score (see `Scorer`)."""
     names: tuple[str, ...] = getattr(scorer, "highest_of", ())
     return names
+
+
+def fallback_of(scorer: Scorer) -> str:
+    """Return the name of the scorer that decides while `scorer` is down; "" if there is none."""
+    name: str = getattr(scorer, "fallback", "")
+    return name
 
 
 def text_of(scored: Scored) -> str:

@@ -19,9 +19,10 @@ from typing import Any
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import InputError, PromptRefusedError
-from tide.core.results import Result
+from tide.core.results import Result, Trial
 from tide.core.settings import CHAT_TOKENS, Settings
 from tide.detoxifier.asynchronous import AsyncTextStream
+from tide.scorers.base import FALLBACK, Scorer, fallback_of
 from tide.server.monitor import Draft, Monitor
 from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
@@ -304,6 +305,7 @@ class Serving:
             "toxicity": best.toxicity,
             "toxicity_before": best.base.toxicity,
             "failed": best.failed,
+            "scorer": scorer_of(best, call.policy.detox.scorer),
             "base_partial": best.base_partial,
             "evaluations": best.evaluations,
             "rounds": best.rounds,
@@ -387,6 +389,12 @@ def _lowered(limits: Mapping[str, float], usual: Settings) -> dict[str, float]:
             message = f"{name} must be at most {highest}; a request can only lower the threshold"
             raise Refused(400, message, param="tide.thresholds")
     return {**usual.thresholds, **limits}
+
+
+def scorer_of(trial: Trial, scorer: Scorer) -> str:
+    """Return the name of the scorer that decided, or of its second scorer if that decided once."""
+    decided = any(entry.attributes.get(FALLBACK) for entry in trial.trace)
+    return fallback_of(scorer) if decided else scorer.name
 
 
 def usage_of(sent: Sequence[Sent], n: int) -> dict[str, int]:

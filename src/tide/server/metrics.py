@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result
-from tide.scorers.base import HEALTH_TEXT, Attributed, Scored, Scorer, screen_of
+from tide.scorers.base import FALLBACK, HEALTH_TEXT, Attributed, Scored, Scorer, screen_of
 from tide.scorers.wrappers.base import ScorerWrapper
 from tide.server.monitor import Draft
 
@@ -67,6 +67,9 @@ class Metrics:
         )
         self.scored = counter("scorer_texts", "Texts sent to the scorer")
         self.failed = counter("scorer_errors", "Failed calls of the scorer", ["kind"])
+        self.fallbacks = counter(
+            "scorer_fallback_texts", "Texts that a second scorer decided, as the first was down"
+        )
         self.scoring = histogram("scorer_seconds", "Time of a scorer call", buckets=_SECONDS)
 
     def add(self, answered: Result | Draft) -> None:
@@ -120,6 +123,8 @@ class MeasuredScorer(ScorerWrapper):
                 self.metrics.scoring.observe(time.monotonic() - started)
                 self.metrics.scored.inc(len(texts))
             self.up = True
+            if FALLBACK in answer.attributes:
+                self.metrics.fallbacks.inc(float(answer.attributes[FALLBACK].sum()))
             return answer
 
     def check(self) -> bool:

@@ -53,6 +53,7 @@ Mode = Literal["enforce", "monitor"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Names = Annotated[list[Name], Field(min_length=1)]
 _Limit = Annotated[float, Field(gt=0, le=1, strict=False)]
+REFUSE = "refuse"  # value of `on_scorer_failure`
 ONLY = "default"  # name of the policy that the command line makes
 
 
@@ -69,6 +70,11 @@ class Policy(_Part):
         "and record the changes that enforcing would have made.",
     )
     scorer: str | None = Field(default=None, description="Same as --scorer.")
+    on_scorer_failure: str | None = Field(
+        default=None,
+        description="While the scorer is down: refuse, or a second scorer, which then decides by "
+        "its own threshold.",
+    )
     preset: str | None = Field(default=None, description="Same as --preset.")
     strategy: str | None = Field(
         default=None, description="Same as --strategy; `backtrack:lag=0` holds back less text."
@@ -226,6 +232,7 @@ class CommandLine:
 
     model: str = ""
     scorer: Any = DEFAULT_SCORER
+    on_scorer_failure: str = REFUSE
     strict_language: bool = False
     preset: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -251,9 +258,15 @@ class CommandLine:
 
     def spec(self, policy: Policy) -> Any:
         """Return the scorer of a policy. Raises InputError for an invalid spec."""
-        if policy.scorer is not None:
-            _check_registered("scorer", parse(policy.scorer, "scorer", WRAPPERS, REGISTRY.names()))
-        spec = policy.scorer or self.scorer
+        for name in ("scorer", "on_scorer_failure"):
+            if (written := getattr(policy, name)) is not None:
+                _check_registered(name, parse(written, name, WRAPPERS, REGISTRY.names()))
+        spec, second = (
+            policy.scorer or self.scorer,
+            policy.on_scorer_failure or self.on_scorer_failure,
+        )
+        if second != REFUSE:
+            spec = f"fallback:({spec}),({second})"
         return f"strict-language:({spec})" if self.strict_language else spec
 
 

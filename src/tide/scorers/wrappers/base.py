@@ -27,6 +27,7 @@ from tide.scorers.base import (
     ask_attributes,
     attributes_of,
     exchange_of,
+    fallback_of,
     highest_of,
     is_blank,
     is_concurrent,
@@ -64,6 +65,7 @@ class ScorerWrapper(AttributedScorer):
             dict.fromkeys(n for scorer in scorers for n in attributes_of(scorer))
         )
         self.highest_of = highest_of(scorers[0]) if len(scorers) == 1 else ()
+        self.fallback = next(filter(None, map(fallback_of, scorers)), "")
         known = [
             set(languages) for scorer in scorers if (languages := languages_of(scorer)) is not None
         ]

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from tide.core.errors import ScorerError, first_line
+from tide.core.errors import InputError, ScorerError, first_line
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.data.files import user_cache
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, Scored, Scorer, TextScore, code_of
+from tide.scorers.base import FALLBACK, Attributed, Scored, Scorer, TextScore, code_of
 from tide.scorers.wrappers.base import ScorerWrapper
 
 _T = TypeVar("_T")
@@ -55,6 +55,10 @@ class CachedScorer(ScorerWrapper):
     @checked
     def __init__(self, scorer: Scorer, path: str | Path | None = None) -> None:
         super().__init__(scorer)
+        if FALLBACK in self.attributes:
+            raise InputError(
+                "scorer cache: would keep verdicts of an outage; write fallback:cache:A,B"
+            )
         self._scored_by = f"{scorer.name}\0{code_of(scorer)}"
         self.quick = False  # another process may lock the file
         usual = os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3"
