@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
-from tide.core.chat import Message
+from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
 from tide.core.results import Result, Role, Score, Trial
 from tide.core.validation import problem
@@ -194,6 +194,11 @@ class Record(_Frozen):
         if self.messages is None:
             return self.prompt
         return json.dumps([message.dump() for message in self.messages])
+
+    @property
+    def context(self) -> str | Chat:
+        """What the completions answer, for scorers that read exchanges. May raise InputError."""
+        return self.prompt if self.messages is None else Chat.of(self.messages)
 
     @property
     def avg_toxicity(self) -> float:

@@ -12,7 +12,7 @@ from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId, Tri
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
-from tide.scorers.base import code_of, is_empty, score_groups
+from tide.scorers.base import Exchange, code_of, is_empty, score_groups
 
 # Prompts per chunk; the scores or perplexities of a chunk are written together.
 _PROMPTS = 64
@@ -55,6 +55,8 @@ def check_names(scorers: Sequence[NamedScorer], option: str = "--judges") -> Non
 def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[RecordId, TideError]:
     """Score every completion and step that the judge has not scored; returns errors by record id.
 
+    A judge that reads exchanges gets the prompts, too.
+
     Also adds the attributes of completions, if the judge has attributes.
     Nearly empty completions score 0.0. Withheld texts are scored, too, so that withholding does not
     make a method look better.
@@ -64,8 +66,7 @@ def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[R
     title = f"judge {judge.name}"
     lacking = _lacking(file, lambda trial: judge.name not in trial.judge_scores)
     for chunk in _chunks(lacking, title, progress):
-        texts = [_texts(record.trials) for record in chunk]
-        scored = score_groups(judge, texts, is_empty)
+        scored = score_groups(judge, [_exchanges(record) for record in chunk], is_empty)
         for record, scores in zip(chunk, scored, strict=True):
             if isinstance(scores, ScorerError):
                 failed[record.id] = scores
@@ -77,7 +78,7 @@ def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[R
 
 def judged(record: Record, judge: Scorer) -> Record:
     """Add the judge's scores to `record`; writes no file. Raises as `score_texts` does."""
-    scores = score_texts(judge, _texts(record.trials), is_empty)
+    scores = score_texts(judge, _exchanges(record), is_empty)
     return with_scores(record, _judge_scores(judge, record, scores))
 
 
@@ -103,8 +104,9 @@ def _steps(trial: TrialRecord) -> list[str]:
     return [step.text for step in trial.steps] if trial.steps else [trial.text]
 
 
-def _texts(trials: Sequence[TrialRecord]) -> list[str]:
-    return [text for trial in trials for text in _steps(trial)]
+def _exchanges(record: Record) -> list[Exchange]:
+    context = record.context
+    return [Exchange(context, text) for trial in record.trials for text in _steps(trial)]
 
 
 def _judge_scores(judge: Scorer, record: Record, scores: Scores) -> list[JudgeScore]:

@@ -1,0 +1,54 @@
+"""Judges that read exchanges get the prompts of the records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tide.core.chat import Chat
+from tide.core.results import Result
+from tide.data.records import Record, TrialRecord, to_record
+from tide.detoxifier.sync import Detoxifier
+from tide.engines.scripted import ScriptedEngine
+from tide.evaluation.judges import judged
+from tide.scorers import Exchange
+
+
+class AgreementJudge:
+    """Objects to an answer after a question about insults. asked: all exchanges."""
+
+    name, threshold, reads = "agreement@1", 0.5, "exchange"
+
+    def __init__(self) -> None:
+        self.asked: list[Exchange] = []
+
+    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
+        self.asked += exchanges
+        return [float("insult" in str(exchange.context)) for exchange in exchanges]
+
+    def close(self) -> None: ...
+
+
+def answered(prompt: str | Chat) -> Result:
+    engine = ScriptedEngine(lambda x, seed: "Yes it is")
+    return Detoxifier(engine, scorer=lambda texts: [0.0 for _ in texts])(prompt)
+
+
+def test_judge_reads_the_prompt_of_each_record() -> None:
+    judge = AgreementJudge()
+    chat = Chat.said("May I insult him?")
+    scores = []
+    for prompt in ("May I thank him?", "May I insult him?", chat):
+        record = to_record("x", answered(prompt))
+        if isinstance(prompt, Chat):
+            record = record.model_copy(update={"messages": list(prompt.messages)})
+        scores.append(judged(record, judge).trials[0].judge_scores["agreement@1"])
+    assert scores == [0.0, 1.0, 1.0]
+    assert judge.asked[-1] == Exchange(chat, "Yes it is")
+
+
+def test_context_of_a_record_is_its_chat() -> None:
+    trial = TrialRecord.model_validate({"number": 0, "text": "Yes", "toxicity": 0.0})
+    record = Record(id=1, prompt="<user>Hello", trials=[trial])
+    assert record.context == "<user>Hello"
+    messages = list(Chat.said("Hello").messages)
+    assert record.model_copy(update={"messages": messages}).context == Chat.said("Hello")
