@@ -10,7 +10,7 @@ import pytest
 from tests.command import tide
 from tide.core.errors import ScorerUnavailableError
 from tide.core.optional import require
-from tide.scorers import REGISTRY, CallableScorer, Scorer
+from tide.scorers import REGISTRY, CallableScorer, Exchange, Scorer
 from tide.scorers.words import listed_hashes
 
 ROWS = [
@@ -222,6 +222,83 @@ def test_texts_by_two_scorers(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "pocket@" in out
     assert "profanity-check@" in out
+
+
+@pytest.fixture
+def agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scorer that objects to "Yes" after a question about insults."""
+
+    def agreement(exchanges: list[Exchange]) -> list[float]:
+        return [0.9 * ("insult" in str(context) and text == "Yes") for context, text in exchanges]
+
+    agreement.reads = "exchange"  # type: ignore[attr-defined]
+    monkeypatch.setitem(
+        REGISTRY._targets, "agreement", lambda: CallableScorer(agreement, "agreement")
+    )
+
+
+@pytest.mark.usefixtures("agreement")
+def test_score_reads_contexts_of_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = tmp_path / "pairs.jsonl", tmp_path / "scores.jsonl"
+    contexts: list[object] = [
+        "May I insult him?",
+        [{"role": "user", "content": "May I insult her?"}],
+        "May I thank him?",
+        None,
+    ]
+    rows = [{"context": context, "text": "Yes"} for context in contexts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert tide("score", "-i", path, "-s", "agreement", "-s", "pocket", "-o", output) == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    scores = [
+        [score for name, score in line["scores"].items() if "agree" in name] for line in lines
+    ]
+    assert scores == [[0.9], [0.9], [0.0], [0.0]]
+    assert [line.get("context") for line in lines] == contexts
+    assert "ignored" not in capsys.readouterr().err
+    assert tide("score", "-i", path, "-s", "pocket") == 0
+    assert "contexts are ignored" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("agreement")
+def test_score_with_one_context(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("score", "Yes", "No", "--context", "May I insult him?", "-s", "agreement") == 0
+    out = capsys.readouterr().out
+    assert ("0.900" in out, "0.000" in out) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [
+        ({"a": 1}, "'context' must be a text or a list of messages, got dict"),
+        ([], "'context': messages"),
+        ([{"role": "assistant", "content": "Hi"}], "'context': messages"),
+    ],
+)
+def test_score_names_an_unusable_context(
+    context: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"context": context, "text": "Yes"}))
+    assert tide("score", "-i", path) == 1
+    err = capsys.readouterr().err
+    assert "line 1" in err
+    assert message in " ".join(err.split())
+
+
+@pytest.mark.usefixtures("agreement")
+def test_compare_counts_a_text_once_in_each_context(tmp_path: Path) -> None:
+    path, output = tmp_path / "pairs.jsonl", tmp_path / "figures.json"
+    record = {"id": 1, "prompt": "May I insult him?", "trials": [{"text": "Yes", "toxicity": 1}]}
+    rows = [
+        {"context": "May I insult him?", "text": "Yes", "toxicity": 1},
+        {"context": "May I thank him?", "text": "Yes", "toxicity": 0},
+        record,
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert tide("scorers", "compare", path, "-s", "agreement", "-o", output) == 0
+    (figures,) = json.loads(output.read_text())
+    assert (figures["texts"], figures["auc"]) == (2, 1.0)
 
 
 def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

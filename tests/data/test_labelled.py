@@ -32,7 +32,11 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
         ("source", ["x", "", "", "", ""]),
     ):
         rows = read_labelled([labels, recorded, run], by=by)
-        expected = [LabelledText(*pair, group) for pair, group in zip(plain, groups, strict=True)]
+        contexts = ["", *["p"] * 4]  # of a record, its prompt
+        expected = [
+            LabelledText(*pair, group, context)
+            for pair, group, context in zip(plain, groups, contexts, strict=True)
+        ]
         assert rows == expected
 
 

@@ -23,6 +23,7 @@ from tide.evaluation.progress import CleanConsole, bar_on
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer
+    from tide.scorers.base import Scored
 
 # How a text is shown: `masked` or `marked`.
 Words = Callable[[str], str | Text]
@@ -92,7 +93,7 @@ def progress_bar() -> Progress:
     return bar_on(ERRORS)
 
 
-def scored(scorer: Scorer, texts: Sequence[str]) -> list[float]:
+def scored(scorer: Scorer, texts: Sequence[Scored]) -> list[float]:
     """Score all `texts`, even nearly empty texts, with a progress bar."""
     from tide.scorers import score_texts  # noqa: PLC0415  (slow import)
 

@@ -40,7 +40,7 @@ from tide.evaluation.masking import masked
 if TYPE_CHECKING:
     from tide.scorers import Scorer
     from tide.scorers.assessment import Covered
-    from tide.scorers.base import Floats
+    from tide.scorers.base import Exchange, Floats
 
 app = typer.Typer(
     help="Compare scorers on labelled texts.\n\n"
@@ -61,6 +61,10 @@ def score(
     output: Annotated[
         Path | None, options.option("Output", "Write records to this .jsonl.", "--output", "-o")
     ] = None,
+    context: Annotated[
+        str,
+        options.option("Input", "What the texts answer, for scorers that read exchanges."),
+    ] = "",
     scorers: options.Scorers = None,
     strict_language: options.StrictLanguage = False,
     field: options.Field = "text",
@@ -70,16 +74,19 @@ def score(
 ) -> None:
     """Score TEXTS (or the texts of --input), with one column for each --scorer.
 
-    Texts are scored unchanged, even if they are nearly empty.
+    Texts are scored unchanged, even if they are nearly empty. A row of --input may have a
+    'context': the prompt or the list of messages that its text answers. Scorers that read exchanges
+    read it; other scorers read the text alone.
     """
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input, not both" if texts else "give texts or --input")
     from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
+    from tide.scorers.base import Exchange, reads_exchanges  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
         refuse_existing(overwrite, output, inputs=[input_file])
         rows = (
-            read_rows(input_file, field=field, limit=limit)
+            read_rows(input_file, field=field, limit=limit, contexts=True)
             if input_file is not None
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
@@ -88,13 +95,19 @@ def score(
         ]
         check_names(named, "--scorer")
         loaded = [one.scorer for one in named]
-        bodies = [row.text for row in rows]
-        columns = {scorer.name: scored(scorer, bodies) for scorer in loaded}
+        exchanges = [Exchange(row.context or context, row.text) for row in rows]
+        has_context = any(exchange.context for exchange in exchanges)
+        if has_context and not any(map(reads_exchanges, loaded)):
+            ERRORS.print("contexts are ignored: these scorers read texts alone")
+        columns = {scorer.name: scored(scorer, exchanges) for scorer in loaded}
         if output is not None:
             with replaced(output) as file:
                 for i, row in enumerate(rows):
                     by_name = {name: values[i] for name, values in columns.items()}
-                    record = {"id": row.id, "text": row.text, "scores": by_name}
+                    record: dict[str, Any] = {"id": row.id, "text": row.text, "scores": by_name}
+                    if of_row := exchanges[i].context:
+                        messages = of_row if isinstance(of_row, str) else of_row.dump()
+                        record["context"] = messages
                     file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
             ERRORS.print(f"{output}: {len(rows)} records")
             if mask:
@@ -146,7 +159,8 @@ def compare(
 
     AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
-    counts once, with its mean label; nearly empty texts are left out.
+    (with its 'context', if the row has one) counts once, with its mean label; nearly empty texts
+    are left out.
 
     false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of up to
     500 --ordinary texts below --threshold with a beginning at or above it.
@@ -184,7 +198,7 @@ def compare(
 
 
 def _measure(
-    loaded: Mapping[str, Scorer | str], texts: Sequence[str], targets: Floats
+    loaded: Mapping[str, Scorer | str], texts: Sequence[Exchange], targets: Floats
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Return the figures of each scorer on these texts, and the correlations of their errors.
 
@@ -215,7 +229,7 @@ def _measure(
     return rows, errors
 
 
-def _cover(name: str, scorer: Scorer | str, texts: Sequence[str]) -> Covered:
+def _cover(name: str, scorer: Scorer | str, texts: Sequence[Exchange]) -> Covered:
     import numpy as np  # noqa: PLC0415  (slow imports)
 
     from tide.scorers.assessment import Covered, score_covered  # noqa: PLC0415
@@ -297,17 +311,21 @@ def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
 
 def _groups(
     files: Sequence[Path], by: str | None, sample: int | None
-) -> dict[str, tuple[list[str], Floats]]:
-    """Return the distinct texts of each group, except nearly empty texts, and their mean labels."""
+) -> dict[str, tuple[list[Exchange], Floats]]:
+    """Return the distinct texts of each group, except nearly empty texts, and their mean labels.
+
+    The same text in another context is another text.
+    """
     import numpy as np  # noqa: PLC0415
 
     from tide.data.labelled import read_labelled  # noqa: PLC0415
-    from tide.scorers.base import is_empty  # noqa: PLC0415
+    from tide.scorers.base import Exchange, is_empty  # noqa: PLC0415
 
-    groups: dict[str, dict[str, list[float]]] = {}
+    groups: dict[str, dict[Exchange, list[float]]] = {}
     for row in read_labelled(files, by=by):
         if not is_empty(row.text):
-            groups.setdefault(row.group, {}).setdefault(row.text, []).append(row.toxicity)
+            exchange = Exchange(row.context, row.text)
+            groups.setdefault(row.group, {}).setdefault(exchange, []).append(row.toxicity)
     if not groups:
         raise InputError("the files hold no labelled texts")
     if by is not None and set(groups) == {""}:

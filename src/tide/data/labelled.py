@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tide.core.chat import Chat
 from tide.core.errors import InputError
 from tide.data.jsonl import read_objects
+from tide.data.prompts import context_of
 
 PAIRS = "pairs"  # the group of texts that come from pairs
 
@@ -18,11 +20,13 @@ class LabelledText:
     """toxicity: in [0, 1]; the share of raters who called the text toxic, or a recorded score.
 
     group: the name of the file, or the value of the field that groups the texts in the file.
+    context: what the text answers, or "" if unknown; see `Exchange`.
     """
 
     text: str
     toxicity: float
     group: str
+    context: str | Chat = ""
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,10 @@ def read_labelled(paths: Iterable[Path], *, by: str | None = None) -> list[Label
 def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[LabelledText | Pair]:
     """Yield the rows of .jsonl or .json files (a list of objects), plain or gzipped.
 
-    A row is a labelled text (`text`, `toxicity`), a pair (`toxic`, and `neutral`: a text or a list
-    of texts), or a record of a run (`trials`, or `completions` and `toxicity_scores` in the
-    authors' format), which holds several texts. A pair without neutral texts yields its toxic text.
+    A row is a labelled text (`text`, `toxicity`, and optionally `context`: a text or a list of
+    messages), a pair (`toxic`, and `neutral`: a text or a list of texts), or a record of a run
+    (`trials`, or `completions` and `toxicity_scores` in the authors' format), which holds several
+    texts; their context is the record's prompt. A pair without neutral texts yields its toxic text.
     by: the field that names a row's group, or "file".
     Raises InputError, with the row's line, for any other row.
     """
@@ -63,17 +68,20 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
                 pair = _pair(row, where)
                 yield pair if pair.neutral else pair.texts[0]
             elif "completions" in row or "trials" in row:
+                prompt = row.get("messages") or row.get("prompt")
+                context = context_of(prompt if isinstance(prompt, str | list) else None, where)
                 for text, score in _completions(row, where):
                     # An empty completion has no token to learn from.
                     if not isinstance(text, str) or text.strip():
-                        yield _labelled(text, score, group, where)
+                        yield _labelled(text, score, group, context, where)
             else:
                 text = row.get("text")
                 if not isinstance(text, str) or not text.strip():
                     raise InputError(
                         f"{where}: needs a text in 'text', or 'toxic' and 'neutral', or 'trials'"
                     )
-                yield _labelled(text, row.get("toxicity"), group, where)
+                context = context_of(row.get("context"), where)
+                yield _labelled(text, row.get("toxicity"), group, context, where)
 
 
 def _completions(row: dict[str, Any], where: str) -> list[tuple[Any, Any]]:
@@ -87,13 +95,15 @@ def _completions(row: dict[str, Any], where: str) -> list[tuple[Any, Any]]:
     raise InputError(f"{where}: needs as many 'toxicity_scores' as 'completions'")
 
 
-def _labelled(text: Any, toxicity: Any, group: str, where: str) -> LabelledText:
+def _labelled(
+    text: Any, toxicity: Any, group: str, context: str | Chat, where: str
+) -> LabelledText:
     if not isinstance(text, str):
         raise InputError(f"{where}: a completion must be a text, got {type(text).__name__}")
     is_number = isinstance(toxicity, int | float) and not isinstance(toxicity, bool)
     if not is_number or not 0 <= toxicity <= 1:
         raise InputError(f"{where}: toxicity is {toxicity!r}; it must be a number in [0, 1]")
-    return LabelledText(text, float(toxicity), group)
+    return LabelledText(text, float(toxicity), group, context)
 
 
 def _pair(row: dict[str, Any], where: str) -> Pair:

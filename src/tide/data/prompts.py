@@ -23,13 +23,15 @@ class Row:
     """One text of an input file. id: from the file, or else the index of the row.
 
     group: a label or domain by which a benchmark groups its texts, if any. chat: the chat that the
-    model continues; `text` is then the last message of the chat.
+    model continues; `text` is then the last message of the chat. context: what the text answers, if
+    the file says so; see `Exchange`.
     """
 
     id: int | str
     text: str
     group: str | None = None
     chat: Chat | None = None
+    context: str | Chat = ""
 
     def __post_init__(self) -> None:
         """Raise InputError for a text with a lone surrogate, which a shell may pass."""
@@ -57,6 +59,7 @@ def read_rows(
     limit: int | None = None,
     skip_empty: bool = False,
     chats: bool = False,
+    contexts: bool = False,
 ) -> list[Row]:
     """Read at most `limit` texts of `path`, in order. group: field that names a text's group.
 
@@ -65,6 +68,7 @@ def read_rows(
     txt: one text per line, blank lines skipped. Files may be gzipped (`.jsonl.gz`). The path `-` is
     standard input, read as .txt.
     chats: read `messages` of each object; the text of a row without messages is a user message.
+    contexts: read `context` of each row, if present: a text or a list of messages.
 
     Raises InputError, with the line's number, for a line that cannot be used, an id that occurs
     twice, an empty text unless `skip_empty`, or a file without texts.
@@ -94,12 +98,23 @@ def read_rows(
         if not isinstance(label := row.get(group) if group else None, str | None):
             raise InputError(f"{where}: {group!r} must be a text, got {type(label).__name__}")
         first[row_id] = where
-        row_read = Row(row_id, text, label, chat)
+        context = context_of(row.get("context"), where) if contexts else ""
+        row_read = Row(row_id, text, label, chat, context)
         rows.append(row_read.as_chat() if chats else row_read)
     if not rows:
         path = _STDIN if str(path) == "-" else path
         raise InputError(f"{path}: holds no {field}s")
     return rows
+
+
+def context_of(value: Any, where: str) -> str | Chat:
+    """Return the context of a text: a text, or a chat from a list of messages; "" for None."""
+    if isinstance(value, list):
+        return _chat(value, f"{where}: 'context'")
+    if not isinstance(value, str | None):
+        kind = type(value).__name__
+        raise InputError(f"{where}: 'context' must be a text or a list of messages, got {kind}")
+    return value or ""
 
 
 def _chat(messages: Any, where: str) -> Chat:
