@@ -34,7 +34,6 @@ def test_what_depends_on_more_than_ids_and_seed_is_written_each_time() -> None:
         {"prompt": engine.embed_tokens(ids)},
         {"banned_token_ids": (7,)},
         {"prefix_cache": object()},
-        {"whole_text": True},
     ]
     with CompletionCache(engine) as cache:
         for other in others:

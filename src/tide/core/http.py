@@ -14,10 +14,11 @@ import os
 import re
 import ssl
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http.cookiejar import CookieJar
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import anyio
@@ -176,7 +177,7 @@ class Client(httpx.AsyncClient):
         content = None if body is None else json.dumps(body).encode()
         with self._asking(), anyio.fail_after(self._seconds):
             async with self._opened(method, url, content) as response:
-                return await _whole(response, limit)
+                return await read_reply(response, limit)
 
     async def events(
         self, url: str, body: Any, *, limit: int = MIB
@@ -219,7 +220,7 @@ class Client(httpx.AsyncClient):
         async with self._opened("POST", url, content) as response:
             media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status_code != 200 or media_type in _NO_STREAM:
-                yield await _whole(response, limit)
+                yield await read_reply(response, limit)
                 return
             events, read = EventParser(), 0
             async for chunk in response.aiter_raw():
@@ -232,11 +233,27 @@ class Client(httpx.AsyncClient):
                 yield event
 
     @asynccontextmanager
+    async def passing(
+        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request of a client with its headers; the answer is read as it arrives.
+
+        There is no time limit: the client decides how long it waits.
+        """
+        with self._asking():
+            async with self._opened(method, url, content, headers) as response:
+                yield response
+
+    @asynccontextmanager
     async def _opened(
-        self, method: str, url: str, content: bytes | None
+        self,
+        method: str,
+        url: str,
+        content: bytes | None,
+        headers: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"}),
     ) -> AsyncIterator[httpx.Response]:
         # Compression is refused: an answer could unpack to a thousand times the counted bytes.
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        headers = {**headers, "Accept-Encoding": "identity"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":
@@ -309,7 +326,8 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-async def _whole(response: httpx.Response, limit: int) -> Reply:
+async def read_reply(response: httpx.Response, limit: int) -> Reply:
+    """Read a whole answer. Raises ServerFailed if it has more than `limit` bytes."""
     read = bytearray()
     async for chunk in response.aiter_raw():
         read += chunk

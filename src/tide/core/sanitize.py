@@ -48,6 +48,11 @@ def sanitized(text: str) -> str:
     return visible(" ".join(text.splitlines()))
 
 
+def without_keys(content: bytes) -> bytes:
+    """Replace keys in bytes; all other bytes stay as they are."""
+    return _hidden().sub("***", content.decode("latin-1")).encode("latin-1")
+
+
 def visible(text: str, unescaped: str = "") -> str:
     """Write control characters, format characters and lone surrogates of `text` as escapes.
 

@@ -88,8 +88,7 @@ class Request:
     noise (common random numbers). banned_token_ids: ids that are never drawn. banned_first_ids:
     further ids that are not drawn as the first token. priority: requests with the lowest number are
     served first. prefix_cache: see `Engine.prefix_cache`. piece_tokens: number of tokens that the
-    engine may collect for a piece; None asks for one piece at the end. whole_text: whether the text
-    keeps the reasoning (`<think>...</think>`) that a chat model writes before its answer.
+    engine may collect for a piece; None asks for one piece at the end.
     """
 
     prompt: Sequence[int] | Tensor
@@ -100,7 +99,6 @@ class Request:
     priority: int = 0
     prefix_cache: object = None
     piece_tokens: int | None = None
-    whole_text: bool = False
 
 
 @dataclass(frozen=True)

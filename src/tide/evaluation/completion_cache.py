@@ -66,7 +66,7 @@ def _key(request: Request) -> _Key | None:
     number of tokens that are read for a request with a prefix cache depends on other requests.
     """
     prompt, caches = request.prompt, request.prefix_cache is not None
-    more = caches or request.banned_token_ids or request.piece_tokens or request.whole_text
+    more = caches or request.banned_token_ids or request.piece_tokens
     if more or not isinstance(prompt, Sequence):
         return None
     return tuple(prompt), request.sampling, request.seed

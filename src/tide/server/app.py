@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
@@ -18,11 +18,13 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from tide import __version__
 from tide.core.chat import Chat
 from tide.core.errors import TideError
+from tide.engines.openai.engine import OpenAIEngine
 from tide.server.gate import FAILED, NUMBER, POLICIES, Gate
 from tide.server.generation import Asker, Serving
 from tide.server.guardrail import GuardrailRequest, guard
 from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
+from tide.server.proxy import Proxy, monitored_route
 from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
 from tide.server.tracing import instrument
@@ -54,11 +56,14 @@ def create_app(
     limits, metrics, engine = policies.limits, policies.metrics, policies.engine
     monitor = monitor or Monitor(policies)
     serving = Serving(policies, name, monitor)
+    proxy = Proxy(engine, serving, monitor) if isinstance(engine, OpenAIEngine) else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await monitor.finish(limits.drain)
+        if proxy is not None:
+            await proxy.upstream.close()
 
     app = FastAPI(
         title="TIDE", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
@@ -85,18 +90,17 @@ def create_app(
         headers = tide | warned | _NO_STORE
         return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
 
-    def scoring(http: Request) -> ScoringApi:
-        """Return the scoring API of the default policy of the request's API key."""
-        policy: ServedPolicy = http.scope[POLICIES][0]
-        return policy.scoring
+    generation = APIRouter(route_class=monitored_route(proxy))
 
-    @app.post("/v1/completions")
+    @generation.post("/v1/completions")
     async def completions(request: CompletionRequest, http: Request) -> Response:
         return await generate(request, http.scope)
 
-    @app.post("/v1/chat/completions")
+    @generation.post("/v1/chat/completions")
     async def chat(request: ChatRequest, http: Request) -> Response:
         return await generate(request, http.scope)
+
+    app.include_router(generation)
 
     @app.post("/v1/responses")
     async def responses() -> None:
@@ -114,21 +118,7 @@ def create_app(
         serving.check_model(model_name)
         return model
 
-    @app.post("/v1/moderations")
-    async def moderations(request: ModerationRequest, http: Request) -> dict[str, Any]:
-        return await scoring(http).moderate(request)
-
-    @app.post("/v1alpha1/comments:analyze")
-    async def analyze(request: AnalyzeRequest, http: Request) -> dict[str, Any]:
-        return await scoring(http).analyze(request)
-
-    @app.get("/$discovery/rest")
-    async def describe(request: Request) -> dict[str, Any]:
-        return discovery(str(request.base_url))
-
-    @app.post("/beta/litellm_basic_guardrail_api")
-    async def guardrail(request: GuardrailRequest, http: Request) -> dict[str, Any]:
-        return await guard(http.scope[POLICIES][0], request, http.scope[NUMBER])
+    app.include_router(_scoring_routes())
 
     @app.get("/health")
     async def health() -> Response:
@@ -171,6 +161,34 @@ def create_app(
     for path, file in FILES.items():
         app.get(path, include_in_schema=False)(_page(FOLDER / file))
     return Gate(app, policies)
+
+
+def _scoring_routes() -> APIRouter:
+    """Return the routes that emulate scoring services."""
+    routes = APIRouter()
+
+    def scoring(http: Request) -> ScoringApi:
+        """Return the scoring API of the default policy of the request's API key."""
+        policy: ServedPolicy = http.scope[POLICIES][0]
+        return policy.scoring
+
+    @routes.post("/v1/moderations")
+    async def moderations(request: ModerationRequest, http: Request) -> dict[str, Any]:
+        return await scoring(http).moderate(request)
+
+    @routes.post("/v1alpha1/comments:analyze")
+    async def analyze(request: AnalyzeRequest, http: Request) -> dict[str, Any]:
+        return await scoring(http).analyze(request)
+
+    @routes.get("/$discovery/rest")
+    async def describe(request: Request) -> dict[str, Any]:
+        return discovery(str(request.base_url))
+
+    @routes.post("/beta/litellm_basic_guardrail_api")
+    async def guardrail(request: GuardrailRequest, http: Request) -> dict[str, Any]:
+        return await guard(http.scope[POLICIES][0], request, http.scope[NUMBER])
+
+    return routes
 
 
 class EventStream(Response):

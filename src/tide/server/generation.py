@@ -100,13 +100,13 @@ class Serving:
 
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
         self.name, self.limits = name, policies.limits
-        self._policies, self._metrics, self._monitor = policies, policies.metrics, monitor
+        self._policies, self.metrics, self._monitor = policies, policies.metrics, monitor
         self._under_way = 0
         self._seconds = 1.0
 
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
         """Return the answer to a request without streaming, and a callback to run after sending."""
-        calls, shape = self._calls(request, asker), self._shape(request)
+        calls, shape = self.calls(request, asker), self._shape(request)
         answers: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
             async for number, item in running:
@@ -122,7 +122,7 @@ class Serving:
 
     async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
         """Yield the events of a streamed answer, without `[DONE]`. Raises the errors of `whole`."""
-        calls, shape = self._calls(request, asker), self._shape(request)
+        calls, shape = self.calls(request, asker), self._shape(request)
         answers: dict[int, Sent] = {}
         characters = [0] * len(calls)  # number sent so far, by choice
         try:
@@ -146,7 +146,7 @@ class Serving:
             await self._watch(calls, answers, asker)
             for number, call in enumerate(calls):
                 if call.policy.mode == "monitor" and characters[number] and number not in answers:
-                    self._monitor.cut_short(call.policy, asker.number, number)
+                    self._monitor.fail(call.policy, asker.number, number, "the stream ended early")
 
     async def _watch(
         self, calls: Sequence[Call], answers: Mapping[int, Sent], asker: Asker
@@ -165,7 +165,7 @@ class Serving:
     def _shape(self, request: Generation) -> ReplyShape:
         return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
 
-    def _policy(self, name: str | None, asker: Asker) -> ServedPolicy:
+    def policy(self, name: str | None, asker: Asker) -> ServedPolicy:
         """Return the policy `name` if the key may use it; by default, the key's first policy."""
         if name is None:
             return asker.policies[0]
@@ -179,14 +179,14 @@ class Serving:
             raise Refused(403, message, kind, param="tide.policy", code=code)
         raise Refused(400, f"unknown policy {name!r}; {may}", param="tide.policy")
 
-    def _calls(self, request: Generation, asker: Asker) -> list[Call]:
+    def calls(self, request: Generation, asker: Asker) -> list[Call]:
         """Return the calls of a request: n for its first prompt, n for its second, and so on.
 
         Choice i gets the request's seed plus i. A request without a seed gets a random seed.
         """
         self.check_model(request.model)
         settings, limits = request.settings(), self.limits
-        policy = self._policy(request.tide.policy, asker)
+        policy = self.policy(request.tide.policy, asker)
         usual = policy.detox.settings
         if limits.strict and request.ignored:
             message = f"unknown parameter: {request.ignored}"
@@ -256,7 +256,7 @@ class Serving:
                     yield 0, None
                     continue
                 if isinstance(item, PromptRefusedError):
-                    self._metrics.outcomes.labels("prompt_refused").inc()
+                    self.metrics.outcomes.labels("prompt_refused").inc()
                 if isinstance(item, InputError):
                     raise Refused.of(item, calls[number].tokens_name) from item
                 if isinstance(item, Exception):
@@ -279,7 +279,7 @@ class Serving:
 
     def _sent(self, outcome: Result | Draft, call: Call, request: Generation) -> Sent:
         """Return the part of a result or draft that is sent."""
-        self._metrics.add(outcome)
+        self.metrics.add(outcome)
         by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
         if isinstance(outcome, Draft):
             written, parts = outcome.generated_tokens, outcome.parts
@@ -330,7 +330,7 @@ class Serving:
 
     def _count(self, change: int) -> None:
         self._under_way += change
-        self._metrics.under_way.set(self._under_way)
+        self.metrics.under_way.set(self._under_way)
 
 
 async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:

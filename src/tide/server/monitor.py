@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from operator import methodcaller
@@ -39,6 +39,16 @@ if TYPE_CHECKING:
 
 # A text with spaces that some decoders remove.
 _PUNCTUATED = "a . b , c ? d ! e n't f 's g ' h"
+
+
+@dataclass(frozen=True)
+class ServerAnswer:
+    """An answer that a gateway passed on. finish_reason: None if the answer was cut off."""
+
+    text: str
+    parts: Parts
+    finish_reason: FinishReason | None
+    is_stream: bool
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,6 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
         derive_seed(task.seed, "sampling", 0),
         priority=task.priority,
         piece_tokens=None if on_text is None else 1,
-        whole_text=True,
     )
     may_rewrite = _may_rewrite(engine)
     recorded: list[Piece] = []
@@ -225,15 +234,19 @@ class Monitor:
         entry = {"request": request, "choice": choice, "policy": policy.name}
         if len(self._under_way) >= self._max_under_way:
             self._record(entry, policy, "skipped")
-            return
-        task = asyncio.create_task(self._forecast(entry, policy, prompt, draft))
+        else:
+            self.watch(self._forecast(entry, policy, prompt, draft))
+
+    def watch(self, scoring: Coroutine[Any, Any, None]) -> None:
+        """Run `scoring` beside the answers; `finish` waits for it."""
+        task = asyncio.create_task(scoring)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
-    def cut_short(self, policy: ServedPolicy, request: str, choice: int) -> None:
-        """Record an answer whose stream ended early; it is not scored."""
+    def fail(self, policy: ServedPolicy, request: str, choice: int, error: str) -> None:
+        """Record an answer that is not scored, because its stream ended early, for example."""
         entry = {"request": request, "choice": choice, "policy": policy.name}
-        self._record(entry, policy, "failed", error="the stream ended early")
+        self._record(entry, policy, "failed", error=error)
 
     async def finish(self, seconds: float) -> None:
         """Wait for running forecasts, at most `seconds`, and close the log."""

@@ -29,6 +29,7 @@ from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
 from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
+from tide.engines.base import Piece
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_blank, is_empty, pace_of
@@ -37,7 +38,7 @@ from tide.scorers.wrappers.base import MaxScorer
 from tide.server.gate import check_exposure, digest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
-from tide.server.monitor import Draft, Forecast, forecast
+from tide.server.monitor import Draft, Forecast, ServerAnswer, forecast
 from tide.server.monitor import write as write_unjudged
 from tide.server.scoring import ScoringApi
 
@@ -310,6 +311,24 @@ class ServedDetoxifier(AsyncDetoxifier):
         future = self._begin(work)
         future.add_done_callback(texts.end)
         return AsyncTextStream(texts, future)
+
+    async def draft_of(
+        self, prompt: str | Chat, answer: ServerAnswer, **overrides: Unpack[Overrides]
+    ) -> Draft:
+        """Return the draft for an answer that a server wrote."""
+        settings, strategy = self._resolve(overrides)
+        on_text = (lambda _: None) if answer.is_stream else None
+        reason, text = answer.finish_reason, answer.text
+        assert reason is not None
+
+        async def work() -> Draft:
+            (task,) = await self._tasks(prompt, settings, strategy, next(NUMBERS), [0], on_text)
+            (ids,) = self.engine.tokenize([text])
+            written = len(ids) + answer.parts.num_tokens
+            pieces = (Piece(tuple(ids), reason),)
+            return Draft(task, text, answer.parts, len(ids), reason, written, 0, pieces)
+
+        return await self._finished(work)
 
     async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
         """Forecast the outcome that enforcing would have had for a draft.

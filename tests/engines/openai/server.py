@@ -17,6 +17,7 @@ from typing import Any
 Events = list[dict[str, Any]]
 Tell = Callable[[Events], Iterator[bytes]]
 DONE = b"data: [DONE]\n\n"
+NONE: Mapping[str, str] = {}
 WORDS = [
     " the", " people", " of", " town", " were", " kind", " and", " old", " morning", " river",
     " she", " said", " that", " it", " was", " good", ".", ",", " dull", " Dull",
@@ -52,7 +53,7 @@ class TextServer:
         self.faults: Mapping[str, tuple[int, Any] | Tell | Broken] = {}
         self.refused: Mapping[str, Callable[[Any], bool]] = {}
         self.message: Callable[[dict[str, Any]], Events | None] = lambda _: None
-        self.answer: Callable[[str, dict[str, Any]], tuple[int, Any] | None] = lambda *_: None
+        self.answer: Callable[[str, dict[str, Any]], tuple[Any, ...] | None] = lambda *_: None
         self.favourite: str | None = None
         self.ends: Callable[[str], bool] = lambda _: False
         self.patient = True
@@ -177,13 +178,18 @@ class TextServer:
         if is_chat and (events := self.message(body)) is not None:
             self._stream(handler, tell(events))
             return
+        body = {"max_tokens": 16, "temperature": 0.0, "seed": 0, **body}
         text = self._read(body["messages"]) if is_chat else body["prompt"]
-        words, reason = self.written(text, {"seed": 0, **body})
-        whole = "".join(words)
-        size = self.cut
+        words, reason = self.written(text, body)
+        if body.get("stream"):
+            self._stream(handler, tell(self._events(words, reason, is_chat)))
+        else:
+            _send(handler, 200, _answer("".join(words), reason, is_chat))
+
+    def _events(self, words: list[str], reason: str, is_chat: bool) -> Events:
+        whole, size = "".join(words), self.cut
         parts = [whole[i : i + size] for i in range(0, len(whole), size)] if size else words
-        events = [_event(part, None, is_chat) for part in parts] + [_event("", reason, is_chat)]
-        self._stream(handler, tell(events))
+        return [_event(part, None, is_chat) for part in parts] + [_event("", reason, is_chat)]
 
     def _stream(self, handler: BaseHTTPRequestHandler, events: Iterator[bytes]) -> None:
         handler.send_response(200)
@@ -400,9 +406,20 @@ def _event(text: str, reason: str | None, is_chat: bool) -> dict[str, Any]:
     return {"choices": [{"index": 0, "finish_reason": reason, **part}]}
 
 
-def _send(handler: BaseHTTPRequestHandler, status: int, answer: Any) -> None:
+def _answer(text: str, reason: str, is_chat: bool) -> dict[str, Any]:
+    part = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    choice = {"index": 0, "finish_reason": reason, "logprobs": None, **part}
+    return {"id": "x", "choices": [choice], "usage": usage, "system_fingerprint": "tiny-1"}
+
+
+def _send(
+    handler: BaseHTTPRequestHandler, status: int, answer: Any, headers: Mapping[str, str] = NONE
+) -> None:
     content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name, value)
     handler.send_header("Content-Length", str(len(content)))
     handler.end_headers()
     handler.wfile.write(content)

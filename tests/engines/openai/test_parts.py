@@ -216,8 +216,6 @@ def test_reasoning_that_the_text_begins_with(
     for asks in ({}, ASKS):
         found, said, _ = answered(text_engine, Chat.of([USER], asks))
         assert (found, said.reasoning) == (rest, "Before. " + reasoning)
-        found, said, _ = answered(text_engine, Chat.of([USER], asks), whole_text=True)
-        assert (found, said.reasoning) == (text, "Before. ")
 
 
 def test_reasoning_in_both_fields_is_told_once(

@@ -97,7 +97,7 @@ class OpenAIEngine(Engine):
         self._deadline = deadline
         self._capacity = asyncio.Semaphore(self.max_batch)
         key, patience = read_key(api_key_env), min(PATIENCE, deadline)
-        self._upstream = Upstream(base_url, timeout, key=key, patience=patience)
+        self.upstream = Upstream(base_url, timeout, key=key, patience=patience)
         try:
             self._server: Capabilities = self.portal.run(self._look)
         except BaseException:
@@ -107,9 +107,9 @@ class OpenAIEngine(Engine):
 
     async def _look(self) -> Capabilities:
         try:
-            return await look_at(self._upstream, self.name, self._named)
+            return await look_at(self.upstream, self.name, self._named)
         except ServerFailed as error:
-            raise EngineError(f"{self._upstream.url}: cannot be used: {error}") from error
+            raise EngineError(f"{self.upstream.url}: cannot be used: {error}") from error
 
     # Text and words.
 
@@ -164,7 +164,7 @@ class OpenAIEngine(Engine):
 
         Raises EngineError if the server cannot be reached, CompletionError for other failures.
         """
-        upstream = self._upstream
+        upstream = self.upstream
         try:
             with anyio.fail_after(self._deadline):
                 await self._request(answer)
@@ -186,7 +186,7 @@ class OpenAIEngine(Engine):
                 body["logit_bias"] = {str(token): NEVER for token in ids}
             before, words, thoughts = len(answer.words), Words(answer.left), answer.aside.thoughts
             try:
-                async with aclosing(streamed(self._upstream, body, answer.aside)) as parts:
+                async with aclosing(streamed(self.upstream, body, answer.aside)) as parts:
                     async for text, reason in parts:
                         answer.take(words.add(thoughts.add(text)))
                         if reason is not None:
@@ -215,12 +215,12 @@ class OpenAIEngine(Engine):
     @property
     def available(self) -> bool:
         """Whether the last request reached the server; if not, another one is sent now."""
-        if not self.closed and not self._upstream.reachable:
-            self.portal.start(self._upstream.look)
-        return not self.closed and self._upstream.reachable
+        if not self.closed and not self.upstream.reachable:
+            self.portal.start(self.upstream.look)
+        return not self.closed and self.upstream.reachable
 
     async def _free(self) -> None:
-        await self._upstream.close()
+        await self.upstream.close()
 
 
 # Redraws of banned text: tokens per redraw, temperature step and maximum, redraws at one place.
@@ -279,7 +279,7 @@ class StreamedAnswer:
         messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
         if not written:
             self._whole = server.continued is None or first.in_parts
-            self.aside = Aside(inline=not self._request.whole_text)
+            self.aside = Aside(inline=True)
             return first.asked | self._sampling(server) | {"messages": messages}
         if server.continued is None:
             raise CompletionError("the server cannot continue an answer to a chat")

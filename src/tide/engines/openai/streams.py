@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from tide.core.chat import Parts, ToolCall
 from tide.core.http import MIB, ServerFailed, parsed
@@ -22,7 +22,7 @@ from tide.engines.base import FinishReason
 from tide.engines.openai.upstream import Upstream
 from tide.engines.openai.words import LONGEST_TOKEN, words_of
 
-_MOST_CALLS = 128
+_MOST_CALLS, _MOST_CHOICES = 128, 4096
 _Name = Annotated[str, Field(max_length=1000)]
 
 
@@ -133,6 +133,8 @@ class Aside:
 class Part(BaseModel):
     """The next piece of a completion (`text`) or of an answer to a chat (`delta`).
 
+    An answer that is not a stream has the whole `message` in place of a `delta`.
+
     LocalAI leaves out an empty piece; Azure leaves out the piece in events with filter results.
     index: number of the answer; some servers count events with it, send it as text, or leave it
     out.
@@ -140,7 +142,7 @@ class Part(BaseModel):
 
     index: int | str | None = None
     text: str | None = None
-    delta: Delta | None = None
+    delta: Delta | None = Field(None, validation_alias=AliasChoices("delta", "message"))
     finish_reason: Annotated[str | None, Field(max_length=100)] = None
 
     def read(self, chat: bool) -> Delta:
@@ -160,7 +162,7 @@ class Event(BaseModel):
 
     choices: Annotated[
         list[Part],
-        Field(max_length=1),
+        Field(max_length=_MOST_CHOICES),
         BeforeValidator(lambda choices: [] if choices is None else choices),
     ] = []
     error: Any = None
@@ -235,6 +237,11 @@ _ENDS: dict[str, FinishReason] = {
 _REFUSALS = ("content_filter", "tool_calls", "function_call")
 
 
+def end_of_server(reason: str) -> FinishReason:
+    """Return why a server ended an answer that was given out as it is."""
+    return _ENDS.get(reason.lower(), "stop")
+
+
 async def streamed(
     upstream: Upstream, body: dict[str, Any], aside: Aside | None = None
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
@@ -255,6 +262,8 @@ async def streamed(
         async for data in events:
             event = read_event(data)
             event.check()
+            if len(event.choices) > 1:
+                raise ServerFailed("wrote several answers at once")
             for part in event.choices:
                 index = _checked_index(part.index, index)
                 delta = part.read(chat)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import httpx
 import tenacity
 from pydantic import BaseModel, SecretStr
 
@@ -33,6 +35,13 @@ _FORBIDDEN = (401, 403)
 _CLIENT_REQUESTS = 4
 
 
+@dataclass
+class _Reached:
+    """Whether the last request reached the server."""
+
+    yes: bool = True
+
+
 class Upstream:
     """One server with OpenAI's API.
 
@@ -47,10 +56,33 @@ class Upstream:
     ) -> None:
         address = base_url(url, "base_url")
         self.url = address.removesuffix("/v1")
-        self.reachable = True
+        self._reached = _Reached()
         self._api = api_root(address)
         self._timeout, self._key, self._patience = timeout, key, patience
         self._clients: list[Client] = []
+
+    def for_another_loop(self) -> Upstream:
+        """Return connections to the same server; `reachable` is shared."""
+        other = Upstream(self.url, self._timeout, key=self._key, patience=self._patience)
+        other._api, other._reached = self._api, self._reached
+        return other
+
+    @property
+    def reachable(self) -> bool:
+        return self._reached.yes
+
+    @asynccontextmanager
+    async def passing(
+        self, method: str, path: str, content: bytes | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[httpx.Response]:
+        """Pass a request of a client on; its answer, of any status, is read as it arrives."""
+        async with AsyncExitStack() as stack:
+
+            async def begin() -> httpx.Response:
+                passing = self._client().passing(method, self._address(path), content, headers)
+                return await stack.enter_async_context(passing)
+
+            yield await self._connected(begin)
 
     async def request(
         self, path: str, kind: type[_Parsed], body: Any = None, *, limit: int = MIB
@@ -96,9 +128,9 @@ class Upstream:
             reply = await self._client().ask("GET", self._address("/v1/models"))
             _raise_for_status(reply, "/v1/models")
         except ServerFailed as error:
-            self.reachable = not isinstance(error, ServerUnreachable)
+            self._reached.yes = not isinstance(error, ServerUnreachable)
         else:
-            self.reachable = True
+            self._reached.yes = True
 
     async def close(self) -> None:
         for client in self._clients:
@@ -112,9 +144,9 @@ class Upstream:
         try:
             answer = await self._persistently(ask)
         except ServerFailed as error:
-            self.reachable = not isinstance(error, ServerUnreachable)
+            self._reached.yes = not isinstance(error, ServerUnreachable)
             raise
-        self.reachable = True
+        self._reached.yes = True
         return answer
 
     async def _persistently(self, ask: Callable[[], Awaitable[_T]]) -> _T:

@@ -1,0 +1,249 @@
+"""Monitored requests of a gateway: they go on to its server, and the answers come back, unchanged.
+
+Answers are scored afterwards, beside the stream of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from asyncio import to_thread
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from tide.core.errors import InputError
+from tide.core.http import MIB, EventParser, ServerFailed, read_reply
+from tide.core.sanitize import without_keys
+from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
+from tide.server.gate import NUMBER, POLICIES, traced
+from tide.server.generation import Asker
+from tide.server.monitor import Monitor, ServerAnswer
+from tide.server.schemas import ChatRequest, CompletionRequest, Refused
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from tide.engines.openai.engine import OpenAIEngine
+    from tide.server.generation import Serving
+    from tide.server.policies import ServedPolicy
+
+# Headers of one connection, which a proxy does not pass on (RFC 9110).
+_OF_CONNECTIONS = frozenset((
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade",
+))  # fmt: skip
+# A client's key is for this gateway; the server gets the gateway's own key.
+_NOT_SENT = _OF_CONNECTIONS | {
+    *("host", "content-length", "content-encoding", "accept-encoding", "expect", "cookie"),
+    *("authorization", "x-api-key", "x-goog-api-key", "x-request-id"),
+}
+_NOT_RETURNED = _OF_CONNECTIONS | {"date", "server", "set-cookie", "x-request-id"}
+# A longer answer is passed on, but not scored.
+_LONGEST_SCORED = 16 * MIB
+
+
+class Proxy:
+    """Passes requests on to the server of `engine`, and scores the answers of monitored ones."""
+
+    def __init__(self, engine: OpenAIEngine, serving: Serving, monitor: Monitor) -> None:
+        self.upstream = engine.upstream.for_another_loop()
+        self._engine, self._serving, self._monitor = engine, serving, monitor
+        self._metrics = serving.metrics
+
+    def policy_of(self, content: bytes, asker: Asker) -> ServedPolicy:
+        """Return the policy that a request names. Raises Refused if its key may not use it."""
+        name = None
+        if isinstance(tide := _object(content).get("tide"), dict):
+            name = tide.get("policy")
+        return self._serving.policy(name if isinstance(name, str) else None, asker)
+
+    async def monitored(
+        self, request: Request, policy: ServedPolicy, asker: Asker, kind: type[_Kind]
+    ) -> Response:
+        content = await request.body()
+        exchange = Exchange(kind, content, policy, asker)
+        return PassedOn(self, request, self._for_server(content), exchange)
+
+    def _for_server(self, content: bytes) -> bytes:
+        """Return the body for the server: without our field, with the server's name of a model."""
+        values = _object(content)
+        renamed = values.get("model") == self._serving.name != self._engine.name
+        if not renamed and "tide" not in values:
+            return content
+        values.pop("tide", None)
+        if renamed:
+            values["model"] = self._engine.name
+        return json.dumps(values).encode()
+
+    def score(self, exchange: Exchange) -> None:
+        """Start to score an answer that was passed on."""
+        self._monitor.watch(self._score(exchange))
+
+    async def _score(self, exchange: Exchange) -> None:
+        policy, number = exchange.policy, exchange.asker.number
+        try:
+            request = exchange.kind.model_validate(_object(exchange.content))
+            calls = self._serving.calls(request, exchange.asker)
+            answers = await to_thread(exchange.answers)
+        except ValidationError as error:
+            refused = f"enforcing refuses this request: {error.errors()[0]['msg']}"
+            self._monitor.fail(policy, number, 0, refused)
+            return
+        except (Refused, InputError, ServerFailed) as error:
+            self._monitor.fail(policy, number, 0, traced(error))
+            return
+        for choice, call in enumerate(calls):
+            answer = answers.get(choice)
+            if answer is None or answer.finish_reason is None:
+                self._monitor.fail(policy, number, choice, "the stream ended early")
+                continue
+            draft = await policy.detox.draft_of(call.prompt, answer, **call.settings)
+            self._metrics.add(draft)
+            self._monitor.begin(policy, call.prompt, draft, number, choice)
+
+
+_Kind = ChatRequest | CompletionRequest
+
+
+@dataclass
+class Exchange:
+    """A monitored request and its answer. answer: the first bytes, up to the limit to score."""
+
+    kind: type[_Kind]
+    content: bytes
+    policy: ServedPolicy
+    asker: Asker
+    is_stream: bool = False
+    answer: bytearray = field(default_factory=bytearray)
+
+    def answers(self) -> dict[int, ServerAnswer]:
+        """Read the choices of the answer. Raises ServerFailed for an answer that is not read."""
+        if len(self.answer) > _LONGEST_SCORED:
+            raise ServerFailed(f"the answer has more than {_LONGEST_SCORED:,} bytes")
+        reading: dict[int, _Reading] = {}
+        for data in self._events():
+            event = read_event(data)
+            event.check()
+            for part in event.choices:
+                index = int(part.index or 0)
+                choice = reading.setdefault(index, _Reading(is_stream=self.is_stream))
+                choice.add(part.read(self.kind is ChatRequest), part.finish_reason)
+        return {index: choice.end() for index, choice in reading.items()}
+
+    def _events(self) -> list[bytes]:
+        content = bytes(self.answer)
+        if not self.is_stream:
+            return [content]
+        parser = EventParser()
+        events = [*parser.add(content), *parser.end()]
+        return [event for event in events if event != b"[DONE]"]
+
+
+class _Reading:
+    """Joins the pieces of one choice."""
+
+    def __init__(self, *, is_stream: bool) -> None:
+        self._text, self._pieces = Text(), list[str]()
+        self._aside = Aside(inline=False)
+        self._reason: str | None = None
+        self._is_stream = is_stream
+
+    def add(self, delta: Any, reason: str | None) -> None:
+        self._pieces.append(self._text.add(delta.content or ""))
+        self._aside.add(delta)
+        self._reason = reason or self._reason
+
+    def end(self) -> ServerAnswer:
+        self._text.end()
+        reason = end_of_server(self._reason) if self._reason else None
+        return ServerAnswer("".join(self._pieces), self._aside.parts, reason, self._is_stream)
+
+
+class PassedOn(Response):
+    """The server's answer, passed on byte for byte while it arrives."""
+
+    background = None
+
+    def __init__(
+        self, proxy: Proxy, request: Request, content: bytes, exchange: Exchange | None = None
+    ) -> None:
+        self._proxy, self._request = proxy, request
+        self._content, self._exchange = content, exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = self._request
+        headers = {name: value for name, value in request.headers.items() if name not in _NOT_SENT}
+        passing = self._proxy.upstream.passing(
+            request.method, request.url.path, self._content or None, headers
+        )
+        is_whole = False
+        try:
+            async with passing as response:
+                await self._send(response, send)
+                is_whole = True
+        finally:
+            exchange = self._exchange
+            if exchange is not None and exchange.answer and (is_whole or exchange.is_stream):
+                self._proxy.score(exchange)
+
+    async def _send(self, response: httpx.Response, send: Send) -> None:
+        status, exchange = response.status_code, self._exchange
+        failed = status >= 400
+        headers = [
+            (name.lower(), value)
+            for name, value in response.headers.raw
+            if name.lower().decode("latin-1") not in _NOT_RETURNED
+        ]
+        if exchange is not None:
+            exchange.is_stream = "event-stream" in response.headers.get("content-type", "")
+            mode = (b"x-tide-mode", b"monitor"), (b"x-tide-policy", exchange.policy.name.encode())
+            headers += mode
+        if failed:
+            content = without_keys((await read_reply(response, MIB)).body)
+            headers = [header for header in headers if header[0] != b"content-length"]
+            headers.append((b"content-length", str(len(content)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        if failed:
+            await send({"type": "http.response.body", "body": content})
+            return
+        async for chunk in response.aiter_raw():
+            if exchange is not None and len(exchange.answer) <= _LONGEST_SCORED:
+                exchange.answer += chunk
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def monitored_route(proxy: Proxy | None) -> type[APIRoute]:
+    """Return a class of routes that pass on the requests of monitored policies unread."""
+
+    class Monitored(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            enforced = super().get_route_handler()
+            kind = ChatRequest if self.path.endswith("chat/completions") else CompletionRequest
+
+            async def handle(request: Request) -> Response:
+                if proxy is not None:
+                    asker = Asker(request.scope[NUMBER], request.scope[POLICIES])
+                    policy = proxy.policy_of(await request.body(), asker)
+                    if policy.mode == "monitor":
+                        return await proxy.monitored(request, policy, asker, kind)
+                return await enforced(request)
+
+            return handle
+
+    return Monitored
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """Return a body as a JSON object; empty if it is none, which the server will say."""
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,222 @@
+"""A monitored gateway is a proxy: requests and answers pass unchanged, and scoring is beside."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.server import Broken, TextServer
+from tests.hostile import KEY
+from tests.server.running import PATIENCE, Running, running, wait_until
+from tests.server.test_monitor import counted
+from tide.engines.openai.engine import OpenAIEngine
+
+USER = {"role": "user", "content": "Tell me about the town."}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+BAD = "dull"
+
+
+class Rude:
+    name, threshold, pace = "rude", 0.5, "word"
+
+    def score(self, texts: list[str]) -> np.ndarray:
+        return np.array([float(BAD in text.casefold()) for text in texts])
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def upstream() -> Iterator[TextServer]:
+    with TextServer() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+def server(upstream: TextServer) -> Iterator[Running]:
+    with (
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(engine, Rude(), mode="monitor", strategy="backtrack") as server,
+    ):
+        upstream.requests.clear()
+        yield server
+
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completion": ("/v1/completions", {"prompt": "The weather"}),
+    "chat": ("/v1/chat/completions", {"messages": [USER]}),
+    "fields": (
+        "/v1/chat/completions",
+        {"messages": [USER], "presence_penalty": 0.5, "logprobs": True, "unknown": [1], "seed": 3},
+    ),
+    "tools": ("/v1/chat/completions", {"messages": [USER], "tools": [TOOL]}),
+    "JSON": (
+        "/v1/chat/completions",
+        {"messages": [USER], "response_format": {"type": "json_object"}},
+    ),
+    "image": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+    ),
+}
+
+
+def chunks(url: str, path: str, content: bytes) -> tuple[int, dict[str, str], list[bytes]]:
+    """An answer as it arrives: its status, its content type, and its chunks."""
+    headers = {"content-type": "application/json"}
+    with httpx.stream(
+        "POST", url + path, content=content, headers=headers, timeout=PATIENCE
+    ) as answer:
+        kinds = {name: answer.headers[name] for name in ("content-type",) if name in answer.headers}
+        return answer.status_code, kinds, list(answer.iter_raw())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", BODIES)
+def test_monitored_answer_is_the_servers_byte_for_byte(
+    name: str, stream: bool, upstream: TextServer, server: Running
+) -> None:
+    path, body = BODIES[name]
+    if name == "tools":
+        upstream.message = lambda body: WIRES["vLLM"](Said("I look.", calls=[("find", "{}")]))
+    upstream.pause = 0.02  # each event arrives alone
+    content = json.dumps({"model": "tiny", **body, "stream": stream}, indent=1).encode()
+    direct, passed = (chunks(url, path, content) for url in (upstream.url, server.url))
+    assert passed == direct
+    sent_directly, sent_on = upstream.requests
+    assert sent_on == sent_directly
+
+
+def test_monitored_answers_are_forecast(server: Running, tmp_path: Path) -> None:
+    answers = []
+    for number in range(10):
+        body = {"prompt": f"The weather {number}", "max_tokens": 12}
+        answers.append(server.http.post("/v1/completions", json=body))
+    changed = sum(BAD in answer.json()["choices"][0]["text"].casefold() for answer in answers)
+    assert 0 < changed < 10
+    assert answers[0].headers["x-tide-mode"] == "monitor"
+    wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 10)
+    assert counted(server, "changed") == changed
+    assert server.metric('tide_completions_total{outcome="monitored"}') == 10
+
+
+def test_monitored_streams_tools_and_reasoning_are_forecast(
+    upstream: TextServer, server: Running
+) -> None:
+    said = [
+        Said("It is fine.", calls=[("find", '{"a": "dull"}')]),
+        Said("It is fine.", calls=[("find", '{"a": "kind"}')]),
+        Said("It is dull."),
+        Said("It is fine.", "They are dull."),  # reasoning is withheld, and not scored
+    ]
+    for answer in said:
+        upstream.message = lambda body, answer=answer: WIRES["vLLM"](answer)
+        body = {"messages": [USER], "stream": True}
+        body |= {"tools": [TOOL]} if answer.calls else {}
+        server.events("/v1/chat/completions", **body)
+    wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 4)
+    assert counted(server, "changed") == 2
+    upstream.message = lambda body: None
+    body = {"messages": [{"role": "user", "content": []}], "stream": True}
+    server.events("/v1/chat/completions", **body)
+    wait_until(lambda: counted(server, "failed") == 1)
+
+
+def test_monitored_request_loses_only_the_field_tide(upstream: TextServer, server: Running) -> None:
+    body = {"prompt": "The weather", "model": "scripted", "tide": {"policy": "default"}, "x": 1}
+    assert server.http.post("/v1/completions", json=body).status_code == 200
+    assert upstream.requests == [{"prompt": "The weather", "model": "tiny", "x": 1}]
+    body["tide"] = {"policy": "other"}
+    refused = server.http.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tide.policy")
+
+
+def test_errors_of_the_server_are_passed_on(
+    upstream: TextServer, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = {"error": {"message": "slow down", "type": "x", "code": 7}}
+    upstream.answer = lambda path, body: (429, error, {"Retry-After": "17"})
+    refused = server.ask("x")
+    assert (refused.status_code, refused.json()) == (429, error)
+    assert refused.headers["retry-after"] == "17"
+    upstream.answer = lambda path, body: (400, b"no JSON")
+    assert server.http.post("/v1/completions", content=b"{").content == b"no JSON"
+
+
+def test_keys_are_not_passed_on(upstream: TextServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    seen: list[Any] = []
+
+    def quote(handler: BaseHTTPRequestHandler) -> None:
+        seen.append(handler.headers)
+        content = f"wrong key {handler.headers['Authorization']}".encode()
+        handler.send_response(401)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    with (
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(engine, Rude(), mode="monitor", strategy="backtrack", keys=("secret-a",)) as server,
+    ):
+        upstream.faults = {"<quote>": Broken(quote)}
+        headers = {"Authorization": "Bearer secret-a", "traceparent": "00-1-2-01"}
+        body = {"prompt": "<quote>"}
+        answer = server.http.post("/v1/completions", json=body, headers=headers)
+    assert (answer.status_code, answer.text) == (401, "wrong key Bearer ***")
+    (sent,) = seen
+    assert sent["Authorization"] == f"Bearer {KEY}"
+    assert sent["traceparent"] == "00-1-2-01"
+
+
+def test_a_gone_server_is_said_after_some_seconds(
+    upstream: TextServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        OpenAIEngine("tiny", base_url=upstream.url, deadline=0.5) as engine,
+        running(engine, Rude(), mode="monitor", strategy="backtrack") as server,
+    ):
+        upstream.stop()
+        began = time.monotonic()
+        gone = server.ask("x")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (503, "engine_error")
+        assert 0.4 < time.monotonic() - began < 10
+        assert server.http.get("/ready").status_code == 503
+        upstream.start()
+        wait_until(lambda: server.http.get("/ready").status_code == 200)
+        assert server.ask("x").status_code == 200
+
+
+def test_a_scorer_that_hangs_delays_no_answer(upstream: TextServer) -> None:
+    go_on = threading.Event()
+
+    def scorer(texts: list[str]) -> np.ndarray:
+        go_on.wait(PATIENCE)
+        return np.zeros(len(texts))
+
+    with (
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(engine, scorer, mode="monitor", strategy="backtrack") as server,
+    ):
+        for _ in range(3):
+            assert server.ask("x").status_code == 200
+        assert counted(server, "unchanged") == 0
+        go_on.set()
+        wait_until(lambda: counted(server, "unchanged") == 3)
+
+
+def test_a_client_that_leaves_is_counted(upstream: TextServer, server: Running) -> None:
+    upstream.pause = 0.05
+    body = {"prompt": "x", "stream": True, "max_tokens": 400}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
+        next(answer.iter_raw())
+    wait_until(lambda: upstream.left == 1 and counted(server, "failed") == 1)
