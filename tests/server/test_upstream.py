@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.openai.faults import FAULTS, changed, raw
+from tests.engines.openai.faults import FAULTS, STATUSES, changed, raw
 from tests.engines.openai.server import DONE, TextServer
 from tests.hostile import KEY
 from tests.server.running import Running, running, wait_until
@@ -63,10 +63,40 @@ def test_a_request_that_fails_fails_alone_and_soon(
             assert server.ask("A kind text", max_tokens=6).status_code == 200
         for name, answer in zip(NAMES, asked, strict=True):
             found = answer.result()
-            assert (found.status_code, found.json()["error"]["code"]) == (500, "completion_error")
-            assert found.headers["x-should-retry"] == "false"
+            status, said = STATUSES.get(name, (0, None))
+            if status >= 400:
+                assert found.status_code == status
+                assert "x-should-retry" not in found.headers
+                message = said["error"] if isinstance(said, dict) and "error" in said else ""
+                message = message["message"] if isinstance(message, dict) else message
+                assert message in found.json()["error"]["message"]
+            else:
+                code = found.json()["error"]["code"]
+                assert (found.status_code, code) == (500, "completion_error")
+                assert found.headers["x-should-retry"] == "false"
             assert sum(f"<{name}>" in str(body) for body in upstream.requests) <= 5
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server: Running) -> None:
+    """Its status, message, code and `Retry-After` are the client's."""
+    error = {"message": "slow down", "type": "tokens", "param": None, "code": "rate_limit"}
+    upstream.faults = {}
+    upstream.requests.clear()
+    for status in (429, 503):
+        asked = []
+
+        def answer(path: str, body: Any, status: int = status, asked: Any = asked) -> Any:
+            asked.append(path)
+            return status, {"error": error}, {"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}
+
+        upstream.answer = lambda path, body: answer(path, body) if body is not None else None
+        busy = server.ask("A kind text", max_tokens=6, stream=stream)
+        upstream.answer = lambda path, body: None
+        assert (busy.status_code, busy.json()) == (status, {"error": error})
+        assert busy.headers["retry-after"] == "Fri, 31 Dec 1999 23:59:59 GMT"
+        assert len(asked) == 1
 
 
 def test_upstream_that_is_gone_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

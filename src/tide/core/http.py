@@ -65,7 +65,7 @@ class ServerFailed(Exception):
     The text is one line without API keys. problem: the failure, without words of the server, so
     that logs may show it. answer: the server's words, which may quote a prompt. status: the HTTP
     status, or 0. pause: seconds that the server asked the client to wait. broken: whether the
-    connection broke.
+    connection broke. reply: the answer, if its status is an error.
     """
 
     def __init__(
@@ -76,12 +76,14 @@ class ServerFailed(Exception):
         status: int = 0,
         pause: float = 0.0,
         broken: bool = False,
+        reply: Reply | None = None,
     ) -> None:
         super().__init__(sanitized(f"{problem}: {answer}" if answer else problem))
         self.problem = sanitized(problem)
         self.status = status
         self.pause = pause
         self.broken = broken
+        self.reply = reply
 
 
 class ServerUnreachable(ServerFailed):
@@ -119,15 +121,19 @@ class Reply:
 
     def message(self) -> str:
         """Return the error message of an OpenAI-compatible server on one line."""
-        try:
-            body = from_json(self.body)
-            error = body.get("error", body)
-            text = error["message"] if isinstance(error, dict) else error
-        except (ValueError, AttributeError, KeyError):
-            text = None
+        text = self.error().get("message")
         if not isinstance(text, str):
             text = self.body[:4096].decode("utf-8", "replace")
-        return sanitized(" ".join(text.split()))[:300]
+        return sanitized(" ".join(text.split()))
+
+    def error(self) -> dict[str, Any]:
+        """Return the error object of an OpenAI-compatible server; empty if there is none."""
+        try:
+            body = from_json(self.body)
+        except ValueError:
+            return {}
+        error = body.get("error", body) if isinstance(body, dict) else body
+        return error if isinstance(error, dict) else {"message": error}
 
 
 _UNUSABLE = "the answer cannot be used"

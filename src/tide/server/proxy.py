@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from tide.core.errors import InputError
+from tide.core.errors import EngineError, InputError
 from tide.core.http import MIB, EventParser, ServerFailed, read_reply
 from tide.core.sanitize import without_keys
 from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
@@ -187,6 +187,8 @@ class PassedOn(Response):
             async with passing as response:
                 await self._send(response, send)
                 is_whole = True
+        except ServerFailed as error:
+            raise EngineError(f"{self._proxy.upstream.url}: {error}") from error
         finally:
             exchange = self._exchange
             if exchange is not None and exchange.answer and (is_whole or exchange.is_stream):

@@ -37,7 +37,7 @@ from tide.core.errors import (
     ScorerRefusedError,
     ScorerUnavailableError,
 )
-from tide.core.http import Rows
+from tide.core.http import Reply, Rows, ServerFailed
 from tide.core.sanitize import half_character, sanitized
 
 # Parameters that are refused, because they would expose or accept unscored text.
@@ -49,7 +49,7 @@ _MOST_NESTED = 64
 class Refused(Exception):
     """The error of a request, as the client sees it.
 
-    again: whether the same request may succeed later. pause: seconds to wait before a retry.
+    again: whether the same request may succeed later. pause: the header `Retry-After`.
     detail: further fields of the error in Google's format.
     """
 
@@ -62,14 +62,14 @@ class Refused(Exception):
         param: str | None = None,
         code: str | None = None,
         again: bool = False,
-        pause: int | None = None,
+        pause: int | str | None = None,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self._detail = detail or {}
         self.status, self.param, self.again, self.pause = status, param, again, pause
         # The message may quote a lone surrogate from the request, which JSON cannot represent.
-        self.body = {
+        self.body: dict[str, Any] = {
             "message": sanitized(message),
             "type": kind,
             "param": None if param is None else sanitized(param),
@@ -81,6 +81,18 @@ class Refused(Exception):
         """Return the refusal of a request by a busy server. plural: such as "texts"."""
         message = f"too many {plural} are waiting; try again later"
         return cls(429, message, "rate_limit_error", code="busy", again=True, pause=pause)
+
+    @classmethod
+    def by_server(cls, reply: Reply) -> Refused:
+        """Return the error that the server behind a gateway answered, without keys."""
+        refused = cls(
+            reply.status, reply.message(), again=True, pause=reply.headers.get("retry-after")
+        )
+        for name in ("type", "param", "code"):
+            value = reply.error().get(name)
+            if value is None or isinstance(value, int | str):
+                refused.body[name] = sanitized(value) if isinstance(value, str) else value
+        return refused
 
     @classmethod
     def of(cls, error: Exception, tokens_name: str = "max_tokens") -> Refused:
@@ -101,6 +113,10 @@ class Refused(Exception):
             return cls(400, message, param=field, code=code)
         if isinstance(error, PromptRefusedError):
             return cls(400, "the prompt is refused: a scorer finds it toxic", code="content_filter")
+        cause = error.__cause__
+        of_engine = isinstance(error, CompletionError | EngineError)
+        if of_engine and isinstance(cause, ServerFailed) and cause.status >= 400 and cause.reply:
+            return cls.by_server(cause.reply)
         for kind, (status, code, message, again) in _FAILURES.items():
             if isinstance(error, kind):
                 # An unavailable scorer or engine is probed again within seconds.

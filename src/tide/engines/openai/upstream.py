@@ -27,7 +27,7 @@ _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
 # Seconds for which a server that cannot be reached is tried.
 PATIENCE = 5.0
-# Answers of a balancer while no server behind it can be reached.
+# Answers of a balancer while no server behind it can be reached. They are passed on at once.
 _UNREACHABLE = (502, 503)
 _FORBIDDEN = (401, 403)
 # Maximum concurrent requests of a client. The time that httpx needs for a request grows with the
@@ -137,7 +137,7 @@ class Upstream:
             await client.aclose()
 
     async def _connected(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the result of `ask`, which is repeated while the server cannot be reached.
+        """Return the result of `ask`, which is repeated while no connection can be made.
 
         It is also repeated once if a connection broke: the server may have closed an idle one.
         """
@@ -159,7 +159,7 @@ class Upstream:
 
     async def _until_reached(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(ServerUnreachable),
+            retry=tenacity.retry_if_exception(_is_unconnected),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
             stop=tenacity.stop_after_delay(self._patience),
             reraise=True,
@@ -181,6 +181,10 @@ class Upstream:
         return client
 
 
+def _is_unconnected(error: BaseException) -> bool:
+    return isinstance(error, ServerUnreachable) and not error.status
+
+
 def _raise_for_status(reply: Reply, path: str) -> None:
     """Raise ServerFailed for a status other than success."""
     status = reply.status
@@ -190,4 +194,4 @@ def _raise_for_status(reply: Reply, path: str) -> None:
     if status in _FORBIDDEN:
         problem = f"rejects the API key, or requires one (HTTP {status})"
     kind = ServerUnreachable if status in _UNREACHABLE else ServerFailed
-    raise kind(problem, reply.message(), status=status)
+    raise kind(problem, reply.message(), status=status, reply=reply)
