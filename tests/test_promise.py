@@ -101,18 +101,17 @@ class Oracle:
 
     Its world sets what it reads (scores of exchanges depend on their context), how low scores are,
     for which texts it fails, how each of its first calls goes wrong, and whether it has a screen:
-    another oracle with higher scores.
+    an oracle with other scores, which the promise ignores.
     """
 
     name, threshold = "oracle", 0.5
 
-    def __init__(self, settings: dict[str, Any], world: dict[str, Any]) -> None:
-        self._settings, self.reads = settings, world.get("reads", "text")
+    def __init__(self, settings: dict[str, Any], world: dict[str, Any], key: str = "") -> None:
+        self._settings, self._key, self.reads = settings, key, world.get("reads", "text")
         self._power, self._fails, self._ways = world["power"], world["fails"], list(world["ways"])
         self._said: set[tuple[Exchange, float]] = set()  # without contexts if it reads texts
         if world.get("screen"):
-            self.screen = Oracle(settings, {**world, "power": self._power / 3, "screen": False})
-            self.screen._said = self._said
+            self.screen = Oracle(settings, {**world, "screen": False}, "screen")
 
     def close(self) -> None: ...
 
@@ -125,7 +124,7 @@ class Oracle:
             for context, _ in sent
         ]
         hashes = [
-            digest(f"{context}{text}".encode())
+            digest(f"{self._key}{context}{text}".encode())
             for context, (_, text) in zip(contexts, sent, strict=True)
         ]
         if self._fails and any(number % 200 < self._fails for number in hashes):

@@ -383,16 +383,16 @@ def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
     trial, engine = watched(scorer)
     assert trial.accepted
     assert len(engine.requests) == 1
-    assert sorted({len(text.split()) for text in scorer.sent}) == [9, 17, 25, 33, 41, 48]
+    assert sorted({len(text.split()) for text in scorer.sent}) == [8, 9, 16, 24, 32, 40, 48]
     assert scorer.sent[-1] == trial.text
 
 
-def test_small_windows_are_all_scored_by_the_scorer_itself() -> None:
+def test_small_windows_reach_back_to_the_last_sentence() -> None:
     scorer = Screened(lambda text: False)
-    trial, _ = watched(scorer, window_tokens=5)
+    trial, _ = watched(scorer, window_tokens=0)
     assert trial.accepted
-    assert not scorer.screen.sent
-    assert len(scorer.sent) >= trial.returned.num_tokens
+    sentences = [text for text in dict.fromkeys(scorer.sent) if text.endswith("end.")]
+    assert "".join(sentences) == trial.text
 
 
 def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
@@ -402,7 +402,44 @@ def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
     words = {number: word for word, number in engine._words.items()}
     banned = {words[one] for request in engine.requests for one in request.banned_token_ids}
     assert banned == {" Good1"}
-    assert trial.trace[0].num_tokens == WORDS + 9
+    assert trial.trace[0].num_tokens == 2 * WORDS
+
+
+def test_a_sentence_that_the_screen_accepts_and_the_scorer_rejects_is_not_shown() -> None:
+    scorer = Screened(lambda text: "Good2" in text.split())
+    scorer.screen = Reader()
+    settings: dict[str, Any] = {"max_new_tokens": 100, "toxicity_threshold": 0.5}
+    detox = Detoxifier(Storyteller(never), scorer=scorer, strategy="backtrack", **settings)
+    shown = ""
+    with detox.stream(PROMPT) as stream:
+        for text in stream:
+            shown += text
+            assert shown in scorer.sent
+        assert stream.result.accepted
+    assert shown == stream.result.text == detox(PROMPT).text
+    assert " Good1 " in shown
+    assert " Good2m " in shown
+
+
+def test_the_model_does_not_wait_for_a_sentence_that_the_screen_accepts() -> None:
+    written = threading.Event()
+
+    class Writing(Storyteller):
+        async def _pause(self, request: Request, written_words: int) -> None:
+            if written_words == 2 * WORDS - 1:
+                written.set()
+
+    class Slow(Screened):
+        def score(self, texts: Sequence[str]) -> Any:
+            assert written.wait(20)
+            return super().score(texts)
+
+    scorer = Slow(lambda text: False)
+    scorer.screen = Reader()
+    scorer.screen.quick = True  # type: ignore[attr-defined]
+    settings: dict[str, Any] = {"max_new_tokens": 100, "toxicity_threshold": 0.5}
+    detox = Detoxifier(Writing(never), scorer=scorer, strategy="backtrack", **settings)
+    assert detox(PROMPT).accepted
 
 
 class Planned(ScriptedEngine):

@@ -106,7 +106,7 @@ def test_what_passes_may_be_given_out_and_what_is_suspicious_waits() -> None:
 
 def test_a_failure_blames_the_word_with_which_the_score_rose() -> None:
     failure = feed(watch(), [0.1, 0.1, 0.3, 0.4, 0.9])
-    assert failure == Failure(5, scored(0.9), (3,))
+    assert failure == Failure(5, scored(0.9), 2, (3,))
 
 
 def test_between_two_places_each_word_may_be_to_blame() -> None:
@@ -114,7 +114,7 @@ def test_between_two_places_each_word_may_be_to_blame() -> None:
     one.texts += [f" word{i}" for i in range(7)]
     first, second = one.asks(ended=False)
     assert one.judge(first[0], scored(0.1)) is None
-    assert one.judge(second[0], scored(0.7)) == Failure(6, scored(0.7), (4, 5, 6))
+    assert one.judge(second[0], scored(0.7)) == Failure(6, scored(0.7), 3, (4, 5, 6))
 
 
 def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
@@ -123,35 +123,99 @@ def test_a_text_may_still_turn_out_well_if_it_is_waited_for() -> None:
     assert feed(one, [0.1, 0.6, 0.1, 0.1]) is None
     assert one.passed == 4
     failure = feed(watch(lag=1), [0.1, 0.6, 0.7, 0.1])
-    assert failure == Failure(2, scored(0.6), (2,))
-    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, scored(0.6), (2,))
+    assert failure == Failure(2, scored(0.6), 1, (2,))
+    assert feed(watch(lag=1, at_once=0.6), [0.1, 0.6, 0.1]) == Failure(2, scored(0.6), 1, (2,))
     # At the end of the text there is nothing to wait for.
-    assert feed(watch(lag=5), [0.1, 0.6]) == Failure(2, scored(0.6), (2,))
+    assert feed(watch(lag=5), [0.1, 0.6]) == Failure(2, scored(0.6), 1, (2,))
+
+
+def screened(**changes: Any) -> Watch:
+    one = watch(**changes)
+    one.screened = True
+    return one
 
 
 def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
-    one = watch()
+    one = screened()
     one.texts += [f" word{i}" for i in range(12)]
-    assert [position for position in range(1, 12) if one.decides(position, ended=False)] == [1, 9]
-    assert not one.decides(12, ended=False)
-    assert one.decides(12, ended=True)
+    assert [position for position in range(1, 12) if one.decides(position)] == [1, 9]
     one.rewind(4)
-    assert one.decides(5, ended=False)
+    assert one.decides(5)
+
+
+def test_the_scorer_is_asked_at_the_end_of_each_sentence_and_of_the_text() -> None:
+    one = screened()
+    sentence = [*[" word"] * 7, " end", "."]
+    one.texts += [*sentence, " Yes", ".", *sentence, "\n", *[" word"] * 80]
+    positions = [position for position, _ in one.asks(ended=False)]
+    assert [position for position in positions if one.ends(position)] == [9, 20, 84]
+    one.texts += [" last"]
+    *_, (end, _) = one.asks(ended=True)
+    assert one.ends(end)
+    assert end == len(one.texts)
+
+
+@pytest.mark.parametrize("pace", ["word", "20"])
+def test_a_sentence_ends_at_the_same_place_at_any_pace_of_the_screen(pace: str) -> None:
+    one = screened(pace=pace)
+    one.texts += [*[" word"] * 9, " end", ".", " So", " on"]
+    assert [position for position, _ in one.asks(ended=False) if one.ends(position)] == [11]
+
+
+def test_text_that_the_screen_accepts_has_not_passed() -> None:
+    one = screened()
+    one.texts += [*[" word"] * 8, " end", ".", " So"]
+    for position, _ in one.asks(ended=False)[:-1]:
+        one.skip(position)
+    assert one.passed == 0
+    assert one.judge(10, scored(0.1)) is None
+    assert one.passed == 10
+
+
+def test_a_sentence_that_fails_is_not_waited_for() -> None:
+    """A later sentence does not excuse it, and any of its words may be to blame."""
+    one = screened(lag=4)
+    one.texts += [*[" word"] * 8, " end", ".", " So"]
+    positions = [position for position, _ in one.asks(ended=False)]
+    for position in positions[:-1]:
+        one.skip(position)
+    failure = one.judge(positions[-1], scored(0.6))
+    assert failure == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
+    one = watch("sentence", lag=4)
+    one.texts += [*[" word"] * 8, " end", ".", " So"]
+    ((position, _),) = one.asks(ended=False)
+    assert one.judge(position, scored(0.6)) == Failure(10, scored(0.6), 0, (*range(1, 9), 10))
 
 
 def test_what_a_screen_objects_to_is_suspicious_and_blamed() -> None:
-    one = watch(lag=3)
-    one.texts += [f" word{i}" for i in range(12)]
-    assert one.judge(1, scored(0.1)) is None
-    assert one.decides(2, ended=False)
+    one = screened(lag=3)
+    one.texts += [f" word{i}" for i in range(14)]
+    one.skip(1)
+    assert one.decides(2)
     assert one.judge(2, scored(0.1)) is None
-    assert not one.decides(3, ended=False)
-    assert one.passed == 1
-    assert one.decides(10, ended=False)
+    assert not one.decides(3)
+    assert one.passed == 0
+    assert one.decides(10)
     assert one.judge(10, scored(0.6)) is None
-    asked = [one.decides(position, ended=False) for position in (11, 12, 13)]
+    asked = [one.decides(position) for position in (11, 12, 13)]
     assert asked == [False, False, True]  # the scorer is asked at the end of the lag
-    assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), (2,))
+    assert one.judge(13, scored(0.7)) == Failure(10, scored(0.6), 1, (2,))
+
+
+def test_a_screen_that_still_objects_to_passed_text_blames_no_later_word() -> None:
+    one = screened()
+    one.texts += [*[" word"] * 8, " end", ".", *[" more"] * 9]
+    *words, end = [position for position, _ in one.asks(ended=False)][:9]
+    assert one.ends(end)
+    for position in words:
+        one.skip(position)
+    assert one.decides(end)
+    assert one.judge(end, scored(0.1)) is None
+    assert one.passed == end
+    assert not one.decides(end + 1)
+    assert one.decides(end + 8)
+    failure = one.judge(end + 8, scored(0.6))
+    assert failure == Failure(end + 8, scored(0.6), end, tuple(range(end + 1, end + 9)))
 
 
 def test_long_texts_are_scored_by_their_last_words() -> None:

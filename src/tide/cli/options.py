@@ -35,9 +35,10 @@ SCORER_GRAMMAR = (
     "pocket, sentence, profanity-check and lexicon read only English. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts), strict-language:SCORER "
     "(a text in a language that SCORER does not read is an error). Combinations: "
-    "max:SCORER,SCORER, mean:SCORER,SCORER, confirm:SCORER,SCORER (the second rescores texts "
-    "that the first doubts) and fallback:SCORER,SCORER (the second decides while the first is "
-    "down); parentheses group specs, as in cache:max(pocket,lexicon)."
+    "max:SCORER,SCORER, mean:SCORER,SCORER, confirm:SCORER,SCORER (the second decides, and the "
+    "first chooses where it is asked before a sentence ends) and fallback:SCORER,SCORER (the "
+    "second decides while the first is down); parentheses group specs, as in "
+    "cache:max(pocket,lexicon)."
 )
 METHODS = f"{_PRESETS}; {_STRATEGIES}; {_BASELINES}"
 # Values of a setting whose type does not list them.

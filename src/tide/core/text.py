@@ -120,6 +120,13 @@ def first_end(pieces: Sequence[str], *, ended: bool, stop: Sequence[str] = ()) -
     return len(pieces) if ended else None
 
 
+def ends_sentence(pieces: Sequence[str], end: int) -> bool:
+    """Whether a sentence or a line ends at `end`, where a word ends."""
+    before = "".join(pieces[max(0, end - _NEAR) : end]).rstrip()
+    ends_line = "\n" in "".join(pieces[end - 1 : end + 1])
+    return ends_line or any(match.end() == len(before) for match in _ENDS.finditer(before))
+
+
 def word_starts(pieces: Sequence[str]) -> list[int]:
     """List the tokens that begin a word without splitting a character; the first index is 0."""
     starts, text = [0] if pieces else [], ""

@@ -23,7 +23,7 @@ from tide.core.text import HALF, before_half, has_letter, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
-from tide.runtime.watch import AGAIN, Failure, Watch
+from tide.runtime.watch import Failure, Watch
 from tide.runtime.writing import parted, written
 from tide.scorers.base import Exchange, Scores, TextScore, is_blank, is_empty
 from tide.scorers.scoring import Scoring
@@ -52,9 +52,9 @@ class Answer:
     """An answer under repair.
 
     continues: whether the engine can continue a partial answer. If it cannot, the answer is scored
-    at its end and written anew after a rewind. screened: whether the scorer's screen is asked
-    first. rewinds: positions to which the answer was rewound. banned_next: ids banned as the next
-    token, by all ids before. kept: tokens that the last draft began with. given_out: tokens.
+    at its end and written anew after a rewind. rewinds: positions to which the answer was rewound.
+    banned_next: ids banned as the next token, by all ids before. kept: tokens that the last draft
+    began with. given_out: tokens. reading: text that the scorer itself scores after its screen.
     """
 
     task: TrialTask
@@ -62,7 +62,6 @@ class Answer:
     scoring: Scoring
     watch: Watch
     continues: bool
-    screened: bool
     prefix_cache: object
     effort: Effort = field(default_factory=Effort)
     ended: FinishReason | None = None
@@ -73,6 +72,7 @@ class Answer:
     kept: int = 0
     given_out: int = 0
     base_partial: bool = False
+    reading: _Pending | None = None
 
 
 @dataclass
@@ -92,10 +92,9 @@ def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
     pace = scoring.pace if options.pace == "auto" else options.pace
     if not continues:
         pace = "whole"
-    watch = Watch(settings, options.model_copy(update={"pace": pace}), scoring.highest_of)
-    # A screen is used only if windows reach back to the last position that the scorer scored.
-    screened = scoring.has_screen and settings.window_tokens >= 2 * AGAIN
-    return Answer(task, engine, scoring, watch, continues, screened, engine.prefix_cache())
+    options = options.model_copy(update={"pace": pace})
+    watch = Watch(settings, options, scoring.highest_of, scoring.has_screen)
+    return Answer(task, engine, scoring, watch, continues, engine.prefix_cache())
 
 
 async def _write(answer: Answer) -> bool:
@@ -127,8 +126,9 @@ async def draft(answer: Answer, recorded: Sequence[Piece] = ()) -> Failure | Non
         async with aclosing(written(source, answer.engine, watch, effort)) as pieces:
             failure, reason = await _follow(answer, pieces, sent)
     finally:
-        for pending in sent:
+        for pending in filter(None, [*sent, answer.reading]):
             pending.scores.cancel()
+        answer.reading = None
     if failure is None:
         answer.ended = reason
         return None
@@ -164,11 +164,13 @@ async def _follow(
         # has until the next position.
         awaited = 0 if ended or watch.options.pace == "word" else 1
         while len(sent) > awaited:
-            failure = await _judge(answer, sent[0], ended=ended)
+            failure = await _judge(answer, sent[0])
             sent.pop(0)
             if failure is not None:
                 return failure, reason
-    failure = watch.finish()
+        if _has_passed(answer):
+            await _settle(answer)
+    failure = await _settle(answer) or watch.finish()
     _give_out(answer)
     return failure, reason
 
@@ -224,11 +226,14 @@ def _breaks_off(answer: Answer, *, ended: bool) -> bool:
 def _send(answer: Answer, *, ended: bool) -> _Pending | None:
     """Send the texts that are due to the scorer."""
     positions = answer.watch.asks(ended=ended)
-    if not positions:
-        return None
+    return _sent(answer, positions, screened=answer.watch.screened) if positions else None
+
+
+def _sent(
+    answer: Answer, positions: list[tuple[int, list[str]]], *, screened: bool = False
+) -> _Pending:
     exchanges = _exchanges(answer, [windows for _, windows in positions])
-    scores = answer.scoring.send(exchanges, is_blank, screened=answer.screened)
-    return _Pending(positions, scores)
+    return _Pending(positions, answer.scoring.send(exchanges, is_blank, screened=screened))
 
 
 def _exchanges(answer: Answer, windows: Sequence[Sequence[str]]) -> list[Exchange]:
@@ -239,21 +244,58 @@ def _exchanges(answer: Answer, windows: Sequence[Sequence[str]]) -> list[Exchang
     return [Exchange(context, text) for text in texts]
 
 
-async def _judge(answer: Answer, pending: _Pending, *, ended: bool) -> Failure | None:
+async def _judge(answer: Answer, pending: _Pending) -> Failure | None:
     """Await the scores of positions; return the first failure, if any."""
     watch, failure = answer.watch, None
     sizes = [len(windows) for _, windows in pending.positions]
     groups = (await pending.scores).split(sizes)
-    for (position, windows), scores in zip(pending.positions, groups, strict=True):
-        worst = watch.acceptance.worst(scores)
-        if answer.screened and not watch.acceptance.passes(worst):
-            if not watch.decides(position, ended=ended):
-                continue
-            exchanges = [Exchange(answer.task.context, text) for text in windows]
-            worst = watch.acceptance.worst(await answer.scoring.send(exchanges, is_blank))
-        failure = watch.judge(position, worst)
+    for (position, _), scores in zip(pending.positions, groups, strict=True):
+        if watch.screened:
+            # The limits of attributes are the scorer's, not its screen's.
+            rejects = not watch.settings.passes(float(scores.values.max()))
+            failure = await _read(answer, position, rejects=rejects)
+        else:
+            failure = watch.judge(position, watch.acceptance.worst(scores))
         if failure is not None:
             break
+    _give_out(answer)
+    return failure
+
+
+async def _read(answer: Answer, position: int, *, rejects: bool) -> Failure | None:
+    """Let the scorer itself score a text that its screen has scored, if it is due.
+
+    The model waits for the score only where the screen rejects. The score of a sentence that the
+    screen accepts is awaited before the next text that is due.
+    """
+    watch = answer.watch
+    if not rejects and not watch.ends(position):
+        watch.skip(position)
+        return None
+    failure = await _settle(answer)
+    if failure is not None or (rejects and not watch.decides(position)):
+        return failure
+    answer.reading = _sent(answer, [(position, watch.windows(watch.passed, position))])
+    return await _settle(answer) if rejects else None
+
+
+def _has_passed(answer: Answer) -> bool:
+    """Return whether the scorer has scored the text that it was reading, and accepts it."""
+    scores = answer.reading and answer.reading.scores
+    if scores is None or not scores.done() or scores.cancelled() or scores.exception():
+        return False
+    acceptance = answer.watch.acceptance
+    return acceptance.passes(acceptance.worst(scores.result()))
+
+
+async def _settle(answer: Answer) -> Failure | None:
+    """Await the score of the text that the scorer is reading, if any; return its failure."""
+    reading, answer.reading = answer.reading, None
+    if reading is None:
+        return None
+    ((position, _),) = reading.positions
+    worst = answer.watch.acceptance.worst(await reading.scores)
+    failure = answer.watch.judge(position, worst)
     _give_out(answer)
     return failure
 
@@ -299,11 +341,11 @@ async def first_rewind(answer: Answer, failure: Failure) -> int:
 
 async def _blamed(answer: Answer, failure: Failure) -> tuple[int, int]:
     """Find where the blamed word begins and ends. All text before the word has passed."""
-    watch, words, start = answer.watch, failure.words, answer.watch.passed
+    watch, words, start = answer.watch, failure.words, failure.start
     if len(words) == 1:
         return start, words[0]
     watch.rewind(words[-1])
-    windows = [watch.windows(start, position) for position in words[:-1]]
+    windows = [watch.windows(watch.passed, position) for position in words[:-1]]
     scores_of_all = await answer.scoring.send(_exchanges(answer, windows), is_blank)
     groups = scores_of_all.split(list(map(len, windows)))
     end = words[-1]

@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from tide.core.settings import Settings
-from tide.core.text import begins_word, cut, first_end, maybe_stops, word_ends
+from tide.core.text import (
+    LEAST,
+    MOST,
+    begins_word,
+    cut,
+    ends_sentence,
+    first_end,
+    maybe_stops,
+    word_ends,
+)
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.scorers.base import TextScore, is_empty
@@ -17,19 +26,20 @@ _HELD = 16
 # A long answer is also scored in windows of this many times `window_tokens`.
 _WIDER = 3
 # While the screen rejects a text, the scorer itself scores the text after every this many tokens.
-AGAIN = 8
+_AGAIN = 8
 
 
 @dataclass(frozen=True)
 class Failure:
     """The answer failed at `position`, with this score.
 
-    words: the positions of the word ends after the passed text, up to the first suspicious
-    position. The word to blame ends at one of these positions.
+    The word to blame begins at `start` or later and ends at one of `words`: the positions of word
+    ends up to the first suspicious position.
     """
 
     position: int
     score: TextScore
+    start: int
     words: tuple[int, ...]
 
 
@@ -39,26 +49,32 @@ class Watch:
 
     ids, texts: the answer's token ids and token texts; the caller appends to both. options: `pace`
     (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
-    positions, unless the answer passes at one of these positions; a failure with a score of
-    `at_once` or more is final immediately. passed: the position up to which text may be given out;
-    the text that ends exactly there (in a long answer, only its last words) was scored and passed.
-    highest_of: see `Acceptance`.
+    positions, unless the answer passes at one of these positions; a failure at a sentence's end or
+    with a score of `at_once` or more is final immediately. highest_of: see `Acceptance`. screened:
+    the scorer's screen scores all positions, and the scorer itself those for which `ends` or
+    `decides` is true. passed: the position up to which text may be given out; the text that ends
+    exactly there (in a long answer, only its last words) was scored by the scorer itself and
+    passed.
     """
 
     settings: Settings
     options: BacktrackOptions
     highest_of: tuple[str, ...] = ()
+    screened: bool = False
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     passed: int = 0
     scores: list[tuple[int, TextScore]] = field(default_factory=list)  # by judged position
     _requested: list[int] = field(default_factory=lambda: [-1])
     _empty: int = 0  # the text up to this position is known to be nearly empty
+    _sentences: list[int] = field(default_factory=lambda: [0])  # positions of sentence ends
     _risen: int = 0  # the first suspicious position after `passed`, or 0
+    _before_rise: int = 0  # the last position before `_risen` at which nothing was suspicious
+    _screen_rejects: bool = False  # at the last position
     _failed: tuple[int, TextScore] | None = None  # the first failed position; not final yet
     _waited: int = 0  # number of positions judged after `_failed`
     _undecided: int = -1  # the last position that neither passed nor failed
-    _decided: int = -AGAIN  # the last position that the scorer itself scored instead of its screen
+    _decided: int = -_AGAIN  # the last position that the scorer scored where its screen rejects
 
     @cached_property
     def acceptance(self) -> Acceptance:
@@ -84,6 +100,9 @@ class Watch:
         while (position := self._next(ended)) is not None:
             after = self._requested[-self.options.lag - 1 :][0]
             requests.append((position, self.windows(after, position)))
+            is_end = ended and position == len(self.texts)
+            if is_end or self.options.pace == "sentence" or self._ends_sentence(position):
+                self._sentences.append(position)
             self._requested.append(position)
         return requests
 
@@ -108,9 +127,18 @@ class Watch:
             for position in word_ends(self.texts, max(start, self._empty)):
                 if self._requested[-1] < 0 and is_empty("".join(self.texts[:position])):
                     self._empty = position
-                elif position - start >= minimum and not maybe_stops(stop, self.texts[:position]):
+                elif (
+                    position - start >= minimum or self._ends_sentence(position)
+                ) and not maybe_stops(stop, self.texts[:position]):
                     return position
         return end if ended else None
+
+    def _ends_sentence(self, position: int) -> bool:
+        """Whether the scorer itself scores a word's end, because a sentence ends there."""
+        size = position - self._sentences[-1]
+        if not self.screened or size < LEAST:
+            return False
+        return size >= MOST or ends_sentence(self.texts, position)
 
     def windows(self, after: int, position: int) -> list[str]:
         """Return the texts to score at `position`, if the text up to `after` has been scored."""
@@ -124,17 +152,30 @@ class Watch:
             position -= 1
         return max(0, position)
 
-    def decides(self, position: int, *, ended: bool) -> bool:
+    def ends(self, position: int) -> bool:
+        """Return whether a sentence or the answer ends at a position returned by `asks`."""
+        return position in self._sentences
+
+    def skip(self, position: int) -> None:
+        """Leave the next position to the screen, which accepts it: it neither passes nor fails."""
+        self._undecided, self._screen_rejects = position, False
+        if not self._risen:
+            self._before_rise = position
+
+    def decides(self, position: int) -> bool:
         """Return whether the scorer itself scores the next position, which its screen rejects.
 
-        The scorer scores the first rejected position, a rejected position after `AGAIN` tokens, the
-        last position of a failure's `lag`, and the whole answer. At all other rejected positions
-        the text is suspicious, but neither passes nor fails.
+        The scorer scores the first rejected position, a rejected position after `_AGAIN` tokens, the
+        last position of a failure's `lag`, and the end of each sentence. At all other rejected
+        positions the text is suspicious, but neither passes nor fails.
         """
-        self._risen = self._risen or position
+        # A screen that rejected the text before may still do so for a word that has passed.
+        if not self._risen and not self._screen_rejects:
+            self._risen = position
+        self._screen_rejects = True
         waits = self._failed is not None
-        due = self._waited + 1 >= self.options.lag if waits else position - self._decided >= AGAIN
-        if due or (ended and position == len(self.texts)):
+        due = self._waited + 1 >= self.options.lag if waits else position - self._decided >= _AGAIN
+        if due or self.ends(position):
             self._decided = position
             return True
         self._waited += waits
@@ -146,7 +187,8 @@ class Watch:
         self.scores.append((position, score))
         if self.acceptance.passes(score):
             self._failed, self._waited = None, 0
-            suspicious = self.is_suspicious(score) or position == self._decided
+            is_beginning = position == self._decided and not self.ends(position)
+            suspicious = self.is_suspicious(score) or is_beginning
             if not suspicious or position - self.passed > _HELD:
                 self.passed, self._risen = position, 0
                 return None
@@ -154,9 +196,10 @@ class Watch:
             self._failed = self.scores[-1]
         else:
             self._waited += 1
-        self._risen = self._risen or position
+        if not self._risen:
+            self._risen, self._before_rise = position, self.passed
         at_once = self.acceptance.scaled(score) >= self.options.at_once
-        over = self._waited >= self.options.lag or at_once
+        over = self._waited >= self.options.lag or at_once or self.ends(position)
         return self._failure() if self._failed is not None and over else None
 
     def finish(self) -> Failure | None:
@@ -170,8 +213,9 @@ class Watch:
 
     def _failure(self) -> Failure:
         assert self._failed is not None
-        words = (*word_ends(self.texts[: self._risen], self.passed), self._risen)
-        return Failure(*self._failed, words)
+        start = max(self.passed, self._before_rise)
+        words = (*word_ends(self.texts[: self._risen], start), self._risen)
+        return Failure(*self._failed, start, words)
 
     def cut(self, length: int) -> None:
         """Cut the answer to `length` characters; this may shorten the last token's text."""
@@ -187,8 +231,10 @@ class Watch:
         self.scores = [entry for entry in self.scores if entry[0] <= self.passed]
         self._requested = [self.passed or -1]
         self._empty = min(self._empty, position)
+        self._sentences = [end for end in self._sentences if end <= self.passed]
         self._risen, self._failed, self._waited = 0, None, 0
-        self._decided, self._undecided = -AGAIN, -1
+        self._before_rise, self._screen_rejects = self.passed, False
+        self._decided, self._undecided = -_AGAIN, -1
 
     def worst(self) -> TextScore:
         """Return the highest score of the passed text or its windows, overall and by attribute."""

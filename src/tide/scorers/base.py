@@ -111,8 +111,9 @@ class Scorer(Protocol):
         highest_of: The attributes whose highest value is the score; none by default, which means
             that the score is computed otherwise. See the setting `thresholds`.
         fallback: Name of the scorer that decides while this one is down; none by default.
-        screen: A quicker scorer whose scores are never lower; none by default. A growing text that
-            passes the screen is accepted; the scorer itself scores all other texts.
+        screen: A quicker scorer, or None (default). Of a growing text, the scorer itself scores
+            what the screen rejects, and each sentence and the whole text at its end. What only
+            the screen has scored is not given out.
         scorers: The scorers that a wrapper calls; none by default.
     """
 

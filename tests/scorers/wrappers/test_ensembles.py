@@ -49,18 +49,18 @@ class Listening:
     def close(self) -> None: ...
 
 
-def test_the_second_confirms_what_the_first_objects_to() -> None:
+def test_the_second_scores_and_the_first_is_its_screen() -> None:
     first, second = Listening(), Listening(0.25)
-    first.pace = "word"
+    first.pace, first.threshold, second.threshold = "word", 0.3, 0.4
     scorer = ConfirmScorer([first, second])
-    found = score_texts(scorer, ["0.005", "0.01", "0.8", "0.0099"]).values
-    assert found == pytest.approx([0.005, 0.0025, 0.2, 0.0099])
-    assert second.asked == ["0.01", "0.8"]
+    assert score_texts(scorer, ["0.005", "0.8"]).values == pytest.approx([0.00125, 0.2])
+    assert first.asked == []
+    assert screen_of(scorer) is first
     assert (scorer.name, scorer.threshold, scorer.pace) == (
-        "confirm:listening,listening", 0.5, "word",
+        "confirm:listening,listening", 0.4, "word",
     )  # fmt: skip
     second.factor = 1.2
-    assert scorer.score(["0.8"]) == pytest.approx([0.8])  # the second scorer can only lower scores
+    assert scorer.score(["0.8"]) == pytest.approx([0.96])  # the first does not lower it
 
 
 def test_the_first_is_the_screen_in_an_ensemble_too() -> None:

@@ -143,15 +143,11 @@ class MeanScorer(_Ensemble):
     kind, scores_of, threshold_of = "mean", staticmethod(np.mean), staticmethod(fmean)
 
 
-# Lowest score of the first scorer for which the second scorer is called.
-_DOUBT = 0.01
-
-
 class ConfirmScorer(ScorerWrapper):
-    """Calls the second scorer for texts that the first scores 0.01 or more; the lower score counts.
+    """The second scorer, with the first as its screen (see `tide.Scorer`).
 
-    So a scorer that reads sentences can correct a quick scorer that counts words, but runs for few
-    texts. Threshold, pace and attributes are those of the first scorer, which is also the screen.
+    The first, a quick scorer that counts words, chooses at its pace where a growing text is also
+    scored by the second, which reads sentences. Every score is the second scorer's.
     """
 
     @checked
@@ -159,18 +155,11 @@ class ConfirmScorer(ScorerWrapper):
         if len(scorers) != 2:
             raise InputError("scorer confirm: needs two scorers, as in confirm:pocket,sentence")
         super().__init__(*scorers)
-        first, self._second = scorers
-        self.name = f"confirm:{first.name},{self._second.name}"
-        self.pace, self.attributes, self.screen = pace_of(first), attributes_of(first), first
-
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
-        scores = ask_attributes(self._scorer, texts)
-        values = scores.values.copy()
-        doubted = np.flatnonzero(values >= _DOUBT)
-        if len(doubted):
-            second = ask_attributes(self._second, [texts[int(i)] for i in doubted]).values
-            values[doubted] = np.minimum(values[doubted], second)
-        return Attributed(values, scores.attributes)
+        self.screen, self._scorer = scorers
+        self.name = f"confirm:{self.screen.name},{self._scorer.name}"
+        self.pace, self.threshold = pace_of(self.screen), self._scorer.threshold
+        self.attributes = attributes_of(self._scorer)
+        self.highest_of = highest_of(self._scorer)
 
 
 class StrictLanguageScorer(ScorerWrapper):
