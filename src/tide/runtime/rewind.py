@@ -281,8 +281,10 @@ async def _read(answer: Answer, position: int, *, rejects: bool) -> Failure | No
 
 def _has_passed(answer: Answer) -> bool:
     """Return whether the scorer has scored the text that it was reading, and accepts it."""
-    scores = answer.reading and answer.reading.scores
-    if scores is None or not scores.done() or scores.cancelled() or scores.exception():
+    if answer.reading is None or not answer.reading.scores.done():
+        return False
+    scores = answer.reading.scores
+    if scores.cancelled() or scores.exception() is not None:
         return False
     acceptance = answer.watch.acceptance
     return acceptance.passes(acceptance.worst(scores.result()))
