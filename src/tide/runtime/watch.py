@@ -165,8 +165,8 @@ class Watch:
     def decides(self, position: int) -> bool:
         """Return whether the scorer itself scores the next position, which its screen rejects.
 
-        The scorer scores the first rejected position, a rejected position after `_AGAIN` tokens, the
-        last position of a failure's `lag`, and the end of each sentence. At all other rejected
+        The scorer scores the first rejected position, a rejected position after `_AGAIN` tokens,
+        the last position of a failure's `lag`, and the end of each sentence. At all other rejected
         positions the text is suspicious, but neither passes nor fails.
         """
         # A screen that rejected the text before may still do so for a word that has passed.
