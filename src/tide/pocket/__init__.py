@@ -16,8 +16,12 @@ CHAT = _HERE / "chat"
 SCORER = _HERE / "scorer.safetensors"
 SENTENCE = _HERE / "sentence.safetensors"
 PROFANITIES = _HERE / "profanities.safetensors"
+# English words with their frequencies, with which masked words are read.
+VOCABULARY = _HERE / "vocabulary.txt.gz"
 # Names and words that hold an offensive word by chance, and that `pocket` scored 0.08 or more.
 BY_CHANCE = _HERE / "by_chance.txt"
+# Words that say what people are: origin, religion, gender, orientation, disability, age.
+PEOPLE = _HERE / "people.txt"
 
 # Names of the bundled models, accepted wherever a model is named.
 FOLDERS = {"pocket": MODEL, "pocket-reference": REFERENCE, "pocket-chat": CHAT}

@@ -2,8 +2,9 @@
 
 HTML entities are decoded, invisible characters dropped, and letters that look Latin (Unicode's
 confusables) replaced by Latin letters. Text of other scripts stays unchanged. A text has several
-readings if backspaces or a right-to-left override change its display, or if an invisible character
-may be displayed as a space; the highest score counts.
+readings if backspaces or a right-to-left override change its display, if an invisible character
+may be displayed as a space, or if words are masked or lengthened (`tide.scorers.masked`); the
+highest score counts.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from functools import cache, lru_cache, partial
 
 import regex
 
+from tide.scorers.masked import unmasked
+
 # Part of the names of scorers without another revision. Raise it when the readings change.
-REVISION = "r3"
+REVISION = "r4"
 
 _PASSES = 8  # maximum number of passes over a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
@@ -53,12 +56,15 @@ def readings_in_all_scripts(text: str) -> tuple[str, ...]:
 
 
 def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
-    """Return the readings of `text`, one to four; the text as displayed comes first.
+    """Return the readings of `text`, one to eight; the text as displayed comes first.
 
     The reading of ordinary text is the text itself. look_alikes: replace letters that look Latin.
     """
-    if _ORDINARY.fullmatch(text):
-        return (text,)
+    read = [text] if _ORDINARY.fullmatch(text) else _displayed(text, look_alikes)
+    return tuple(dict.fromkeys([*read, *map(unmasked, read)]))
+
+
+def _displayed(text: str, look_alikes: bool) -> list[str]:
     text = _until_stable(_decoded, text)
     variants = [text]
     if REORDERED.search(text):
@@ -66,7 +72,7 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
     if _APART.search(text):
         variants += [_APART.sub(" ", variant) for variant in variants]
     read = partial(_read, look_alikes=look_alikes)
-    return tuple(dict.fromkeys(_until_stable(read, variant) for variant in variants))
+    return [_until_stable(read, variant) for variant in variants]
 
 
 def digest_of(listed: Iterable[str]) -> str:

@@ -24,8 +24,9 @@ from safetensors import safe_open
 
 from tide.core.errors import ScorerError, guarded
 from tide.core.validation import problem
-from tide.pocket import BY_CHANCE, SCORER
+from tide.pocket import BY_CHANCE, PEOPLE, SCORER
 from tide.scorers.base import Floats
+from tide.scorers.disguises import digest_of
 from tide.scorers.language import ReadingScorer
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
@@ -43,11 +44,12 @@ _SIGNS = "013457@$!"
 _LOOK_ALIKES = str.maketrans(_SIGNS, "oieastasi")
 _MIXED = re.compile(r"(?<![a-z0-9@$!])[a-z]*[013457@$!][a-z0-9@$!]*")
 _NUMBER = re.compile(r"[\d$@!]+(?:st|nd|rd|th|s|k|m|d|x|am|pm)?")
-# Read instead of numbers, and of words that hold an offensive one by chance (`BY_CHANCE`).
-_ANY_NUMBER, _ANY_NAME = "100", "smith"
+# Read instead of numbers, of words that hold an offensive one by chance (`BY_CHANCE`), and of words
+# that say what people are (`PEOPLE`).
+_ANY_NUMBER, _ANY_NAME, _ANY_PEOPLE = "100", "smith", "people"
 _PROBE = (
     "It's a c4f\u00e9 n.o.w 3pm! see https://example.org, @you & me: soooo go*d!!! \u4f60\u597d "
-    "455 in Scunthorpe's cockpits"
+    "455 in Scunthorpe's cockpits with Finnish women"
 )
 
 
@@ -80,9 +82,16 @@ def words_of(text: str) -> list[str]:
     """Split a text into normalized words.
 
     The character n-grams of 455, Scunthorpe and cockpit are those of disguised insults. So all
-    numbers are read as one number, and the words of `BY_CHANCE` as one name.
+    numbers are read as one number, and the words of `BY_CHANCE` as one name. People labelled many
+    texts toxic that mention a religion, an origin or an orientation. So each run of the words of
+    `PEOPLE` is read as one word: no group can score otherwise than another.
     """
-    return [_read_neutrally(word) for word in _WORD.findall(normalize(text))]
+    words: list[str] = []
+    for word in _WORD.findall(normalize(text)):
+        read = _read_neutrally(word)
+        if read != _ANY_PEOPLE or words[-1:] != [_ANY_PEOPLE]:
+            words.append(read)
+    return words
 
 
 @lru_cache(maxsize=2**14)
@@ -90,13 +99,16 @@ def _read_neutrally(word: str) -> str:
     if word[0].isdigit() and _NUMBER.fullmatch(word):
         return _ANY_NUMBER
     stem = word.removesuffix("'s")
-    return _ANY_NAME if {stem, stem.removesuffix("s")} & _by_chance() else word
+    for path, read in ((BY_CHANCE, _ANY_NAME), (PEOPLE, _ANY_PEOPLE)):
+        if not _listed(path).isdisjoint({stem, stem.removesuffix("s")}):
+            return read
+    return word
 
 
 @cache
-def _by_chance() -> frozenset[str]:
-    with guarded(ScorerError, f"pocket scorer: cannot use {BY_CHANCE}"):
-        return frozenset(BY_CHANCE.read_text("ascii").split())
+def _listed(path: Path) -> frozenset[str]:
+    with guarded(ScorerError, f"pocket scorer: cannot use {path}"):
+        return frozenset(path.read_text("ascii").split())
 
 
 class Description(BaseModel):
@@ -145,7 +157,7 @@ class Features(Description):
     entry = "pocket_scorer"
 
     # Raise the number when code changes the score of a text.
-    format: Literal["tide-pocket-scorer-4"] = "tide-pocket-scorer-4"
+    format: Literal["tide-pocket-scorer-5"] = "tide-pocket-scorer-5"
     n_features: int = Field(default=2**20, ge=1, lt=2**31)
     char_min: int = Field(default=3, ge=1)
     char_max: int = Field(default=5, ge=1)
@@ -246,8 +258,7 @@ class PocketScorer(ReadingScorer):
             if not (np.diff(self._knots) > 0).all() or not self._knots.size:
                 raise ValueError("holds a calibration that does not rise")
         self._bias = float(bias[0])
-        words = " ".join(sorted(_by_chance()))
-        self.name = f"pocket@{_digest(f'{revision} {words}'.encode())}"
+        self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
 
     def _read(self, texts: list[str]) -> Floats:
         return sigmoid(calibrated(np.array([self._logit(text) for text in texts]), self._knots))
