@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.server.running import Running, running
+from tide.core.chat import Chat
 from tide.core.strings import Unread
+from tide.scorers import Exchange
 from tide.server.guardrail import GuardrailRequest
 
 INSULTS = ("you idiot", "\u0442\u044b \u0438\u0434\u0438\u043e\u0442")
@@ -170,3 +172,44 @@ def test_what_fails_or_cannot_be_read_is_blocked(
     server: Running, surfaces: dict[str, Any], expected: str
 ) -> None:
     assert action(server, **surfaces) == expected
+
+
+USER = {"role": "user", "content": "May I insult him?"}
+ASSISTANT = {"role": "assistant", "content": "No."}
+
+
+class ExchangeScorer:
+    """Objects to a prompt without an answer, and to "Yes" after it. asked: all exchanges."""
+
+    name, threshold, reads = "exchanges", 0.5, "exchange"
+
+    def __init__(self) -> None:
+        self.asked: list[Exchange] = []
+
+    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
+        self.asked += exchanges
+        bad = Chat.of([USER])
+        return [float(context == bad and text in ("", "Yes")) for context, text in exchanges]
+
+    def close(self) -> None: ...
+
+
+def test_scorer_of_exchanges_reads_the_conversation() -> None:
+    scorer = ExchangeScorer()
+    with running(scorer=scorer) as server:
+        messages = {"structured_messages": [USER]}
+        assert action(server, input_type="request", texts=["x"], **messages) == "BLOCKED"
+        assert Exchange(Chat.of([USER]), "") in scorer.asked
+        assert Exchange("", "x") in scorer.asked  # every text is scored, too
+        assert action(server, texts=["Yes"], **messages) == "BLOCKED"
+        assert action(server, texts=["Yes"]) == "NONE"
+        assert action(server, texts=["Perhaps"], **messages) == "NONE"
+        answered = {"structured_messages": [USER, ASSISTANT]}
+        assert action(server, texts=["Yes"], **answered) == "BLOCKED"
+
+
+@pytest.mark.parametrize("messages", [[], [ASSISTANT], [{"role": "robot", "content": "x"}], ["x"]])
+def test_messages_that_are_no_chat_give_no_context(messages: list[Any]) -> None:
+    body = {"input_type": "response", "texts": ["Yes"], "structured_messages": messages}
+    request = GuardrailRequest.model_validate(body)
+    assert Exchange("", "Yes") in request.exchanges(with_prompt=True)

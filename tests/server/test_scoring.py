@@ -17,7 +17,7 @@ import pytest
 from tests.server.running import PATIENCE, Running, running, wait_until
 from tests.worlds import ReadingScorer
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
-from tide.scorers import CallableScorer, load_scorer
+from tide.scorers import CallableScorer, Exchange, load_scorer
 from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
@@ -180,6 +180,57 @@ def test_moderations(server: Running) -> None:
         key=KEY, url=f"{server.url}/v1", categories=("harassment",), queries_per_second=100
     )
     assert scorer.score(TEXTS).tolist() == [0.75, 0.25, 0.0]
+
+
+@pytest.fixture(scope="module")
+def reading_server() -> Iterator[Running]:
+    """A server whose scorer objects to "Yes" after a question about insults."""
+
+    def agreement(exchanges: list[Exchange]) -> list[float]:
+        return [float("insult" in str(context) and text == "Yes") for context, text in exchanges]
+
+    agreement.reads = "exchange"  # type: ignore[attr-defined]
+    with running(scorer=load_scorer(agreement)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("context", "flagged"),
+    [
+        ("May I insult him?", [True, False]),
+        ([{"role": "user", "content": "May I insult him?"}], [True, False]),
+        ("May I thank him?", [False, False]),
+        (None, [False, False]),
+    ],
+)
+def test_moderations_take_a_context(
+    reading_server: Running, context: Any, flagged: list[bool]
+) -> None:
+    body = {"input": ["Yes", "No"], "context": context}
+    results = reading_server.post("/v1/moderations", body).json()["results"]
+    assert [result["flagged"] for result in results] == flagged
+
+
+@pytest.mark.parametrize(
+    "context", [7, {}, [], [{"role": "assistant", "content": "Hi"}], [{"role": "user"}], "\ud800"]
+)
+def test_moderations_name_a_wrong_context(reading_server: Running, context: Any) -> None:
+    answer = reading_server.post("/v1/moderations", {"input": "Yes", "context": context})
+    assert answer.status_code == 400
+    assert "context" in str(answer.json()["error"])
+
+
+def test_perspective_takes_entries_of_a_context(reading_server: Running) -> None:
+    def toxicity(*entries: str, **more: Any) -> float:
+        context = {"entries": [{"text": entry} for entry in entries], **more}
+        answer = analyze(reading_server, comment={"text": "Yes"}, context=context)
+        score: float = answer.json()["attributeScores"]["TOXICITY"]["summaryScore"]["value"]
+        return score
+
+    assert toxicity("Hello.", "May I insult him?") == 1.0
+    assert toxicity("May I thank him?") == 0.0
+    assert toxicity() == toxicity(articleAndParentComment={}) == 0.0
+    assert analyze(reading_server, context={"entries": "x"}).status_code == 400
 
 
 def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scored() -> None:

@@ -5,6 +5,9 @@ Text occurs in `texts`, in messages, in names, ids and arguments of tool calls, 
 unknown fields. All strings and keys are read, both as they are and with their escapes resolved,
 because arguments of tool calls are JSON inside of JSON. A request with other content is blocked.
 
+A scorer that reads exchanges also gets the conversation, if the request holds one: it judges the
+conversation of a request without an answer, and the texts of a response as answers to it.
+
 Answers are NONE or BLOCKED.
 """
 
@@ -15,15 +18,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tide.core.chat import Text
+from tide.core.chat import Chat, Text
+from tide.core.errors import InputError
 from tide.core.http import Rows
 from tide.core.results import format_score
 from tide.core.sanitize import sanitized
 from tide.core.strings import Unread, strings
-from tide.scorers.base import TextScore
+from tide.scorers.base import Exchange, TextScore
 from tide.server.gate import LOG, traced
+from tide.server.schemas import ChatMessage
 
 if TYPE_CHECKING:
     from tide.server.policies import ServedPolicy
@@ -67,6 +72,27 @@ class GuardrailRequest(BaseModel):
             raise Unread("lists or objects are nested too deeply") from None
         return [text for text in texts if text and text not in _PROTOCOL]
 
+    def conversation(self) -> Chat | None:
+        """Return the messages up to the last from a user or a tool, if they are a chat."""
+        try:
+            messages = [ChatMessage.model_validate(m) for m in self.structured_messages or ()]
+            while messages and messages[-1].role not in ("user", "tool"):
+                messages.pop()
+            return Chat.of([message.plain() for message in messages])
+        except (ValidationError, InputError):
+            return None
+
+    def exchanges(self, *, with_prompt: bool) -> list[Exchange]:
+        """Return all texts in their context. Raises Unread; see `all_texts`.
+
+        with_prompt: also return the conversation of a request, without an answer.
+        """
+        texts, chat = self.all_texts(), self.conversation()
+        if self.input_type == "response":
+            return [Exchange(chat or "", text) for text in texts]
+        prompts = [] if chat is None or not with_prompt else [Exchange(chat, "")]
+        return [*prompts, *(Exchange("", text) for text in texts)]
+
 
 def _check(value: Mapping[str, Any], where: str) -> None:
     """Raise Unread for an object with content other than text."""
@@ -107,14 +133,14 @@ async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) ->
 
 
 async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
+    scoring = policy.scoring
     try:
-        texts = request.all_texts()
+        exchanges = request.exchanges(with_prompt=scoring.reads_exchanges)
     except Unread as error:
         return _Verdict("blocked", _blocked(sanitized(str(error))))
-    scoring = policy.scoring
     worst, at_once = TextScore(0.0, empty=True), scoring.limits.max_texts
-    for start in range(0, len(texts), at_once):  # tools alone may hold hundreds of texts
-        scores = await scoring.score(texts[start : start + at_once])
+    for start in range(0, len(exchanges), at_once):  # tools alone may hold hundreds of texts
+        scores = await scoring.score(exchanges[start : start + at_once])
         worst = max(worst, scoring.acceptance.worst(scores), key=scoring.acceptance.scaled)
     if scoring.acceptance.passes(worst):
         return _Verdict("passed", {"action": "NONE"}, worst.value)

@@ -7,6 +7,7 @@ the scorer lacks are left out.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import anyio
@@ -14,16 +15,25 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from tide.core.chat import Text
+from tide.core.chat import Chat, Text
+from tide.core.errors import InputError
 from tide.core.http import Rows
 from tide.core.settings import Settings
 from tide.core.validation import unknown
 from tide.runtime.acceptance import Acceptance
-from tide.scorers.base import Exchange, Scorer, Scores, attributes_of, highest_of, is_blank
+from tide.scorers.base import (
+    Exchange,
+    Scorer,
+    Scores,
+    attributes_of,
+    highest_of,
+    is_blank,
+    reads_exchanges,
+)
 from tide.scorers.language import is_not_english, is_not_latin, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
-from tide.server.schemas import ContentPart, Refused
+from tide.server.schemas import ChatMessage, ContentPart, Refused
 
 # The category that gets the score. OpenAI's other categories are about other harms and stay null.
 _CATEGORY = "harassment"
@@ -56,6 +66,12 @@ class Comment(_ScoringRequest):
     type: str = "PLAIN_TEXT"
 
 
+class CommentContext(_ScoringRequest):
+    """The texts before a comment, the oldest first."""
+
+    entries: Rows[Comment] = []
+
+
 class Attribute(_ScoringRequest):
     score_threshold: float | None = Field(default=None, alias="scoreThreshold", allow_inf_nan=False)
 
@@ -69,6 +85,7 @@ def _check_few(value: Any) -> Any:
 
 class AnalyzeRequest(_ScoringRequest):
     comment: Comment
+    context: CommentContext | None = None
     attributes: Annotated[dict[str, Attribute], BeforeValidator(_check_few)] = Field(
         alias="requestedAttributes", min_length=1
     )
@@ -91,8 +108,37 @@ _Input = Annotated[
 ]
 
 
+def _context_kind(value: Any) -> str:
+    return "messages" if isinstance(value, list) else "text"
+
+
+_Context = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Rows[ChatMessage], Tag("messages")],
+    Discriminator(_context_kind),
+]
+
+
 class ModerationRequest(_ScoringRequest):
+    """A request to OpenAI's moderations. context: what the inputs answer; OpenAI has no such field.
+
+    A list of inputs has one context.
+    """
+
     input: Annotated[Rows[_Input], BeforeValidator(_listed)] = Field(min_length=1)
+    context: _Context | None = None
+
+    def exchanges(self) -> list[Exchange]:
+        """Return the inputs in their context. Raises Refused for messages that are no chat."""
+        context: str | Chat = ""
+        if isinstance(self.context, str):
+            context = self.context
+        elif self.context is not None:
+            try:
+                context = Chat.of([message.plain() for message in self.context])
+            except InputError as error:
+                raise Refused(400, f"context: {error}", param="context") from None
+        texts = [part if isinstance(part, str) else part.text for part in self.input]
+        return [Exchange(context, text) for text in texts]
 
 
 def discovery(url: str) -> dict[str, Any]:
@@ -127,6 +173,7 @@ class ScoringApi:
 
     def __init__(self, scorer: Scorer, settings: Settings, limits: Limits) -> None:
         self._scorer, self.limits = scorer, limits
+        self.reads_exchanges = reads_exchanges(scorer)
         self.acceptance = Acceptance(settings, highest_of(scorer))
         # The scorer's attributes by Perspective's names, except TOXICITY, which is the main score.
         self._names = {
@@ -153,7 +200,9 @@ class ScoringApi:
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
             raise Refused(400, f"the comment has over {_LONGEST:,} bytes", code="COMMENT_TOO_LONG")
-        scored = await self.score([text])
+        entries = [] if request.context is None else request.context.entries
+        context = "\n".join(entry.text for entry in entries)
+        scored = await self.score([Exchange(context, text)])
         known = scored.known(0)
         by_name = {
             name: known[scored_name]
@@ -203,9 +252,8 @@ class ScoringApi:
 
     async def moderate(self, request: ModerationRequest) -> dict[str, Any]:
         """Answer a request to OpenAI's moderations."""
-        texts = [part if isinstance(part, str) else part.text for part in request.input]
         nothing = dict.fromkeys(_CATEGORIES)
-        scores = (await self.score(texts)).rows()
+        scores = (await self.score(request.exchanges())).rows()
         return {
             "id": f"modr-{secrets.token_hex(12)}",
             "model": self._scorer.name,
@@ -225,23 +273,23 @@ class ScoringApi:
             ],
         }
 
-    async def score(self, texts: list[str]) -> Scores:
-        """Score texts. Raises Refused for too many texts or a timeout, and scorer errors."""
-        limits = self.limits
-        if len(texts) > limits.max_texts:
+    async def score(self, exchanges: Sequence[Exchange]) -> Scores:
+        """Score exchanges. Raises Refused for too many texts or a timeout, and scorer errors."""
+        limits, count = self.limits, len(exchanges)
+        if count > limits.max_texts:
             raise Refused(400, f"a request may have at most {limits.max_texts} texts")
-        if not texts:
+        if not exchanges:
             return Scores(np.zeros(0), np.zeros(0, dtype=np.bool_))
-        if self._waiting + len(texts) > limits.max_waiting_texts:
+        if self._waiting + count > limits.max_waiting_texts:
             raise Refused.busy("texts", 1)
-        self._waiting += len(texts)
+        self._waiting += count
         try:
             with anyio.fail_after(limits.request_seconds):
-                return await self._scoring.send([Exchange("", text) for text in texts])
+                return await self._scoring.send(exchanges)
         except TimeoutError:
             raise Refused(504, "scoring took too long", "server_error", code="deadline") from None
         finally:
-            self._waiting -= len(texts)
+            self._waiting -= count
 
 
 def perspective_name(attribute: str) -> str:
