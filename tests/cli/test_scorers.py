@@ -299,6 +299,9 @@ def test_compare_counts_a_text_once_in_each_context(tmp_path: Path) -> None:
     assert tide("scorers", "compare", path, "-s", "agreement", "-o", output) == 0
     (figures,) = json.loads(output.read_text())
     assert (figures["texts"], figures["auc"]) == (2, 1.0)
+    assert tide("scorers", "compare", path, "-s", "pocket", "-o", output, "--overwrite") == 0
+    (figures,) = json.loads(output.read_text())
+    assert figures["texts"] == 1  # a scorer of texts reads no context
 
 
 def test_a_file_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,8 +159,8 @@ def compare(
 
     AUC and accuracy: a label of 0.5 or more is toxic. r: Pearson's correlation with the labels.
     cal. error: mean distance of score and label over ten bins of the score. Each distinct text
-    (with its 'context', if the row has one) counts once, with its mean label; nearly empty texts
-    are left out.
+    (in each 'context', if a scorer reads contexts) counts once, with its mean label; nearly empty
+    texts are left out.
 
     false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of up to
     500 --ordinary texts below --threshold with a beginning at or above it.
@@ -169,10 +169,13 @@ def compare(
     still run and the exit code is 1. The second table has the correlation of the scorers' errors.
     The lower it is, the better one scorer judges text that was optimised against the other.
     """
-    # 1. Load texts and scorers.
+    from tide.scorers.base import reads_exchanges  # noqa: PLC0415  (slow import)
+
+    # 1. Load scorers and texts.
     refuse_existing(overwrite, output, inputs=files)
-    groups = _groups(files, by, sample)
     loaded = _load_scorers(scorers)
+    contexts = any(not isinstance(s, str) and reads_exchanges(s) for s in loaded.values())
+    groups = _groups(files, by, sample, contexts=contexts)
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
 
     # 2. Measure each group of texts, and print its tables.
@@ -310,11 +313,11 @@ def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
 
 
 def _groups(
-    files: Sequence[Path], by: str | None, sample: int | None
+    files: Sequence[Path], by: str | None, sample: int | None, *, contexts: bool
 ) -> dict[str, tuple[list[Exchange], Floats]]:
     """Return the distinct texts of each group, except nearly empty texts, and their mean labels.
 
-    The same text in another context is another text.
+    contexts: whether the same text in another context is another text.
     """
     import numpy as np  # noqa: PLC0415
 
@@ -324,7 +327,7 @@ def _groups(
     groups: dict[str, dict[Exchange, list[float]]] = {}
     for row in read_labelled(files, by=by):
         if not is_empty(row.text):
-            exchange = Exchange(row.context, row.text)
+            exchange = Exchange(row.context if contexts else "", row.text)
             groups.setdefault(row.group, {}).setdefault(exchange, []).append(row.toxicity)
     if not groups:
         raise InputError("the files hold no labelled texts")
