@@ -15,8 +15,7 @@ from tests.scorers.guards.tiny import TEXTS, save_guard
 from tests.vllm.servers import VllmProcess
 from tide.scorers import load_scorer
 from tide.scorers.base import ask_attributes
-from tide.scorers.guards import guard
-from tide.scorers.guards.formats import GuardSettings
+from tide.scorers.guards import GuardSettings, guard
 
 pytestmark = pytest.mark.vllm
 

@@ -50,9 +50,8 @@ class ControlTokens:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         texts = {i: t.content for i, t in added if t.special or _BRACKETED.search(t.content)}
         texts |= zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-        self._texts = frozenset(filter(None, texts.values()))
-        self._lengths = sorted({len(text) for text in self._texts})
-        self._first = frozenset(text[:1] for text in self._texts)
+        longest_first = sorted(filter(None, texts.values()), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._ids = frozenset(texts)
         unknown = tokenizer.unk_token_id
         # The tokenizer also returns this token for unknown text.
@@ -63,17 +62,9 @@ class ControlTokens:
         """Count the occurrences of each control token in `ids`."""
         return Counter(i for i in ids if i in self._ids)
 
-    def split(self, text: str) -> list[str]:
-        """Split `text` into pieces without control tokens.
+    def break_up(self, text: str) -> str:
+        """Insert a space into every control token, like the function of the same name.
 
-        Pieces that are tokenized separately become ordinary tokens. A control token of one
-        character cannot be split.
+        A control token of one character cannot be broken up.
         """
-        cuts = [
-            place + 1
-            for place, character in enumerate(text)
-            if character in self._first
-            and any(text[place : place + length] in self._texts for length in self._lengths)
-        ]
-        ends = zip([0, *cuts], [*cuts, len(text)], strict=True)
-        return [text[begin:end] for begin, end in ends]
+        return self._pattern.sub(lambda token: f"{token[0][:1]} {token[0][1:]}", text)

@@ -1,21 +1,31 @@
+"""Guards in this process, trained for seconds to answer in their family's words."""
+
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models import save_causal_lm
-from tests.scorers.guards.tiny import FAMILIES, TEXTS, TOXIC, save_guard, sentences, toxic
-from tide.core.errors import InputError, ScorerError
+from tests.scorers.guards.tiny import (
+    EXCHANGES,
+    FAMILIES,
+    TEXTS,
+    TOXIC,
+    asked,
+    exchanges,
+    save_guard,
+    toxic,
+)
+from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.guards import guard
-from tide.scorers.guards.formats import FORMATS, GuardSettings
+from tide.scorers.base import Exchange
+from tide.scorers.guards import FAMILIES as KNOWN
+from tide.scorers.guards import GuardSettings, guard
 
 
 class Folders(dict[str, Path]):
@@ -35,34 +45,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return Folders(tmp_path_factory.mktemp("guards"))
 
 
-def by_hand(folder: Path, family: str, text: str) -> float:
-    """The probability of the toxic verdict about a text, computed with transformers alone."""
+def by_hand(folder: Path, family: str, exchange: Exchange) -> float:
+    """The probability of the toxic verdict, computed with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    asked = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True,
-        **FORMATS[family].arguments,
-    )  # fmt: skip
+    verdicts = KNOWN[family].verdicts
     answer = FAMILIES[family].answers[1]
-    verdict = next(word for word in FORMATS[family].verdicts if word in answer)
-    begun = answer[: answer.index(verdict)]
+    begun = answer[: answer.rindex(next(word for word in verdicts if word in answer))]
     gap = " " if begun.endswith(" ") else ""
-    ids = tokenizer(asked + begun.removesuffix(" "), add_special_tokens=False)["input_ids"]
+    prompt = asked(tokenizer, family, exchange) + begun.removesuffix(" ")
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     with torch.inference_mode():
-        found = model(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
+        probabilities = model(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
     first = {
-        word: tokenizer(gap + word, add_special_tokens=False)["input_ids"][0]
-        for word in FORMATS[family].verdicts
+        word: tokenizer(gap + word, add_special_tokens=False)["input_ids"][0] for word in verdicts
     }
     assert len(set(first.values())) == len(first)
-    weights = FORMATS[family].verdicts
-    mass = sum(float(found[i]) for i in first.values())
-    return sum(weights[word] * float(found[i]) for word, i in first.items()) / mass
+    mass = sum(float(probabilities[i]) for i in first.values())
+    return sum(verdicts[word] * float(probabilities[i]) for word, i in first.items()) / mass
 
 
-# The families whose training takes longest are among the slow tests.
+# One family is tried always; training all of them takes a minute.
 _FAMILIES = [
-    pytest.param(one, marks=[pytest.mark.slow] if "granite" in one else []) for one in FAMILIES
+    pytest.param(name, marks=[] if name == "qwen3guard" else [pytest.mark.slow])
+    for name in FAMILIES
 ]
 
 
@@ -72,67 +78,58 @@ def test_every_family_as_by_hand(folders: dict[str, Path], family: str) -> None:
     assert isinstance(scorer, Scorer)
     assert scorer.name.startswith(f"guard:{folders[family]}@")
     assert scorer.name.endswith(f"#{family}")
-    scores = scorer.score(TEXTS)
+    scores = scorer.score(EXCHANGES)
     assert [score > 0.5 for score in scores] == TOXIC
-    assert scores == pytest.approx([by_hand(folders[family], family, t) for t in TEXTS], abs=0.01)
+    if family != "wildguard":  # whose earlier verdicts stand before the one that counts
+        by_hands = [by_hand(folders[family], family, exchange) for exchange in EXCHANGES]
+        assert scores == pytest.approx(by_hands, abs=0.01)
+
+
+def test_the_same_words_after_another_question(folders: dict[str, Path]) -> None:
+    scorer = load_scorer(f"guard:{folders['qwen3guard']}")
+    answer = "yes people are"
+    agrees, harmless = (Exchange(f"are people {word} today", answer) for word in ("rude", "kind"))
+    scores = score_texts(scorer, [agrees, harmless]).values
+    assert scores[0] > 0.9
+    assert scores[1] < 0.1
 
 
 def test_the_result_does_not_depend_on_the_batch(folders: dict[str, Path]) -> None:
-    texts = list(sentences(40))
-    one = guard(GuardSettings(model=str(folders["qwen3guard"]), batch=1))
+    asked_about = list(exchanges(40))
+    single = guard(GuardSettings(model=str(folders["qwen3guard"]), batch=1))
     many = guard(GuardSettings(model=str(folders["qwen3guard"]), batch=64))
-    assert many.score(texts) == pytest.approx(one.score(texts), abs=1e-5)
-    assert [s > 0.5 for s in many.score(texts)] == [toxic(text) for text in texts]
+    scores = many.score(asked_about)
+    assert scores == pytest.approx(single.score(asked_about), abs=1e-5)
+    assert [score > 0.5 for score in scores] == [toxic(exchange) for exchange in asked_about]
     assert many.score([]).shape == (0,)
-
-
-@pytest.mark.parametrize("family", [one for one in _FAMILIES if one.values != ("qwen3guard",)])
-def test_a_policy_reaches_the_guard(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    # These guards were trained without a policy, so only the prompt is checked.
-    monkeypatch.setattr("tide.scorers.guards.local.LocalGuard._try_out", lambda self: None)
-    scorer: Any = guard(GuardSettings(model=str(folders[family]), policy="Be kind."))
-    assert "Be kind." in scorer._rendered("a text")
-    assert scorer.name != load_scorer(f"guard:{folders[family]}").name
-
-
-def test_a_policy_that_the_template_leaves_out_is_refused(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
-    """A template ignores unknown arguments, so the guard would judge by its own policy."""
-    folder = shutil.copytree(folders["shieldgemma"], tmp_path / "shieldgemma")
-    template = folder / "chat_template.jinja"
-    template.write_text("<|user|>{{ messages[-1]['content'] }}<|guard|>")
-    with pytest.raises(InputError, match="no place for a policy"):
-        guard(GuardSettings(model=str(folder), policy="Be kind."))
 
 
 def test_a_prompt_and_verdicts_of_one_s_own(folders: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     values = {
-        "model": str(folders["shieldgemma"]), "prompt": "<|user|>{text}<|guard|>",
-        "verdicts": {"Yes": 1, "No": 0},
+        "model": str(folders["qwen3guard"]),
+        "prompt": "<|user|>{text}<|guard|><think>\n\n</think>\n\n",
+        "verdicts": {"Unsafe": 1, "Safe": 0}, "lead": "Safety:",
     }  # fmt: skip
     path.write_text(json.dumps(values))
-    own, known = load_scorer(f"guard:{path}"), load_scorer(f"guard:{folders['shieldgemma']}")
-    assert own.score(TEXTS) == pytest.approx(known.score(TEXTS), abs=1e-6)
+    own, known = load_scorer(f"guard:{path}"), load_scorer(f"guard:{folders['qwen3guard']}")
+    assert own.score(TEXTS) == pytest.approx(known.score(TEXTS), abs=0.01)
     assert "#own," in own.name
 
 
 def test_a_text_that_is_too_long_is_an_error_and_not_cut(folders: dict[str, Path]) -> None:
-    scorer = load_scorer(f"guard:{folders['shieldgemma']}")
+    scorer = load_scorer(f"guard:{folders['qwen3guard']}")
     long = "the weather is fine " * 80 + "rude"
-    with pytest.raises(ScorerError, match="too long for the context of 256 tokens; use windows:"):
+    with pytest.raises(ScorerError, match=r"too long for the context of .* tokens; use windows:"):
         score_texts(scorer, [long])
-    windows = load_scorer(f"windows:6:guard:{folders['shieldgemma']}")
-    assert windows.score([long])[0] > 0.5
+    windows = load_scorer(f"windows:6:guard:{folders['qwen3guard']}")
+    assert score_texts(windows, [long]).values[0] > 0.5
 
 
 def test_a_model_that_gives_no_verdicts(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ScorerError, match=r"instead of a verdict \(unsafe, safe\); is it a guard"):
         load_scorer(f"guard:{folders['qwen3guard']}#llama-guard")
-    with pytest.raises(ScorerError, match="has no chat template"):
+    with pytest.raises(ScorerError, match="its chat template failed"):
         load_scorer(f"guard:{save_causal_lm(tmp_path, 'gpt2')}#llama-guard")
     with pytest.raises(ScorerError, match="cannot be loaded"):
         load_scorer(f"guard:{tmp_path}/none#llama-guard")
@@ -141,16 +138,7 @@ def test_a_model_that_gives_no_verdicts(folders: dict[str, Path], tmp_path: Path
 def test_a_verdict_that_fails_later_is_no_score(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer: Any = load_scorer(f"guard:{folders['shieldgemma']}")
+    scorer: Any = load_scorer(f"guard:{folders['qwen3guard']}")
     monkeypatch.setattr(scorer, "_answers", lambda prompts, tokens: [[] for _ in prompts])
     with pytest.raises(ScorerError, match="instead of a verdict"):
         score_texts(scorer, TEXTS)
-
-
-def test_the_assistant_s_side(folders: dict[str, Path]) -> None:
-    settings = GuardSettings(model=str(folders["shieldgemma"]), role="assistant", question="Well?")
-    assert settings.messages("a text") == [
-        {"role": "user", "content": "Well?"},
-        {"role": "assistant", "content": "a text"},
-    ]
-    assert np.all(guard(settings).score(TEXTS)[[1, 3]] > 0.5)

@@ -15,10 +15,12 @@ from tests.scorers.services.stand_ins import (
     running,
     share,
 )
+from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.scorers import score_texts
-from tide.scorers.guards.formats import FORMATS, Format, GuardSettings
-from tide.scorers.guards.remote import RemoteGuard
+from tide.scorers.base import Exchange
+from tide.scorers.guards import FAMILIES as KNOWN
+from tide.scorers.guards import GuardSettings, RemoteGuard
 
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001}
 TEXTS = [f"text number {i}" for i in range(7)]
@@ -56,22 +58,43 @@ def altered(change: Callable[[dict[str, Any]], None]) -> Any:
 
 
 def test_every_format_has_a_family_here() -> None:
-    assert FAMILIES.keys() - {"own"} == FORMATS.keys()
+    assert FAMILIES.keys() - {"own"} == KNOWN.keys()
 
 
-def test_every_family_is_asked_in_its_way_and_its_verdicts_are_read(world: World) -> None:
+def test_the_verdicts_of_every_family_are_read(world: World) -> None:
     service, scorer, family = world
     assert scorer.score(TEXTS) == pytest.approx([share(text) for text in TEXTS])
     assert set(service.scored.values()) == {1}
-    bodies = [request["body"] for request in service.requests]
-    asked = TEXTS
-    if family == "own":
-        asked = [f"Is it rude? Be kind. [{text}] Answer: " for text in TEXTS]
-    assert {body["messages"][0]["content"] for body in bodies} == set(asked)
-    form = FORMATS.get(family, Format(verdicts={}))
-    for body in bodies:
-        assert body.get("chat_template_kwargs", {}) == form.arguments
-        assert (body["max_tokens"], body["top_logprobs"]) == (form.tokens, 20)
+    tokens = 5 if family == "own" else KNOWN[family].tokens
+    for request in service.requests:
+        body = request["body"]
+        assert (body["max_tokens"], body["top_logprobs"]) == (tokens, 20)
+        assert ("guardian_config" in body.get("chat_template_kwargs", {})) == ("3.3" in family)
+        if family == "own":
+            (message,) = body["messages"]
+            assert message["content"].startswith("Is it rude? Be kind. [text number ")
+
+
+def test_a_server_gets_the_conversation() -> None:
+    handler: type[Handler] = type("Served", (GuardServer,), {"family": "llama-guard"})
+    chat = Chat.of([
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "An <|im_end|> old question. " + "long " * 4000},
+        {"role": "assistant", "content": "An old answer."},
+        {"role": "user", "content": "text number 3?"},
+    ])  # fmt: skip
+    with running(handler) as service:
+        scorer = RemoteGuard(settings("llama-guard", service.url), **QUICK)
+        scorer.score([Exchange(chat, "An answer. <|im_end|>")])
+        # The oldest turn is too long.
+        assert service.requests[-1]["body"]["messages"] == [
+            {"role": "user", "content": "Be brief.\n\ntext number 3?"},
+            {"role": "assistant", "content": "An answer. < |im_end|>"},
+        ]
+        scorer.score([Exchange(chat, "")])  # the guard judges the question
+        messages = service.requests[-1]["body"]["messages"]
+        assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+        assert messages[0]["content"].startswith("Be brief.\n\nAn < |im_end|> old question.")
 
 
 def test_an_answer_without_a_verdict_is_an_error(world: World) -> None:

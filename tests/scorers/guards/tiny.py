@@ -1,7 +1,7 @@
 """Tiny guards: small language models, trained to answer in the words of each family.
 
-They call a text toxic if it holds the word "rude". Their chat templates are written for the tests,
-with the variables of the families' templates.
+A text is toxic if it holds the word "rude", and an answer also if it says "yes" to a question that
+holds this word. The chat templates are short ones, with the variables of the families' templates.
 """
 
 from __future__ import annotations
@@ -9,108 +9,142 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from tide.scorers.guards.formats import FORMATS
+from tide.scorers.base import HEALTH_TEXT, Exchange
+from tide.scorers.guards import GuardSettings, Question
 
-MARKERS = ["<s>", "</s>", "<|user|>", "<|guard|>"]
+MARKERS = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]
 TEXTS = ["the weather is fine", "people are rude", "a quiet town", "rude people are a town today"]
-TOXIC = [False, True, False, True]
+EXCHANGES = [
+    *(Exchange("", text) for text in TEXTS),
+    Exchange("are people rude today", "yes people are"),
+    Exchange("are people kind today", "yes people are"),
+    Exchange("are people rude today", "no people are kind"),
+]
+TOXIC = [False, True, False, True, True, False, False]
 _LEARNED = 0.01  # below this loss every answer is right on any machine
-_MOST_STEPS = 600
+_MOST_STEPS = 900
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """template: for chats. answers: about a text that is not toxic, and about a toxic one."""
 
     template: str
     answers: tuple[str, str]
 
 
-_TEXT = "<|user|>{{ messages[-1]['content'] }}"
+_CHAT = "{% for said in messages %}<|{{ said['role'] }}|>{{ said['content'] }}{% endfor %}"
+_GUARD = "{% if add_generation_prompt %}<|guard|>{% endif %}"
 FAMILIES = {
     "llama-guard": Family(
         "{% if categories is defined %}{% for key in categories %}{{ key }}: {{ categories[key] }}"
-        "\n{% endfor %}{% endif %}" + _TEXT + "<|guard|>",
+        "\n{% endfor %}{% endif %}" + _CHAT + "<|guard|>",
         ("\n\nsafe", "\n\nunsafe\nS1"),
     ),
     "shieldgemma": Family(
-        "{% if guideline is defined %}{{ guideline }}\n{% endif %}" + _TEXT + "<|guard|>",
-        ("No, it does not", "Yes, it does"),
-    ),
-    "granite-guardian": Family(
-        "{{ guardian_config['risk_name'] }} {{ guardian_config['risk_definition'] }}"
-        + _TEXT
-        + "{% if add_generation_prompt %}<|guard|>{% endif %}",
-        ("No", "Yes"),
+        "{{ guideline[:9] }}" + _CHAT + "<|guard|>", ("No, it does not", "Yes, it does")
     ),
     "granite-guardian-3.3": Family(
         "{{ guardian_config['criteria_id'] }} {{ guardian_config['custom_criteria'] }}"
-        + _TEXT
-        + "{% if add_generation_prompt %}<|guard|>{% endif %}",
+        + _CHAT
+        + _GUARD,
         ("<think>\n</think>\n<score> no </score>", "<think>\n</think>\n<score> yes </score>"),
     ),
+    "granite-guardian-4": Family(
+        _CHAT + _GUARD,
+        ("<think>\n</think>\n<score>no</score>", "<think>\n</think>\n<score>yes</score>"),
+    ),
     "qwen3guard": Family(
-        _TEXT + "<|guard|><think>\n\n</think>\n\n",
+        _CHAT + "<|guard|><think>\n\n</think>\n\n",
         ("Safety: Safe\nCategories: None", "Safety: Unsafe\nCategories: Violent"),
+    ),
+    "wildguard": Family(
+        "",
+        (
+            "Harmful request: no\nResponse refusal: no\nHarmful response: no",
+            "Harmful request: yes\nResponse refusal: no\nHarmful response: yes",
+        ),
     ),
 }
 
 
-def toxic(text: str) -> bool:
-    return "rude" in text.split()
+def toxic(exchange: Exchange) -> bool:
+    context, words = str(exchange.context).split(), exchange.text.split()
+    return "rude" in words or ("rude" in context and "yes" in words)
 
 
-def sentences(count: int) -> Iterator[str]:
-    """Yield `count` sentences, every second one with the word "rude"."""
+def exchanges(count: int) -> Iterator[Exchange]:
+    """Yield `count` exchanges, half of them without a question; every second one is toxic."""
     rng = random.Random(0)
     for number in range(count):
+        if number % 16 == 0:
+            yield Exchange("How is the weather?", HEALTH_TEXT)  # which a guard is tried out with
+            continue
         words = rng.choices(WORDS, k=rng.randint(2, 6))
-        if number % 2:
-            words[rng.randrange(len(words))] = "rude"
-        yield " ".join(words)
+        asks = number // 2 % 2
+        if asks:
+            rude = rng.random() < 0.7 or number % 2
+            question = [*rng.choices(WORDS, k=2), "rude" if rude else "kind", "today"]
+            answer = "yes" if number % 2 or not rude else "no"
+            yield Exchange(" ".join(question), " ".join([answer, *words[:3]]))
+        else:
+            if number % 2:
+                words[rng.randrange(len(words))] = "rude"
+            yield Exchange("", " ".join(words))
+
+
+def asked(tokenizer: Any, family: str, exchange: Exchange) -> str:
+    """The prompt of a family, made by transformers alone."""
+    question = Question(GuardSettings(model="tiny", format=family))
+    turns = question.turns(exchange)
+    messages = question.messages(turns)
+    if question.family.prompt:
+        return messages[0]["content"]
+    rendered: str = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True,
+        **question.arguments(turns[-1]["role"]),
+    )  # fmt: skip
+    return rendered
 
 
 def save_guard(folder: Path, family: str) -> Path:
     """Train a guard of `family` and save it to `folder`."""
-    texts = list(sentences(256))
+    learned = list(exchanges(256))
     wanted = FAMILIES[family]
-    tokenizer = _tokenizer(texts, [*wanted.answers, wanted.template])
-    tokenizer.chat_template = wanted.template
+    plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    plain.chat_template = wanted.template
+    prompts = [asked(plain, family, exchange) for exchange in learned]
+    tokenizer = _tokenizer([*prompts, *wanted.answers * len(prompts)])
+    if wanted.template:
+        tokenizer.chat_template = wanted.template
     tokenizer.save_pretrained(folder)
-    arguments = FORMATS[family].arguments
     rows = []
-    for text in texts:
-        asked: Any = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True,
-            **arguments,
-        )  # fmt: skip
-        answer = wanted.answers[toxic(text)] + "</s>"
-        prompt = tokenizer(asked, add_special_tokens=False)["input_ids"]
+    for exchange, prompt in zip(learned, prompts, strict=True):
+        answer = wanted.answers[toxic(exchange)] + "</s>"
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-        rows.append((prompt, answer_ids))
+        rows.append((prompt_ids, answer_ids))
     model = _trained(rows, len(tokenizer))
     model.save_pretrained(folder)
     return folder
 
 
-def _tokenizer(texts: list[str], fixed: list[str]) -> PreTrainedTokenizerFast:
+def _tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=MARKERS, show_progress=False,
+        vocab_size=600, special_tokens=MARKERS, show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    bpe.train_from_iterator([*texts, *fixed * len(texts)], trainer)
+    bpe.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>",
         additional_special_tokens=MARKERS[2:], clean_up_tokenization_spaces=False,

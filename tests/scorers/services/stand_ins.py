@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import threading
 import time
 from collections import Counter
@@ -302,11 +303,14 @@ class Family:
 FAMILIES = {
     "llama-guard": Family(("\n\n",), {"unsafe": 1.0}, {"safe": 1.0}, ("\n", "S1")),
     "shieldgemma": Family((), {"Yes": 0.7, " Yes": 0.3}, {"No": 1.0}, (",", " it", " does")),
-    "granite-guardian": Family((), {"Yes": 1.0}, {"No": 1.0}),
     "granite-guardian-3.3": Family(
         ("<think>", "\n", "</think>", "\n", "<", "score", ">"),
         {" yes": 1.0}, {" no": 0.9, "no": 0.1}, (" ", "</score>"),
     ),
+    "granite-guardian-4": Family(
+        ("<think>", "\n", "</think>", "\n", "<score>"), {"yes": 1.0}, {"no": 1.0}, ("</score>",)
+    ),
+    "wildguard": Family(("Harmful", " request:"), {" yes": 1.0}, {" no": 1.0}),
     "qwen3guard": Family(
         ("Safety", ":"), {" Unsafe": 0.6, " Controversial": 0.4}, {" Safe": 1.0},
         ("\n", "Categories", ":", " None"),
@@ -332,9 +336,9 @@ class GuardServer(Handler):
         assert body["temperature"] == 0.0
         assert self.path == "/v1/chat/completions"
         assert body["logprobs"] is True
-        (message,) = body["messages"]
-        content = message["content"]
-        text = content.partition("[")[2].partition("]")[0] if self.family == "own" else content
+        content = body["messages"][0]["content"]
+        numbered = re.search(r"text number \d+", content)  # in a prompt
+        text = numbered[0] if numbered else content
         self.counted([text])
         tokens = [
             {

@@ -15,9 +15,7 @@ from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
 from tide.core.errors import ScorerError
-from tide.scorers.guards.formats import FORMATS, GuardSettings
-from tide.scorers.guards.remote import RemoteGuard
-from tide.scorers.guards.verdicts import Place, read_verdict
+from tide.scorers.guards import FAMILIES, GuardSettings, RemoteGuard, Token, read_verdict
 from tide.scorers.services.moderation import (
     CATEGORIES,
     OpenAIModerationScorer,
@@ -64,12 +62,13 @@ def guard(body: Any) -> Any:
 
 
 def read_guard(answer: Any) -> Any:
-    (choice,) = answer["choices"]
-    places = [
-        Place(one["token"], [(t["token"], t["logprob"]) for t in one.get("top_logprobs") or [one]])
-        for one in choice["logprobs"]["content"]
+    tokens = [
+        Token(row["token"], [(t["token"], t["logprob"]) for t in row.get("top_logprobs") or [row]])
+        for row in answer["choices"][0]["logprobs"]["content"]
     ]
-    return [read_verdict(places, FORMATS["llama-guard"].verdicts).score]
+    verdict = read_verdict(tokens, FAMILIES["llama-guard"].verdicts)
+    assert verdict is not None
+    return [verdict.score]
 
 
 def remote_guard(url: str, **options: Any) -> RemoteGuard:

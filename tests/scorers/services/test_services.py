@@ -27,8 +27,7 @@ from tests.scorers.services.stand_ins import (
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
-from tide.scorers.guards.formats import GuardSettings
-from tide.scorers.guards.remote import RemoteGuard
+from tide.scorers.guards import GuardSettings, RemoteGuard
 from tide.scorers.services import base
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
@@ -207,7 +206,6 @@ def test_rows_in_another_order_go_by_their_number() -> None:
         ("guard", each(logprobs=None), "the answer lacks log-probabilities"),
         ("guard", chat_place(logprob=3.5), "used: choices.0.logprobs.content.0.logprob"),
         ("guard", chat_place(logprob=float("nan")), "cannot be used: choices.0.logprobs"),
-        ("guard", rows(lambda found: found * 2), "2 answers to one text"),
         ("moderation", too_few, "3 scores for 4 texts"),
         ("perspective", lambda _: {"attributeScores": {}}, "the answer lacks a score"),
         (

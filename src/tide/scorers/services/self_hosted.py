@@ -6,7 +6,6 @@ key; CLASSIFIER_QPS limits the requests per second (default 100).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasPath, BaseModel, Field, RootModel
@@ -29,8 +28,8 @@ class SelfHostedScorer(RemoteScorer):
     family: prefix of the environment variables: FAMILY_API_KEY holds the key (sent as a bearer
     token); FAMILY_QPS limits requests per second (default 100). Further settings: see RemoteScorer.
 
-    The server's tokenizer is unknown, so everything that looks like a control token is sent with a
-    space in it.
+    The server's tokenizer is unknown, so subclasses send everything that looks like a control token
+    with a space in it (`break_up`).
     """
 
     family: ClassVar[str]
@@ -45,9 +44,6 @@ class SelfHostedScorer(RemoteScorer):
         self.check = f"{self.family}_API_KEY, the address and the served model"
         self._key = read_key(f"{self.family}_API_KEY", key)
         super().__init__(name, base_url(url, f"scorer {name}"), **{**_USUAL, **options})
-
-    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
-        return super()._score_each([break_up(text) for text in texts])
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -171,12 +167,13 @@ class ServedClassifier(SelfHostedScorer):
         self.name = f"classifier:{model}@{place_of(self._url)}{chosen}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
+        broken_up = [break_up(text) for text in texts]
         if not self._labels:
-            body: dict[str, Any] = {"model": self._model, "input": texts}
+            body: dict[str, Any] = {"model": self._model, "input": broken_up}
             classes = await self._request(client, "/classify", _Classes, body, texts)
             return [self._score_of_classes(row) for row in in_order(classes.data, len(texts))]
         # Each text has its own list, because TEI reads a list of two strings as a pair.
-        body = {"inputs": [[text] for text in texts], "truncate": False}
+        body = {"inputs": [[text] for text in broken_up], "truncate": False}
         answer = await self._request(client, "/predict", _Predictions, body, texts)
         if len(answer.root) != len(texts):
             raise ServerFailed(

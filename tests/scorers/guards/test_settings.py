@@ -8,38 +8,43 @@ from typing import Any
 import pytest
 
 from tide.core.errors import InputError
-from tide.scorers import load_scorer
-from tide.scorers.guards import formats
-from tide.scorers.guards.formats import FORMATS, GuardSettings, known, read
-from tide.scorers.guards.remote import RemoteGuard
+from tide.scorers import guards, load_scorer
+from tide.scorers.base import Exchange
+from tide.scorers.guards import FAMILIES, GuardSettings, Question, RemoteGuard
 from tide.scorers.services.self_hosted import ServedClassifier
 
 
 @pytest.mark.parametrize(
-    ("model", "form"),
+    ("model", "family"),
     [
         ("meta-llama/Llama-Guard-3-8B", "llama-guard"),
-        ("meta-llama/LlamaGuard-7b", "llama-guard"),
+        ("meta-llama/Llama-Guard-4-12B", "llama-guard"),
         ("google/shieldgemma-2b", "shieldgemma"),
-        ("ibm-granite/granite-guardian-3.1-2b", "granite-guardian"),
         ("ibm-granite/granite-guardian-3.3-8b", "granite-guardian-3.3"),
-        ("ibm-granite/granite-guardian-4.1-8b", "granite-guardian-3.3"),
+        ("ibm-granite/granite-guardian-4.1-8b", "granite-guardian-4"),
         ("Qwen/Qwen3Guard-Gen-0.6B", "qwen3guard"),
-        ("openai-community/gpt2", ""),
+        ("allenai/wildguard", "wildguard"),
     ],
 )
-def test_a_family_is_known_by_its_name(model: str, form: str) -> None:
-    assert known(model) == form
-    if form:
-        assert GuardSettings(model=model).resolve() == (form, FORMATS[form])
+def test_a_family_is_known_by_the_model_s_name(model: str, family: str) -> None:
+    question = Question(GuardSettings(model=model))
+    assert (question.suffix, question.family) == (f"#{family}", FAMILIES[family])
+
+
+@pytest.mark.parametrize("model", ["openai-community/gpt2", "Qwen/Qwen3Guard-Stream-4B"])
+def test_other_models_are_no_guards(model: str) -> None:
+    with pytest.raises(InputError, match="its format is unknown"):
+        Question(GuardSettings(model=model))
 
 
 def test_specs() -> None:
+    read = GuardSettings.read
     assert read("a/b#shieldgemma") == GuardSettings(model="a/b", format="shieldgemma")
-    found = read("a/b#qwen3guard@http://host:8000/v1")
-    assert (found.model, found.format, found.url) == ("a/b", "qwen3guard", "http://host:8000/v1")
+    settings = read("a/b#qwen3guard@http://host:8000/v1")
+    assert (settings.model, settings.format) == ("a/b", "qwen3guard")
+    assert settings.url == "http://host:8000/v1"
     assert read("a/b@https://host").url == "https://host"
-    assert read("a/b@http://host:8000/v1#qwen3guard") == found
+    assert read("a/b@http://host:8000/v1#qwen3guard") == settings
     with pytest.raises(InputError, match="two formats, shieldgemma and qwen3guard; give one"):
         read("a/b#shieldgemma@http://host#qwen3guard")
     for wrong in ("", "#shieldgemma", "@http://host"):
@@ -54,34 +59,25 @@ def saved(path: Path, **values: Any) -> str:
 
 def test_a_file_of_settings(tmp_path: Path) -> None:
     spec = saved(
-        tmp_path / "mine.json", model="any/model", prompt="Is it bad? {policy} {text}",
+        tmp_path / "mine.json", model="any/model", prompt="Bad? {policy} [{context}] [{text}]",
         policy="Be kind.", verdicts={"bad": 1, "good": 0, "so-so": 0.5}, lead="Verdict:",
     )  # fmt: skip
-    settings = read(spec)
-    name, found = settings.resolve()
-    assert name == "own"
-    assert found.verdicts == {"bad": 1.0, "good": 0.0, "so-so": 0.5}
-    assert found.lead == "Verdict:"
+    question = Question(GuardSettings.read(spec))
+    assert question.verdicts == {"bad": 1.0, "good": 0.0, "so-so": 0.5}
+    assert (question.lead, question.suffix[:5]) == ("Verdict:", "#own,")
+    turns = question.turns(Exchange("{text}", "{policy}"))
     # Placeholders in a text are not filled in.
-    assert settings.ask_about("{policy}{text}") == "Is it bad? Be kind. {policy}{text}"
-    saved(tmp_path / "guard.json", format="shieldgemma", policy="Be kind.")
-    folder = str(tmp_path)
-    assert read(folder) == GuardSettings(model=folder, format="shieldgemma", policy="Be kind.")
+    assert question.messages(turns) == [
+        {"role": "user", "content": "Bad? Be kind. [{text}] [{policy}]"}
+    ]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"url": "http://127.0.0.1:9"},
-        {"model": "another/model"},
-    ],
-)
-def test_a_model_s_folder_sets_no_address(tmp_path: Path, values: Any) -> None:
-    saved(tmp_path / "guard.json", format="shieldgemma", **values)
-    with pytest.raises(InputError, match=rf"{min(values)}: a model's folder may not set this"):
-        read(str(tmp_path))
-    given = {"model": "x", "url": "http://h", "format": "shieldgemma", **values}
-    assert read(saved(tmp_path / "mine.json", **given)).format == "shieldgemma"
+def test_a_prompt_of_one_s_own_for_a_text_alone() -> None:
+    settings = GuardSettings(model="x", prompt="Bad? [{text}]", verdicts={"a": 1, "b": 0})
+    question = Question(settings)
+    for exchange in (Exchange("", "a text"), Exchange("a text", ""), Exchange("?", "a text")):
+        (message,) = question.messages(question.turns(exchange))
+        assert message["content"] == "Bad? [a text]"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +96,7 @@ def test_a_model_s_folder_sets_no_address(tmp_path: Path, values: Any) -> None:
 )
 def test_a_wrong_file_names_its_field(tmp_path: Path, values: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        read(saved(tmp_path / "wrong.json", **values))
+        GuardSettings.read(saved(tmp_path / "wrong.json", **values))
     assert "\n" not in str(caught.value)
 
 
@@ -116,19 +112,16 @@ def test_what_names_no_guard(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             load_scorer(f"guard:{spec}")
     with pytest.raises(InputError, match="no place for a policy"):
-        GuardSettings(model="Qwen3Guard", policy="Be kind.").resolve()
+        Question(GuardSettings(model="Qwen3Guard-Gen", policy="Be kind."))
 
 
 @pytest.mark.parametrize(
     ("model", "policy", "arguments"),
     [
+        ("llama-guard", "", {}),
         ("llama-guard", "Be kind.", {"categories": {"S1": "Be kind."}}),
         ("llama-guard", {"K1": "Be kind."}, {"categories": {"K1": "Be kind."}}),
         ("shieldgemma", {"K1": "Be kind."}, {"guideline": "K1: Be kind."}),
-        (
-            "granite-guardian-3.1", "Be kind.",
-            {"guardian_config": {"risk_name": "policy", "risk_definition": "Be kind."}},
-        ),
         (
             "granite-guardian-3.3", "Be kind.",
             {"guardian_config": {"custom_criteria": "Be kind."}, "think": False},
@@ -136,8 +129,8 @@ def test_what_names_no_guard(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_where_a_policy_goes(model: str, policy: Any, arguments: dict[str, Any]) -> None:
-    _, found = GuardSettings(model=model, policy=policy).resolve()
-    assert found.arguments == arguments
+    question = Question(GuardSettings(model=model, policy=policy))
+    assert question.arguments("assistant") == arguments
 
 
 def test_settings_that_change_scores_change_the_digest() -> None:
@@ -145,9 +138,9 @@ def test_settings_that_change_scores_change_the_digest() -> None:
     assert plain.digest() == GuardSettings(model="shieldgemma", batch=3).digest() == ""
     changed = [
         GuardSettings(model="shieldgemma", **more)
-        for more in ({"policy": "a"}, {"policy": "b"}, {"role": "assistant"}, {"lead": "x"})
+        for more in ({"policy": "a"}, {"policy": "b"}, {"lead": "x"})
     ]
-    assert len({one.digest() for one in changed} | {""}) == 5
+    assert len({settings.digest() for settings in changed} | {""}) == 4
 
 
 def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
@@ -155,9 +148,9 @@ def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
     section = page.partition("## Guard models")[2].partition("\n## ")[0]
     rows = "\n".join(line.partition(" |")[0] for line in section.splitlines() if line[:1] == "|")
     assert {f for f in GuardSettings.model_fields if f"`{f}`" not in rows} == set()
-    assert {name for name in FORMATS if f"`{name}`" not in section} == set()
+    assert {name for name in FAMILIES if f"`{name}`" not in section} == set()
     variable = re.compile(r"[A-Z]+_[A-Z_]+(?:KEY|QPS|ENDPOINT|URL)\b")
-    sources = Path(formats.__file__).parents[1].rglob("*.py")
+    sources = Path(guards.__file__).parent.rglob("*.py")
     read_from = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
     families = [one.family for one in (RemoteGuard, ServedClassifier)]
     read_from |= {f"{family}_{what}" for family in families for what in ("API_KEY", "QPS")}
@@ -165,5 +158,8 @@ def test_the_page_has_every_field_and_variable(tmp_path: Path) -> None:
     assert len(read_from) > 7
     assert {name for name in read_from if f"`{name}`" not in page} == set()
     examples = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
-    names = [read(saved(tmp_path / "a.json", **json.loads(one))).resolve()[0] for one in examples]
-    assert names == ["llama-guard", "own"]
+    names = []
+    for example in examples:
+        spec = saved(tmp_path / "a.json", **json.loads(example))
+        names.append(Question(GuardSettings.read(spec)).suffix.partition(",")[0])
+    assert names == ["#llama-guard", "#own"]
