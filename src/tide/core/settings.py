@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import (
     BaseModel,
@@ -45,6 +46,8 @@ def default_threshold(strategy: str) -> float:
 
 # Defaults for answers to chats. The authors of a model may advise another temperature.
 CHAT_TOKENS, CHAT_TEMPERATURE = 512, 0.7
+# Maximum length of an answer whose length its server decides.
+SERVER_TOKENS = 100_000
 
 
 class Sampling(BaseModel):
@@ -79,6 +82,23 @@ class Sampling(BaseModel):
         description="Divides the positive logits, and multiplies the negative ones, of tokens of "
         "the prompt and the completion; 1: off.",
     )
+    server_fields: str = Field(
+        default="",
+        description="Request for the server of the engine openai, as a JSON object. The server "
+        "gets these fields as they are, and its own defaults hold for all others.",
+    )
+
+    @field_validator("server_fields")
+    @classmethod
+    def _is_object(cls, fields: str) -> str:
+        if fields and not isinstance(json.loads(fields), dict):
+            raise ValueError("expected a JSON object")
+        return fields
+
+    def limited(self, maximum: int, minimum: int) -> Self:
+        """Return the sampling with other limits of length; unset fields still count as unset."""
+        values = {**dict(self), "max_new_tokens": maximum, "min_new_tokens": minimum}
+        return self.model_construct(_fields_set=self.model_fields_set, **values)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -273,6 +293,10 @@ class Settings(Sampling):
             values |= {"temperature": CHAT_TEMPERATURE, **advised}
         return self._with_unset(values)
 
+    def for_server(self) -> Settings:
+        """Leave an unset length to the server."""
+        return self._with_unset({"max_new_tokens": SERVER_TOKENS})
+
     def within(self, tokens: int) -> Settings:
         """Cap `max_new_tokens` at `tokens` if `max_new_tokens` is unset."""
         return self._with_unset({"max_new_tokens": max(1, min(tokens, self.max_new_tokens))})
@@ -284,7 +308,9 @@ class Settings(Sampling):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
+        names = Sampling.model_fields.keys()
+        values = {name: getattr(self, name) for name in names}
+        return Sampling.model_construct(_fields_set=self.model_fields_set & names, **values)
 
 
 class Overrides(TypedDict, total=False):
@@ -297,6 +323,7 @@ class Overrides(TypedDict, total=False):
     min_new_tokens: int
     stop: str | Sequence[str]
     repetition_penalty: float
+    server_fields: str
     strategy: str
     toxicity_threshold: float
     thresholds: dict[str, float]

@@ -231,6 +231,8 @@ class DetoxifierBase:
             # A chat template may be slow, and other prompts share this loop.
             text = await in_thread(self.engine.text_of, chat, abandon_on_cancel=True)
             settings = settings.for_chat(self.engine.chat_sampling)
+        if settings.server_fields:
+            settings = settings.for_server()
         read = await self._read(text, settings)
         if chat is not None and limit is not None:
             settings = settings.within(limit - len(read.token_ids))

@@ -88,7 +88,8 @@ class Request:
     noise (common random numbers). banned_token_ids: ids that are never drawn. banned_first_ids:
     further ids that are not drawn as the first token. priority: requests with the lowest number are
     served first. prefix_cache: see `Engine.prefix_cache`. piece_tokens: number of tokens that the
-    engine may collect for a piece; None asks for one piece at the end.
+    engine may collect for a piece; None asks for one piece at the end. is_first: whether nothing
+    was rejected yet; a server then gets the client's own seed.
     """
 
     prompt: Sequence[int] | Tensor
@@ -99,6 +100,7 @@ class Request:
     priority: int = 0
     prefix_cache: object = None
     piece_tokens: int | None = None
+    is_first: bool = True
 
 
 @dataclass(frozen=True)
@@ -336,10 +338,9 @@ class Engine(ABC):
         reread = 0  # tokens at the end of the prompt that this call has written
         if request.banned_first_ids:
             sampling = request.sampling
-            limits = {"max_new_tokens": 1, "min_new_tokens": min(1, sampling.min_new_tokens)}
             first = replace(
                 request,
-                sampling=sampling.model_copy(update=limits),
+                sampling=sampling.limited(1, min(1, sampling.min_new_tokens)),
                 banned_token_ids=request.banned_token_ids + request.banned_first_ids,
                 banned_first_ids=(),
             )
@@ -391,15 +392,13 @@ class Engine(ABC):
             import torch  # noqa: PLC0415  (slow import)
 
             more = torch.cat([prompt, self.embed_tokens(token_ids).to(prompt.dtype)])
-        limits = {
-            "max_new_tokens": sampling.max_new_tokens - len(token_ids),
-            "min_new_tokens": max(0, sampling.min_new_tokens - len(token_ids)),
-        }
+        count = len(token_ids)
+        minimum = max(0, sampling.min_new_tokens - count)
         return replace(
             request,
             prompt=more,
-            sampling=sampling.model_copy(update=limits),
-            seed=derive_seed(request.seed, len(token_ids)),
+            sampling=sampling.limited(sampling.max_new_tokens - count, minimum),
+            seed=derive_seed(request.seed, count),
             banned_first_ids=(),
         )
 
@@ -495,7 +494,7 @@ class Engine(ABC):
                         f"{name}: only the engine 'openai' separates tool calls and reasoning from "
                         "the scored text; leave it out"
                     )
-        for name in ("min_new_tokens", "stop", "repetition_penalty"):
+        for name in ("min_new_tokens", "stop", "repetition_penalty", "server_fields"):
             off = getattr(sampling, name) == Sampling.model_fields[name].default
             if not off and name not in self.capabilities:
                 raise InputError(

@@ -70,6 +70,7 @@ def _request(task: TrialTask, number: int, prefix_cache: object) -> Request:
         task.prompt.token_ids,
         sampling,
         seed,
+        is_first=not number,
         priority=task.priority,
         prefix_cache=prefix_cache,
     )

@@ -184,6 +184,7 @@ def _request(answer: Answer) -> Request:
         derive_seed(task.seed, "sampling", len(answer.rewinds) + answer.broken_off),
         banned_token_ids=answer.banned,
         banned_first_ids=answer.banned_next.get(ids, ()),
+        is_first=not answer.rewinds and not answer.broken_off,
         priority=task.priority,
         prefix_cache=answer.prefix_cache,
         # Larger pieces cost a server less, but waste more tokens if the text fails.
@@ -197,8 +198,7 @@ def _sampling(answer: Answer) -> Sampling:
     left, minimum = settings.max_new_tokens - written, settings.min_new_tokens
     if answer.rewinds and "min_new_tokens" in answer.engine.capabilities:
         minimum = max(minimum, answer.watch.options.least)
-    update = {"max_new_tokens": left, "min_new_tokens": min(max(0, minimum - written), left)}
-    return settings.sampling.model_copy(update=update)
+    return settings.sampling.limited(left, min(max(0, minimum - written), left))
 
 
 def _breaks_off(answer: Answer, *, ended: bool) -> bool:

@@ -76,7 +76,8 @@ def create_app(
         instrument(app, tracing)
 
     async def generate(request: Generation, scope: Scope) -> Response:
-        warned = {"x-tide-ignored": request.ignored} if request.ignored else {}
+        ignored = "" if proxy is not None else request.ignored
+        warned = {"x-tide-ignored": ignored} if ignored else {}
         asker = Asker(scope[NUMBER], scope[POLICIES])
         if request.stream:
             events = serving.stream(request, asker)

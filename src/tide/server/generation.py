@@ -8,6 +8,7 @@ model's own text is sent first and scored afterwards.
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import secrets
 import time
@@ -20,7 +21,7 @@ from typing import Any
 from tide.core.chat import Chat, Parts
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result, Trial
-from tide.core.settings import CHAT_TOKENS, Settings
+from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.detoxifier.asynchronous import AsyncTextStream
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
 from tide.server.monitor import Draft, Monitor
@@ -101,6 +102,7 @@ class Serving:
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
         self.name, self.limits = name, policies.limits
         self._policies, self.metrics, self._monitor = policies, policies.metrics, monitor
+        self._passes_fields = "server_fields" in policies.engine.capabilities
         self._under_way = 0
         self._seconds = 1.0
 
@@ -163,7 +165,8 @@ class Serving:
             raise Refused(404, message, param="model", code="model_not_found")
 
     def _shape(self, request: Generation) -> ReplyShape:
-        return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), self.name)
+        name = request.model if self._passes_fields and request.model else self.name
+        return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), name)
 
     def policy(self, name: str | None, asker: Asker) -> ServedPolicy:
         """Return the policy `name` if the key may use it; by default, the key's first policy."""
@@ -184,19 +187,15 @@ class Serving:
 
         Choice i gets the request's seed plus i. A request without a seed gets a random seed.
         """
-        self.check_model(request.model)
         settings, limits = request.settings(), self.limits
         policy = self.policy(request.tide.policy, asker)
         usual = policy.detox.settings
+        if not self._passes_fields:
+            self.check_model(request.model)
         if limits.strict and request.ignored:
             message = f"unknown parameter: {request.ignored}"
             raise Refused(400, message, param=request.ignored.partition(",")[0])
-        if settings.get("max_new_tokens", 0) > limits.max_tokens:
-            message = f"{request.tokens_name}: must be at most {limits.max_tokens} on this server"
-            raise Refused(400, message, param=request.tokens_name)
-        is_open = "max_new_tokens" not in usual.model_fields_set
-        if is_open and isinstance(request, ChatRequest) and limits.max_tokens < CHAT_TOKENS:
-            settings.setdefault("max_new_tokens", limits.max_tokens)
+        self._limit_tokens(request, settings, usual)
         highest = usual.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:
             message = f"must be at most {highest}; a request can only lower the threshold"
@@ -207,7 +206,7 @@ class Serving:
             message = "only accepted text is shown; tide serve --traces also shows rejected text"
             raise Refused(400, message, param="tide.trace")
         if isinstance(request, ChatRequest):
-            prompts: list[str] | list[Chat] = [request.chat()]
+            prompts: list[str] | list[Chat] = [request.chat(media=self._passes_fields)]
         else:
             assert isinstance(request, CompletionRequest)
             prompts = request.prompt
@@ -217,15 +216,37 @@ class Serving:
             raise Refused(400, message, param="n")
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         settings |= {"num_trials": 1, "on_unresolved": "refuse"}
-        return [
-            Call(
-                policy,
-                prompts[i // request.n],
-                {**settings, "seed": (first + i) % _SEEDS},
-                request.tokens_name,
-            )
-            for i in range(count)
-        ]
+        if self._passes_fields:
+            for name in ("top_p", "top_k", "min_new_tokens", "repetition_penalty"):
+                settings.pop(name, None)  # the server reads them
+        calls = []
+        for i in range(count):
+            own = {**settings, "seed": (first + i) % _SEEDS}
+            if self._passes_fields:
+                own["server_fields"] = self._server_fields(request, i)
+            calls.append(Call(policy, prompts[i // request.n], own, request.tokens_name))
+        return calls
+
+    def _limit_tokens(self, request: Generation, settings: dict[str, Any], usual: Settings) -> None:
+        """Refuse too many tokens, and limit a request that names no number. usual: the policy's."""
+        most = self.limits.max_tokens
+        if settings.get("max_new_tokens", 0) > most:
+            message = f"{request.tokens_name}: must be at most {most} on this server"
+            raise Refused(400, message, param=request.tokens_name)
+        is_open = "max_new_tokens" not in usual.model_fields_set
+        length = SERVER_TOKENS if self._passes_fields else CHAT_TOKENS
+        is_long = self._passes_fields or isinstance(request, ChatRequest)
+        if is_open and is_long and most < length:
+            settings.setdefault("max_new_tokens", most)
+
+    def _server_fields(self, request: Generation, number: int) -> str:
+        """Return the fields of choice `number` for the server behind a gateway, as JSON."""
+        fields = request.for_server()
+        if fields.get("seed") is not None:
+            fields["seed"] += number
+        if request.model in (None, self.name):
+            fields["model"] = self._policies.engine.name
+        return json.dumps(fields)
 
     async def _run(
         self, request: Generation, calls: Sequence[Call], in_pieces: bool
@@ -280,7 +301,9 @@ class Serving:
     def _sent(self, outcome: Result | Draft, call: Call, request: Generation) -> Sent:
         """Return the part of a result or draft that is sent."""
         self.metrics.add(outcome)
-        by = {"policy": call.policy.name, "mode": call.policy.mode, "seed": call.settings["seed"]}
+        by = {"policy": call.policy.name, "mode": call.policy.mode}
+        if not self._passes_fields or request.seed is not None:
+            by["seed"] = call.settings["seed"]
         if isinstance(outcome, Draft):
             written, parts = outcome.generated_tokens, outcome.parts
             tide = {

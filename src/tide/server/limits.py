@@ -21,7 +21,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_body: int = _up_to(1 << 30, 1 << 20, "Maximum size of a request, in bytes.", lowest=1024)
-    max_tokens: int = _up_to(1_000_000, 1024, "Maximum tokens that a request may ask for.")
+    max_tokens: int = _up_to(1_000_000, 100_000, "Maximum tokens that a request may ask for.")
     max_choices: int = _up_to(4096, 32, "Maximum completions of a request: prompts times n.")
     max_texts: int = _up_to(65_536, 256, "Maximum texts of a scoring request.")
     max_under_way: int = _up_to(

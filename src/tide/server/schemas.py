@@ -18,6 +18,8 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     Tag,
     model_validator,
 )
@@ -44,6 +46,8 @@ from tide.core.sanitize import half_character, sanitized
 _REFUSED = ("echo", "logprobs", "prompt_embeds", "prompt_logprobs")
 _MOST_IGNORED, _LONGEST_NAME = 32, 64
 _MOST_NESTED = 64
+# Fields that the server behind a gateway does not get as they are: `generation.py` sets them.
+_NOT_PASSED = ("n", "prompt", "stop", "stream", "stream_options", "tide")
 
 
 class Refused(Exception):
@@ -250,6 +254,22 @@ class Generation(_Wire):
     # Clients name their users and label their requests; no answer depends on it.
     user: Any = None
     metadata: Any = None
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_sent(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        request = handler(values)
+        if isinstance(values, dict):
+            request._sent = values
+        return request
+
+    def for_server(self) -> dict[str, Any]:
+        """Return the fields that the server behind a gateway gets as the client sent them."""
+        fields = {name: value for name, value in self._sent.items() if name not in _NOT_PASSED}
+        if _is_deep(fields):
+            raise InputError(f"body: nested more than {_MOST_NESTED} levels deep")
+        return fields
 
     @model_validator(mode="before")
     @classmethod
@@ -334,9 +354,24 @@ def _form(content: Any) -> str:
     return "parts" if isinstance(content, list) else "text"
 
 
+class MediaPart(_Wire):
+    """An image or another part that only the server behind a gateway reads."""
+
+    type: Text
+
+
+def _is_text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", "text")
+    return "media" if isinstance(kind, str) and kind not in ("text", "refusal") else "text"
+
+
+_Part = Annotated[
+    Annotated[ContentPart, Tag("text")] | Annotated[MediaPart, Tag("media")],
+    Discriminator(_is_text),
+]
 # Only the errors of the form that the client used are reported.
 Content = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[Rows[ContentPart], Tag("parts")],
+    Annotated[Text, Tag("text")] | Annotated[Rows[_Part], Tag("parts")],
     Discriminator(_form),
 ]
 
@@ -411,7 +446,11 @@ class ChatMessage(_Wire):
 
     def plain(self) -> dict[str, Any]:
         parts = self.content or ""
-        text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+        if isinstance(parts, str):
+            text = parts
+        else:
+            texts = [part.text for part in parts if isinstance(part, ContentPart)]
+            text = "\n".join(texts or [f"[{part.type}]" for part in parts])
         role = "system" if self.role == "developer" else self.role
         calls = [
             {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
@@ -437,8 +476,13 @@ class ChatRequest(Generation):
             raise PydanticCustomError("tools", "needs tools", {"param": "tool_choice"})
         return self
 
-    def chat(self) -> Chat:
-        """Return the chat to answer. Raises InputError for an invalid chat."""
+    def chat(self, *, media: bool) -> Chat:
+        """Return the chat to answer. Raises InputError for an invalid chat.
+
+        media: whether messages may have parts other than text, which only a server reads.
+        """
+        if not media:
+            self._check_only_text()
         asks: dict[str, Any] = {}
         form = self.response_format
         for name, is_asked in {
@@ -453,6 +497,15 @@ class ChatRequest(Generation):
             if half_character(json.dumps(asks[name], ensure_ascii=False)) is not None:
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
         return Chat.of([message.plain() for message in self.messages], asks)
+
+    def _check_only_text(self) -> None:
+        for number, message in enumerate(self.messages):
+            parts = message.content if isinstance(message.content, list) else []
+            for index, part in enumerate(parts):
+                if isinstance(part, MediaPart):
+                    name = f"messages.{number}.content.{index}.type"
+                    message_of = f"{name}: parts of type {part.type!r} cannot be scored; send text"
+                    raise Refused(400, message_of, param=name)
 
     @property
     def tokens_name(self) -> str:

@@ -41,17 +41,14 @@ class Listed(BaseModel):
         return {"data": answer} if isinstance(answer, list) else answer
 
     @property
-    def contexts(self) -> dict[str, int | None]:
-        """The usable models: id -> maximum number of tokens, if the server says it."""
-        contexts: dict[str, int | None] = {}
-        for row in self.data:
-            name = row.get("id") if isinstance(row, dict) else None
-            if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 1000:
-                continue
-            context = row.get("max_model_len")
-            known = type(context) is int and 1 < context <= 10**9
-            contexts[name] = context if known else None
-        return contexts
+    def names(self) -> list[str]:
+        """The ids of the usable models."""
+        names = [row.get("id") for row in self.data if isinstance(row, dict)]
+        return [
+            name
+            for name in names
+            if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 1000
+        ]
 
 
 # Chat questions that test whether a server continues an answer.
@@ -74,13 +71,13 @@ _CONTINUED: tuple[dict[str, Any], ...] = (
 class Capabilities:
     """The capabilities of a server, found by probing.
 
-    model: name of the model on the server. context: maximum number of tokens, if known. off: fields
-    of every request. continued: fields that make the server continue an assistant message; None if
-    it cannot. banned: finds token ids of banned words; None if `logit_bias` does not work.
+    model: name of the model on the server. off: fields that turn off the server's own sampling;
+    empty if it takes only OpenAI's fields. continued: fields that make the server continue an
+    assistant message; None if it cannot. banned: finds token ids of banned words; None if
+    `logit_bias` does not work.
     """
 
     model: str
-    context: int | None
     off: dict[str, Any]
     continued: dict[str, Any] | None = None
     banned: BannedWords | None = None
@@ -91,8 +88,7 @@ async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> C
 
     Raises ServerFailed if the server cannot be used.
     """
-    model, context = await _find_model(upstream, name)
-    server = Capabilities(model, context, dict(OFF))
+    server = Capabilities(await _find_model(upstream, name), dict(OFF))
     try:
         await _complete(upstream, server, {"prompt": _PROBES[0]})
     except ServerFailed as error:
@@ -104,24 +100,22 @@ async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> C
     return server
 
 
-async def _find_model(upstream: Upstream, name: str) -> tuple[str, int | None]:
-    """Return the name and the context of the model. Without a usable list, `name` is the model."""
+async def _find_model(upstream: Upstream, name: str) -> str:
+    """Return the name of the model. Without a usable list, it is `name`."""
     try:
-        contexts = (await upstream.request("/v1/models", Listed)).contexts
+        names = (await upstream.request("/v1/models", Listed)).names
     except ServerUnreachable:
         raise
     except ServerFailed:
-        contexts = {}
-    if not contexts:
-        return name, None
+        names = []
+    if not names:
+        return name
     for model in (name, f"{name}:latest"):  # Ollama's name for a model without a tag
-        if model in contexts:
-            return model, contexts[model]
-    if len(contexts) > 1:
-        names = ", ".join(list(contexts)[:5])
-        raise ServerFailed(f"has no model {name!r}; set --model to one of", names)
-    ((model, context),) = contexts.items()
-    return model, context
+        if model in names:
+            return model
+    if len(names) > 1:
+        raise ServerFailed(f"has no model {name!r}; set --model to one of", ", ".join(names[:5]))
+    return names[0]
 
 
 async def _find_banned(
@@ -191,7 +185,7 @@ async def _complete(upstream: Upstream, server: Capabilities, more: dict[str, An
     """Return a server's greedy answer to a probe."""
     body = {"model": server.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
     text = ""
-    async with aclosing(streamed(upstream, server.off | body | more)) as parts:
+    async with aclosing(streamed(upstream, server.off | body | more, _PROBED)) as parts:
         async for piece, _ in parts:
             text += piece
     return text

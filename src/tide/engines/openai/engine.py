@@ -10,6 +10,7 @@ server. At the start, probes find out whether the server continues an assistant 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -65,7 +66,7 @@ class OpenAIEngine(Engine):
     refuses or fails at fails with CompletionError.
     """
 
-    capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts"})
+    capabilities: ClassVar = frozenset({"min_new_tokens", "stop", "parts", "server_fields"})
     in_process: ClassVar = False
     dtype: Any = None  # only the server knows its dtype
 
@@ -103,7 +104,7 @@ class OpenAIEngine(Engine):
         except BaseException:
             self.close()
             raise
-        self.name, self.context_length = self._server.model, self._server.context
+        self.name = self._server.model
 
     async def _look(self) -> Capabilities:
         try:
@@ -183,10 +184,13 @@ class OpenAIEngine(Engine):
             body = answer.body(server)
             if answer.banned and server.banned is not None:
                 ids = await server.banned.ids(answer.banned)
-                body["logit_bias"] = {str(token): NEVER for token in ids}
+                bias = body.get("logit_bias") or {}
+                body["logit_bias"] = bias | {str(token): NEVER for token in ids}
             before, words, thoughts = len(answer.words), Words(answer.left), answer.aside.thoughts
             try:
-                async with aclosing(streamed(self.upstream, body, answer.aside)) as parts:
+                async with aclosing(
+                    streamed(self.upstream, body, answer.left, answer.aside)
+                ) as parts:
                     async for text, reason in parts:
                         answer.take(words.add(thoughts.add(text)))
                         if reason is not None:
@@ -194,11 +198,6 @@ class OpenAIEngine(Engine):
                             answer.end(words.end(), reason)
             except Banned as banned:
                 answer.draw_again(len(answer.words) > before, banned.reason)
-
-    def check_sampling(self, sampling: Sampling) -> None:
-        super().check_sampling(sampling)
-        if sampling.top_k and not self._server.off:
-            raise InputError("top_k: not supported by the server; leave it at 0")
 
     # The server.
 
@@ -252,6 +251,8 @@ class StreamedAnswer:
         self.reason: FinishReason | None = None
         self._banned_spellings = {same_word(word) for word in self.banned}
         self._request, self._put = request, put
+        # The fields of a client's request, or none for a caller in Python.
+        self._fields: dict[str, Any] = json.loads(request.sampling.server_fields or "{}")
         self._redraws = self._drawn = 0
         self._whole = False
         self.aside = Aside(inline=False)
@@ -276,32 +277,41 @@ class StreamedAnswer:
             return self._sampling(server) | {"prompt": text}
         if self._whole:
             self.words.clear()
-        messages, written = first.dump(), "".join(map(str, (*rest, *self.words)))
+        messages = self._fields.get("messages") or first.dump()
+        written = "".join(map(str, (*rest, *self.words)))
         if not written:
             self._whole = server.continued is None or first.in_parts
             self.aside = Aside(inline=True)
             return first.asked | self._sampling(server) | {"messages": messages}
         if server.continued is None:
             raise CompletionError("the server cannot continue an answer to a chat")
-        messages.append({"role": "assistant", "content": written})
+        messages = [*messages, {"role": "assistant", "content": written}]
         return self._sampling(server) | {"messages": messages, **server.continued}
 
     def _sampling(self, server: Capabilities) -> dict[str, Any]:
-        sampling, seed = self._request.sampling, self._request.seed
-        draw = len(self.words), self._redraws
-        heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
-        body = {
-            **server.off,
-            "model": server.model,
-            "max_tokens": self.left,
-            "temperature": min(_HOTTEST, heat) if self._drawn else sampling.temperature,
-            # Few servers take more than 31 bits.
-            "seed": (derive_seed(seed, *draw) if any(draw) else seed) % 2**31,
-            "stream": True,
-        }
-        if sampling.top_p < 1:  # some servers refuse 1; `off` holds 1 for all other servers
-            body["top_p"] = sampling.top_p
-        if sampling.top_k:
+        """Return the fields of an HTTP request besides the prompt.
+
+        Of a client's request, all fields are sent, and no others unless a policy sets them.
+        """
+        sampling = self._request.sampling
+        if sampling.server_fields:
+            body, chosen = dict(self._fields), sampling.model_fields_set
+        else:
+            body, chosen = dict(server.off), set(Sampling.model_fields)
+        body |= {"model": body.get("model", server.model), "stream": True}
+        if self._drawn:
+            heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
+            body["temperature"] = min(_HOTTEST, heat)
+        elif "temperature" in chosen:
+            body["temperature"] = sampling.temperature
+        if self._drawn or "max_new_tokens" in chosen:
+            newer = "max_completion_tokens"
+            body["max_tokens" if body.get(newer) is None else newer] = self.left
+        self._set_seed(body)
+        # Some servers refuse a `top_p` of 1; `off` holds 1 for all other servers.
+        if "top_p" in chosen and sampling.top_p < 1:
+            body.setdefault("top_p", sampling.top_p)
+        if "top_k" in chosen and sampling.top_k:
             body["top_k"] = sampling.top_k
         if self.min_left:
             # No stop strings are sent, since an answer does not say whether a stop string or the
@@ -311,6 +321,16 @@ class StreamedAnswer:
         elif sampling.stop:
             body["stop"] = list(sampling.stop)
         return body
+
+    def _set_seed(self, body: dict[str, Any]) -> None:
+        """Send a client's own seed at first, later others derived from it, or none without it."""
+        is_client = bool(self._request.sampling.server_fields)
+        draw = len(self.words), self._redraws
+        is_own = self._request.is_first and not any(draw)
+        if is_client and (is_own or body.get("seed") is None):
+            return
+        seed = derive_seed(self._request.seed, *draw) if any(draw) else self._request.seed
+        body["seed"] = seed % 2**31  # few servers take more bits
 
     def take(self, words: Sequence[str]) -> None:
         """Add words and send them on. Raises Banned before a banned word."""

@@ -243,9 +243,9 @@ def end_of_server(reason: str) -> FinishReason:
 
 
 async def streamed(
-    upstream: Upstream, body: dict[str, Any], aside: Aside | None = None
+    upstream: Upstream, body: dict[str, Any], most_tokens: int, aside: Aside | None = None
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
-    """Yield the text that a server streams. aside: gets the other parts of the answer.
+    """Yield the text that a server streams, at most `most_tokens`. aside: gets the other parts.
 
     Raises ServerFailed for an invalid stream, and if a filter or an unrequested tool call ends the
     stream. A stream may end without `[DONE]`, but not without a finish reason.
@@ -253,10 +253,10 @@ async def streamed(
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    most_characters = LONGEST_TOKEN * body["max_tokens"]
+    most_characters = LONGEST_TOKEN * most_tokens
     read = 0
     last: tuple[str, FinishReason] | None = None
-    limit = MIB + 4096 * body["max_tokens"]
+    limit = MIB + 4096 * most_tokens
     characters, index = Text(), 0
     async with aclosing(upstream.stream(path, body, limit=limit)) as events:
         async for data in events:
@@ -274,7 +274,7 @@ async def streamed(
                 end = _ENDS.get(reason) if reason else None
                 read += len(text) + delta.size
                 if read > most_characters:
-                    raise ServerFailed(f"wrote more than {body['max_tokens']} tokens")
+                    raise ServerFailed(f"wrote more than {most_tokens} tokens")
                 if aside is not None:
                     aside.add(delta)
                 if reason and end is None:

@@ -1,0 +1,177 @@
+"""An enforced gateway sends what its client sent, and answers as the server behind it does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.server import TextServer
+from tests.server.running import Running, running
+from tide.engines.openai.engine import OpenAIEngine
+from tide.server.limits import Limits
+
+USER = {"role": "user", "content": "Tell me about the town."}
+BAD = "dull"
+
+
+class Rude:
+    name, threshold, pace = "rude", 0.5, "word"
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        return np.array([float(BAD in text.casefold()) for text in texts])
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[TextServer]:
+    with TextServer() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def engine(upstream: TextServer) -> Iterator[OpenAIEngine]:
+    with OpenAIEngine("tiny", base_url=upstream.url) as engine:
+        yield engine
+
+
+@pytest.fixture
+def server(upstream: TextServer, engine: OpenAIEngine) -> Iterator[Running]:
+    upstream.message = lambda body: None
+    with running(engine, Rude(), preset="backtrack", toxicity_threshold=0.5) as server:
+        upstream.requests.clear()
+        yield server
+
+
+def chat(server: Running, **body: Any) -> Any:
+    return server.post("/v1/chat/completions", {"messages": [USER], **body})
+
+
+def test_a_request_gets_no_field_that_the_client_did_not_send(
+    upstream: TextServer, server: Running
+) -> None:
+    upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
+    assert chat(server).status_code == 200
+    assert server.ask("The weather").status_code == 200
+    del upstream.written
+    stream = {"model": "tiny", "stream": True}
+    assert upstream.requests == [
+        {"messages": [USER], **stream},
+        {"prompt": "The weather", **stream},
+    ]
+
+
+FIELDS: dict[str, Any] = {
+    "temperature": 0.3, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5,
+    "frequency_penalty": -0.5, "repetition_penalty": 1.2, "reasoning_effort": "low",
+    "chat_template_kwargs": {"enable_thinking": False}, "logit_bias": {"3": 1}, "seed": 7,
+    "min_tokens": 1, "user": "somebody", "metadata": {"a": "b"}, "unknown": [None, {"a": 1}],
+    "max_completion_tokens": 1100, "stop": ["END"], "suffix": None,
+}  # fmt: skip
+
+
+def test_fields_are_sent_as_the_client_sent_them(upstream: TextServer, server: Running) -> None:
+    upstream.message = lambda body: WIRES["vLLM"](Said("It is fine."))
+    message = {**USER, "name": "Ann", "unknown": 1}
+    answer = chat(server, messages=[message], **FIELDS)
+    assert answer.json()["choices"][0]["message"]["content"] == "It is fine."
+    assert "x-tide-ignored" not in answer.headers
+    (body,) = upstream.requests
+    assert body == {"messages": [message], "model": "tiny", "stream": True, **FIELDS}
+
+
+def test_seeds_of_choices_follow_the_clients_seed(upstream: TextServer, server: Running) -> None:
+    upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
+    server.ask("The weather", n=2, seed=7)
+    server.ask("The weather", n=2)
+    del upstream.written
+    assert sorted(body.get("seed", -1) for body in upstream.requests) == [-1, -1, 7, 8]
+
+
+def test_a_repair_sends_its_bans_and_another_seed(upstream: TextServer, server: Running) -> None:
+    """The client's other fields stay, and its own biases are joined with the bans."""
+    upstream.favourite = " dull"
+    sent = {"temperature": 0.5, "logit_bias": {"3": 1}, "min_p": 0.1, "max_tokens": 8}
+    for seed in ({}, {"seed": 7}):
+        upstream.requests.clear()
+        answer = chat(server, **sent, **seed).json()["choices"][0]
+        assert answer["tide"]["rounds"] > 1
+        assert BAD not in answer["message"]["content"].casefold()
+        first, *repairs = upstream.requests
+        assert first["logit_bias"] == {"3": 1}
+        assert first.get("seed") == seed.get("seed")
+        assert repairs
+        for body in repairs:
+            assert body["logit_bias"] == {"3": 1, "18": -100.0, "19": -100.0}
+            assert (body["min_p"], body["temperature"]) == (0.1, 0.5)
+            assert ("seed" in body) == bool(seed)
+            assert body.get("seed") != 7
+    upstream.favourite = None
+
+
+def test_a_policy_sets_what_a_client_leaves_out(upstream: TextServer, engine: OpenAIEngine) -> None:
+    limits = Limits(max_tokens=40)
+    with running(
+        engine, Rude(), preset="backtrack", temperature=0.2, top_p=0.8, limits=limits
+    ) as server:
+        upstream.requests.clear()
+        server.ask("The weather")
+        server.ask("The weather", temperature=0.4, top_p=0.7, max_tokens=3)
+        (usual, chosen) = (upstream.requests[0], upstream.requests[-1])
+    assert (usual["temperature"], usual["top_p"], usual["max_tokens"]) == (0.2, 0.8, 40)
+    assert (chosen["temperature"], chosen["top_p"], chosen["max_tokens"]) == (0.4, 0.7, 3)
+
+
+def test_clean_answers_are_the_servers_own(upstream: TextServer, server: Running) -> None:
+    for number in range(10):
+        body = {"prompt": f"The weather {number}", "max_tokens": 12, "temperature": 0.0}
+        words, reason = upstream.written(body["prompt"], {"seed": 0, **body})
+        if BAD in "".join(words).casefold():
+            continue
+        choice = server.ask(**body).json()["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == ("".join(words), reason)
+
+
+@pytest.mark.parametrize("field", ["logprobs", "echo", "prompt_logprobs", "prompt_embeds"])
+def test_fields_that_could_carry_unscored_text_are_refused(field: str, server: Running) -> None:
+    refused = server.ask("x", **{field: True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    many = server.ask("x", n=1000)
+    assert (many.status_code, many.json()["error"]["param"]) == (400, "n")
+
+
+def test_images_pass_and_texts_beside_them_are_scored(
+    upstream: TextServer, engine: OpenAIEngine
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    upstream.message = lambda body: WIRES["vLLM"](Said("A river."))
+    with running(engine, Rude(), preset="backtrack", refuse_prompt_above=0.5) as server:
+        for text, status in (("What is it?", 200), ("How dull is it?", 400)):
+            parts = [{"type": "text", "text": text}, image]
+            answer = chat(server, messages=[{"role": "user", "content": parts}])
+            assert answer.status_code == status, answer.text
+        assert chat(server, messages=[{"role": "user", "content": [image]}]).status_code == 200
+    upstream.message = lambda body: None
+    with running(preset="relative") as other:  # an engine in process
+        refused = chat(other, messages=[{"role": "user", "content": [image]}])
+        param = "messages.0.content.0.type"
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: Running) -> None:
+    upstream.written = lambda text, body: ([" kind"], "stop")  # type: ignore[method-assign]
+    for model in ("scripted", "tiny", "other"):
+        answer = server.ask("The weather", model=model)
+        assert answer.json()["model"] == model
+    del upstream.written
+    assert [body["model"] for body in upstream.requests] == ["tiny", "tiny", "other"]
+
+
+def test_deep_fields_are_refused(server: Running) -> None:
+    deep = json.loads("[" * 200 + "]" * 200)
+    assert server.ask("x", unknown=deep).status_code == 400
