@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from tests.engines.openai.messages import WIRES, Said
-from tests.engines.openai.server import TextServer
+from tests.engines.openai.server import USAGE, WORDS, TextServer
 from tests.server.running import Running, running
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.limits import Limits
 
 USER = {"role": "user", "content": "Tell me about the town."}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 BAD = "dull"
+# Whole answers are streamed, too, so that the gateway reads them as they are written.
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class Rude:
@@ -59,7 +62,7 @@ def test_a_request_gets_no_field_that_the_client_did_not_send(
     assert chat(server).status_code == 200
     assert server.ask("The weather").status_code == 200
     del upstream.written
-    stream = {"model": "tiny", "stream": True}
+    stream = {"model": "tiny", **STREAM}
     assert upstream.requests == [
         {"messages": [USER], **stream},
         {"prompt": "The weather", **stream},
@@ -82,7 +85,7 @@ def test_fields_are_sent_as_the_client_sent_them(upstream: TextServer, server: R
     assert answer.json()["choices"][0]["message"]["content"] == "It is fine."
     assert "x-tide-ignored" not in answer.headers
     (body,) = upstream.requests
-    assert body == {"messages": [message], "model": "tiny", "stream": True, **FIELDS}
+    assert body == {"messages": [message], "model": "tiny", **STREAM, **FIELDS}
 
 
 def test_seeds_of_choices_follow_the_clients_seed(upstream: TextServer, server: Running) -> None:
@@ -175,3 +178,75 @@ def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: R
 def test_deep_fields_are_refused(server: Running) -> None:
     deep = json.loads("[" * 200 + "]" * 200)
     assert server.ask("x", unknown=deep).status_code == 400
+
+
+# `usage`
+
+
+def test_usage_is_the_servers_own(upstream: TextServer, server: Running) -> None:
+    upstream.written = lambda text, body: ([" kind", " people"], "stop")  # type: ignore[method-assign]
+    whole = chat(server).json()
+    *_, last = server.events(
+        "/v1/chat/completions", messages=[USER], stream_options={"include_usage": True}
+    )
+    del upstream.written
+    assert whole["usage"] == last["usage"] == USAGE
+    upstream.message = lambda body: WIRES["vLLM"](Said("Fine.", calls=[("find", "{}")]))
+    assert chat(server, tools=[TOOL]).json()["usage"] == USAGE
+
+
+def test_usage_of_a_repaired_text_is_counted_by_the_servers_tokens(
+    upstream: TextServer, server: Running
+) -> None:
+    """The prompt of the last request holds the kept text, so the sum is the server's."""
+    upstream.favourite = " dull"
+    answer = server.ask("The weather", max_tokens=8, temperature=0).json()
+    upstream.favourite = None
+    choice = answer["choices"][0]
+    assert choice["tide"]["rounds"] > 1
+    usage = answer["usage"]
+    assert usage["total_tokens"] == USAGE["total_tokens"]
+    assert usage["completion_tokens"] == sum(choice["text"].count(word) for word in WORDS)
+
+
+@pytest.mark.parametrize("refused", [["stream_options"], ["stream_options", "min_p"]])
+def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> None:
+    always = dict.fromkeys(refused, lambda value: True)
+    with (
+        TextServer(refused=always) as upstream,
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(engine, Rude(), preset="backtrack") as server,
+    ):
+        answer = server.ask("The weather", max_tokens=4, temperature=0).json()
+    text = answer["choices"][0]["text"]
+    assert answer["usage"]["completion_tokens"] == sum(text.count(word) for word in WORDS)
+
+
+# Formats and tool calls that the maximum length cuts
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ('{"a": "It is fi', True),
+        ('{"a": "It is fine", "b": [1, {"c": tr', True),
+        ('{"a": "It is du\\u006c', True),
+        ('{"a": "It is dull', False),
+        ('{"a": "It is du\\u006cl", "b', False),
+        ('{"dull": [1', False),
+        ('{"a": "dull", "a": "fi', False),
+        ("It is fine", False),  # no JSON
+        ('{"a": 1} and', False),
+    ],
+)
+def test_json_that_is_cut_by_max_tokens_is_given_out_if_its_strings_pass(
+    text: str, passes: bool, upstream: TextServer, server: Running
+) -> None:
+    format_ = {"type": "json_object"}
+    upstream.message = lambda body: WIRES["vLLM"](Said(text, reason="length"))
+    choice = chat(server, response_format=format_).json()["choices"][0]
+    shown = (text, "length") if passes else ("", "content_filter")
+    assert (choice["message"]["content"], choice["finish_reason"]) == shown
+    upstream.message = lambda body: WIRES["vLLM"](Said(text))  # the model's own end
+    choice = chat(server, response_format=format_).json()["choices"][0]
+    assert choice["finish_reason"] == "content_filter"

@@ -99,6 +99,8 @@ class Trial(BaseModel):
         whole completions.
     shown, shown_tokens: the text that was streamed before the answer was withheld, and its length.
     parts: tool calls and reasoning of an accepted answer that may be given out.
+    usage: a server's count of the tokens of prompt and answer. After a repair, the kept text
+        belongs to its prompt.
 
     An empty completion of the prompt itself is neither accepted nor unresolved: it is returned as
     `empty` (with `accept_empty`, as published, it is accepted). If a text is scored while it
@@ -122,6 +124,7 @@ class Trial(BaseModel):
     shown: str = ""
     shown_tokens: int = 0
     parts: Parts = Parts()
+    usage: tuple[int, int] | None = None
 
     @property
     def returned(self) -> ScoredCompletion:

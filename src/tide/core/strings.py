@@ -10,9 +10,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 from tide.core.sanitize import half_character
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"?', re.DOTALL)
 _WHITE = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 # JSON inside of JSON inside of JSON is accepted; deeper nesting is meant to hide text.
 _MOST_ESCAPED = 4
@@ -58,6 +61,15 @@ def strings_of_json(text: str) -> list[str]:
         return list(strings(value))
     except (ValueError, RecursionError):
         raise Unread("not JSON") from None
+
+
+def strings_of_cut_json(text: str) -> list[str]:
+    """Like `strings_of_json`, for the beginning of a JSON text. Raises Unread for any other."""
+    try:
+        from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        raise Unread("not the beginning of JSON") from None
+    return [reading for string in _STRING.findall(text) for reading in readings(string)]
 
 
 def _refuse(constant: str) -> Any:

@@ -110,13 +110,15 @@ class Piece:
     finish_reason: reason why the completion ended; None if more pieces follow. read_tokens: number
     of prompt tokens that the model read for this piece, without cached tokens. An engine without a
     prefix cache leaves the field None, and the first piece then counts the whole prompt. parts: the
-    reasoning and tool calls of the whole answer; only the last piece has parts.
+    reasoning and tool calls of the whole answer; only the last piece has parts. usage: the server's
+    count of the prompt's tokens and of the answer's, in the last piece.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     read_tokens: int | None = field(default=None, compare=False)
     parts: Parts = _NO_PARTS
+    usage: tuple[int, int] | None = field(default=None, compare=False)
 
 
 class Ban(NamedTuple):
@@ -209,6 +211,10 @@ class Engine(ABC):
         """
         with self._calling("tokenize", CompletionError):
             return self._tokenize(prompts)
+
+    async def count_tokens(self, text: str) -> int:
+        """Return the number of the model's tokens in a text."""
+        return len(self.tokenize([text])[0]) if text else 0
 
     def encode(self, text: str) -> Prompt:
         """Tokenize a prompt, and mark the tokens that searches keep. Raises like `tokenize`."""

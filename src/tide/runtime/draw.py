@@ -10,7 +10,7 @@ from tide.core.chat import Parts
 from tide.core.results import Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
-from tide.core.strings import Unread, readings, strings_of_json
+from tide.core.strings import Unread, readings, strings_of_cut_json, strings_of_json
 from tide.engines.base import Engine, Piece, Request
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
@@ -41,7 +41,8 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             reason, text = last.finish_reason, watch.text
             assert reason is not None
             # 2. All its texts are scored.
-            score = await score_whole(task, scoring, effort, text, last.parts)
+            is_cut = reason == "length"
+            score = await score_whole(task, scoring, effort, text, last.parts, is_cut=is_cut)
             parts = given_out(last.parts, settings, task.seed)
             has_parts = bool(parts.reasoning or last.parts.tool_calls)
             empty = is_skipped(text) and not has_parts
@@ -85,12 +86,15 @@ async def _drawn(request: Request, engine: Engine, watch: Watch, effort: Effort)
 
 
 async def score_whole(
-    task: TrialTask, scoring: Scoring, effort: Effort, text: str, parts: Parts
+    task: TrialTask, scoring: Scoring, effort: Effort, text: str, parts: Parts, *, is_cut: bool
 ) -> TextScore:
-    """Score all texts of a whole answer; return the worst score, or 1 for unreadable JSON."""
+    """Score all texts of a whole answer; return the worst score, or 1 for unreadable JSON.
+
+    is_cut: whether the answer ended at its maximum length, so that JSON may be incomplete.
+    """
     has_format = "response_format" in (task.chat.asked if task.chat else ())
     try:
-        texts = texts_of(text, parts, task.settings, has_format=has_format)
+        texts = texts_of(text, parts, task.settings, has_format=has_format, is_cut=is_cut)
     except Unread:
         return TextScore(1.0)
     if len(texts) == 1 and skipped(task.settings)(text):
@@ -100,22 +104,24 @@ async def score_whole(
     return Acceptance(task.settings, scoring.highest_of).worst(scores)
 
 
-def texts_of(text: str, parts: Parts, settings: Settings, *, has_format: bool) -> list[str]:
+def texts_of(
+    text: str, parts: Parts, settings: Settings, *, has_format: bool, is_cut: bool = False
+) -> list[str]:
     """List the texts of an answer to score. Raises Unread if required JSON cannot be parsed."""
     texts = [text]
     if settings.reasoning == "scored":
         texts.append(parts.reasoning)
     if settings.tool_calls == "scored":
         for call in parts.tool_calls:
-            texts += [call.name, *_texts_of_json(call.arguments or "{}")]
+            texts += [call.name, *_texts_of_json(call.arguments or "{}", is_cut=is_cut)]
     if has_format and not (parts.tool_calls and is_blank(text)):
-        texts += _texts_of_json(text)
+        texts += _texts_of_json(text, is_cut=is_cut)
     return list(dict.fromkeys(texts))
 
 
-def _texts_of_json(text: str) -> list[str]:
+def _texts_of_json(text: str, *, is_cut: bool) -> list[str]:
     """List a JSON text, its strings and keys, and last all strings and keys joined by spaces."""
-    strings = strings_of_json(text)
+    strings = strings_of_cut_json(text) if is_cut else strings_of_json(text)
     return [*readings(text), *strings, " ".join(strings)]
 
 

@@ -48,7 +48,10 @@ class TrialTask:
 
 @dataclass
 class Effort:
-    """Evaluations of a trial and their cost. generated_tokens: includes tokens cut off later."""
+    """Evaluations of a trial and their cost.
+
+    generated_tokens: includes tokens cut off later. usage: a server's count of the last answer.
+    """
 
     trace: list[ScoredCompletion] = field(default_factory=list)
     iterations: int = 1
@@ -56,6 +59,7 @@ class Effort:
     generated_tokens: int = 0
     read_tokens: int = 0
     scorer_calls: int = 0
+    usage: tuple[int, int] | None = None
 
     def record(
         self,
@@ -151,6 +155,7 @@ def trial_of(
         prompt_tokens=len(task.prompt.token_ids),
         generated_tokens=effort.generated_tokens,
         read_tokens=effort.read_tokens if shares_prefix else 0,
+        usage=effort.usage if passed else None,
         base_partial=base_partial,
         shown=shown if refused else "",
         shown_tokens=shown_tokens if refused else 0,

@@ -23,11 +23,13 @@ async def written(
     The last piece has the reason why the answer ended; a stop string ends it, too.
     """
     settled = len(watch.ids)  # number of tokens whose texts are final
+    effort.usage = None
     async with aclosing(pieces):
         async for piece in pieces:
             watch.ids += piece.token_ids
             effort.generated_tokens += len(piece.token_ids) + piece.parts.num_tokens
             effort.read_tokens += piece.read_tokens or 0
+            effort.usage = piece.usage
             (watch.texts[settled:],) = engine.token_texts([watch.ids[settled:]])
             reason = _stopped(watch) or piece.finish_reason
             yield replace(piece, finish_reason=reason)

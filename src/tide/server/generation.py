@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -287,6 +287,8 @@ class Serving:
                     continue
                 left -= 1
                 sent = self._sent(item, calls[number], request)
+                if isinstance(item, Result) and self._passes_fields:
+                    sent = await self._counted(sent, item)
                 if isinstance(item, Result):
                     record_evaluation(item.best)
                 yield number, sent
@@ -350,6 +352,18 @@ class Serving:
             best.prompt_tokens,
             tide,
         )
+
+    async def _counted(self, sent: Sent, result: Result) -> Sent:
+        """Count the tokens of an answer as the server behind a gateway counts them."""
+        usage, engine = result.best.usage, self._policies.engine
+        if usage is not None and not result.best.returned.kept_tokens:
+            return replace(sent, prompt_tokens=usage[0], tokens=usage[1])
+        written = await engine.portal.call(engine.count_tokens, sent.text)
+        if usage is None:
+            read = await engine.portal.call(engine.count_tokens, result.prompt)
+        else:
+            read = sum(usage) - written  # the server read a part of the answer
+        return replace(sent, prompt_tokens=read, tokens=written)
 
     def _count(self, change: int) -> None:
         self._under_way += change

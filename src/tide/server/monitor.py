@@ -100,7 +100,8 @@ async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
         parts = Parts(
             reasoning=draft.parts.reasoning + thoughts.reasoning, tool_calls=draft.parts.tool_calls
         )
-        return await _forecast_whole(task, scoring, text, parts)
+        is_cut = draft.finish_reason == "length"
+        return await _forecast_whole(task, scoring, text, parts, is_cut)
     return await _forecast_text(task, engine, scoring, text, pieces)
 
 
@@ -124,9 +125,11 @@ async def _forecast_text(
     return Forecast(score, character, len(text[:character].split()))
 
 
-async def _forecast_whole(task: TrialTask, scoring: Scoring, text: str, parts: Parts) -> Forecast:
+async def _forecast_whole(
+    task: TrialTask, scoring: Scoring, text: str, parts: Parts, is_cut: bool
+) -> Forecast:
     """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
-    score = await score_whole(task, scoring, Effort(), text, parts)
+    score = await score_whole(task, scoring, Effort(), text, parts, is_cut=is_cut)
     passes = Acceptance(task.settings, scoring.highest_of).passes(score)
     return Forecast(score.value) if passes else Forecast(score.value, 0, 0)
 

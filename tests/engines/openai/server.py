@@ -18,6 +18,7 @@ Events = list[dict[str, Any]]
 Tell = Callable[[Events], Iterator[bytes]]
 DONE = b"data: [DONE]\n\n"
 NONE: Mapping[str, str] = {}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 WORDS = [
     " the", " people", " of", " town", " were", " kind", " and", " old", " morning", " river",
     " she", " said", " that", " it", " was", " good", ".", ",", " dull", " Dull",
@@ -175,14 +176,16 @@ class TextServer:
                     fault.do(handler)
                     return
                 tell = fault
+        counted = (body.get("stream_options") or {}).get("include_usage")
+        end = [{"choices": [], "usage": USAGE}] if counted and tell is DIALECTS["OpenAI"] else []
         if is_chat and (events := self.message(body)) is not None:
-            self._stream(handler, tell(events))
+            self._stream(handler, tell(events + end))
             return
         body = {"max_tokens": 16, "temperature": 0.0, "seed": 0, **body}
         text = self._read(body["messages"]) if is_chat else body["prompt"]
         words, reason = self.written(text, body)
         if body.get("stream"):
-            self._stream(handler, tell(self._events(words, reason, is_chat)))
+            self._stream(handler, tell(self._events(words, reason, is_chat) + end))
         else:
             _send(handler, 200, _answer("".join(words), reason, is_chat))
 
@@ -408,9 +411,8 @@ def _event(text: str, reason: str | None, is_chat: bool) -> dict[str, Any]:
 
 def _answer(text: str, reason: str, is_chat: bool) -> dict[str, Any]:
     part = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
-    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
     choice = {"index": 0, "finish_reason": reason, "logprobs": None, **part}
-    return {"id": "x", "choices": [choice], "usage": usage, "system_fingerprint": "tiny-1"}
+    return {"id": "x", "choices": [choice], "usage": USAGE, "system_fingerprint": "tiny-1"}
 
 
 def _send(

@@ -74,13 +74,14 @@ class Capabilities:
     model: name of the model on the server. off: fields that turn off the server's own sampling;
     empty if it takes only OpenAI's fields. continued: fields that make the server continue an
     assistant message; None if it cannot. banned: finds token ids of banned words; None if
-    `logit_bias` does not work.
+    `logit_bias` does not work. counts: whether its streams tell how many tokens they had.
     """
 
     model: str
     off: dict[str, Any]
     continued: dict[str, Any] | None = None
     banned: BannedWords | None = None
+    counts: bool = True
 
 
 async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> Capabilities:
@@ -89,15 +90,27 @@ async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> C
     Raises ServerFailed if the server cannot be used.
     """
     server = Capabilities(await _find_model(upstream, name), dict(OFF))
-    try:
-        await _complete(upstream, server, {"prompt": _PROBES[0]})
-    except ServerFailed as error:
-        if error.status not in _UNKNOWN_FIELDS:
-            raise
-        server.off = {}  # the server takes only OpenAI's fields
+    await _find_fields(upstream, server)
     server.banned = await _find_banned(upstream, server, named)
     server.continued = await _find_continued(upstream, server)
     return server
+
+
+async def _find_fields(upstream: Upstream, server: Capabilities) -> None:
+    """Find out which fields the server takes. Raises ServerFailed if it takes none of the sets."""
+    counting = {"stream_options": {"include_usage": True}}
+    for off, counts in ((OFF, True), ({}, True), (OFF, False), ({}, False)):
+        server.off, server.counts = dict(off), counts
+        fields = counting if counts else {}
+        try:
+            await _complete(upstream, server, {"prompt": _PROBES[0], **fields})
+        except ServerFailed as error:
+            if error.status not in _UNKNOWN_FIELDS:
+                raise
+            refused = error
+        else:
+            return
+    raise refused
 
 
 async def _find_model(upstream: Upstream, name: str) -> str:

@@ -131,6 +131,10 @@ class OpenAIEngine(Engine):
     def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         return [text_of(tuple(row)) for row in rows]
 
+    async def count_tokens(self, text: str) -> int:
+        source = self._server.banned
+        return len(words_of(text)) if source is None else await source.count(text)
+
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
         with self._calling("texts"):
             return [[text_of((token,)) for token in row] for row in rows]
@@ -253,7 +257,7 @@ class StreamedAnswer:
         self._request, self._put = request, put
         # The fields of a client's request, or none for a caller in Python.
         self._fields: dict[str, Any] = json.loads(request.sampling.server_fields or "{}")
-        self._redraws = self._drawn = 0
+        self._redraws = self._drawn = self._requests = 0
         self._whole = False
         self.aside = Aside(inline=False)
 
@@ -271,6 +275,7 @@ class StreamedAnswer:
     def body(self, server: Capabilities) -> dict[str, Any]:
         """Return the body of an HTTP request for the rest of the answer."""
         assert isinstance(self._request.prompt, Sequence)
+        self._requests += 1
         first, *rest = (word_of(token) for token in self._request.prompt)
         if not isinstance(first, Chat):
             text = "".join(map(str, (first, *rest, *self.words)))
@@ -299,6 +304,8 @@ class StreamedAnswer:
         else:
             body, chosen = dict(server.off), set(Sampling.model_fields)
         body |= {"model": body.get("model", server.model), "stream": True}
+        if server.counts:
+            body["stream_options"] = {"include_usage": True}
         if self._drawn:
             heat = max(0.5, sampling.temperature) + _WARMER * self._drawn
             body["temperature"] = min(_HOTTEST, heat)
@@ -362,6 +369,8 @@ class StreamedAnswer:
             self._finish(reason)  # the answer ends here
 
     def _finish(self, reason: FinishReason) -> None:
-        parts = self.aside.parts
         self.reason = reason
-        self._put(Piece(tuple(map(id_of, self.words)) if self._whole else (), reason, parts=parts))
+        ids = tuple(map(id_of, self.words)) if self._whole else ()
+        # A server has not counted what came before a redraw.
+        usage = self.aside.usage if self._requests == 1 else None
+        self._put(Piece(ids, reason, parts=self.aside.parts, usage=usage))

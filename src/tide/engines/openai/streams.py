@@ -74,8 +74,11 @@ class Delta(BaseModel):
 class Aside:
     """Assembles the reasoning and the tool calls of an answer.
 
-    thoughts: separates reasoning at the beginning of the text from the text, if `inline`.
+    thoughts: separates reasoning at the beginning of the text from the text, if `inline`. usage:
+    tokens of the prompt and of the answer, once the server has counted them.
     """
+
+    usage: tuple[int, int] | None = None
 
     def __init__(self, *, inline: bool) -> None:
         self._reasoning = ""
@@ -154,6 +157,15 @@ class Part(BaseModel):
         raise ServerFailed("answered with the fields of " + ("a completion" if chat else "a chat"))
 
 
+def _counts(usage: Any) -> Any:
+    """Return the tokens of prompt and answer, or None if a server does not count both."""
+    if not isinstance(usage, dict):
+        return None
+    counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    known = all(type(count) is int and 0 <= count < 2**31 for count in counts)
+    return counts if known and any(counts) else None
+
+
 class Event(BaseModel):
     """An event of a stream. Without choices it reports usage, filter results, an error or nothing.
 
@@ -165,6 +177,7 @@ class Event(BaseModel):
         Field(max_length=_MOST_CHOICES),
         BeforeValidator(lambda choices: [] if choices is None else choices),
     ] = []
+    usage: Annotated[tuple[int, int] | None, BeforeValidator(_counts)] = None
     error: Any = None
     object: Any = None
     message: Any = None
@@ -250,6 +263,7 @@ async def streamed(
     Raises ServerFailed for an invalid stream, and if a filter or an unrequested tool call ends the
     stream. A stream may end without `[DONE]`, but not without a finish reason.
     """
+    aside = aside or Aside(inline=False)
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     chat = "messages" in body
     path = "/v1/chat/completions" if chat else "/v1/completions"
@@ -262,6 +276,7 @@ async def streamed(
         async for data in events:
             event = read_event(data)
             event.check()
+            aside.usage = event.usage or aside.usage
             if len(event.choices) > 1:
                 raise ServerFailed("wrote several answers at once")
             for part in event.choices:
@@ -275,8 +290,7 @@ async def streamed(
                 read += len(text) + delta.size
                 if read > most_characters:
                     raise ServerFailed(f"wrote more than {most_tokens} tokens")
-                if aside is not None:
-                    aside.add(delta)
+                aside.add(delta)
                 if reason and end is None:
                     raise ServerFailed("ended a text with unknown finish_reason", repr(reason))
                 text = characters.add(text)

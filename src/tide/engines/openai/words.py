@@ -167,6 +167,10 @@ class BannedWords:
         self._known: dict[str, tuple[int, ...]] = {}
         self._anchor: list[int] | None = None
 
+    async def count(self, text: str) -> int:
+        """Return the number of tokens in a text."""
+        return len(await self._tokenize(text)) if text else 0
+
     async def ids(self, words: Sequence[str]) -> list[int]:
         """Return the ids to ban for these words, which include the spaces before them.
 
