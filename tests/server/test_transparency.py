@@ -250,3 +250,68 @@ def test_json_that_is_cut_by_max_tokens_is_given_out_if_its_strings_pass(
     upstream.message = lambda body: WIRES["vLLM"](Said(text))  # the model's own end
     choice = chat(server, response_format=format_).json()["choices"][0]
     assert choice["finish_reason"] == "content_filter"
+
+
+# Streams of servers that cannot continue an answer
+
+
+@pytest.fixture(scope="module")
+def restarting() -> Iterator[tuple[TextServer, Running]]:
+    """A gateway before a server that always begins a new answer."""
+    with (
+        TextServer(continues=False) as upstream,
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(engine, Rude(), preset="backtrack", toxicity_threshold=0.5) as server,
+    ):
+        upstream.requests.clear()
+        yield upstream, server
+
+
+def streamed(server: Running, **body: Any) -> tuple[list[str], str]:
+    """The pieces of a streamed answer to a chat, and its finish reason."""
+    events = server.events("/v1/chat/completions", messages=[USER], **body)
+    choices = [event["choices"][0] for event in events]
+    pieces = [choice["delta"]["content"] for choice in choices if "content" in choice["delta"]]
+    return pieces, choices[-1]["finish_reason"]
+
+
+RUDE = [" the", " people", " of", " town", " were", " dull", " and", " old"]
+KIND = [" the", " people", " of", " town", " were", " kind", " and", " old", "."]
+OTHER = [" she", " said", " that", " it", " was", " good"]
+SHORT = [" the", " people"]
+
+
+def test_a_stream_of_a_server_that_cannot_continue_comes_word_by_word(
+    restarting: tuple[TextServer, Running],
+) -> None:
+    upstream, server = restarting
+    upstream.written = lambda text, body: (KIND, "stop")  # type: ignore[method-assign]
+    pieces, reason = streamed(server)
+    assert ("".join(pieces), reason) == ("".join(KIND), "stop")
+    assert len(pieces) == len(KIND)
+
+
+@pytest.mark.parametrize("seed", [{}, {"seed": 7}])
+@pytest.mark.parametrize("repaired", [KIND, OTHER, SHORT])
+def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
+    repaired: list[str], seed: dict[str, int], restarting: tuple[TextServer, Running]
+) -> None:
+    upstream, server = restarting
+    upstream.requests.clear()
+
+    def written(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
+        return (repaired if body.get("logit_bias") else RUDE), "stop"
+
+    upstream.written = written  # type: ignore[method-assign]
+    pieces, reason = streamed(server, **seed)
+    if repaired is KIND:
+        assert ("".join(pieces), reason) == ("".join(KIND), "stop")
+        assert len(pieces) > 6
+    else:  # what was shown cannot be taken back
+        assert ("".join(pieces), reason) == ("".join(RUDE[:5]), "content_filter")
+    first, second = upstream.requests
+    assert first["messages"] == second["messages"] == [USER]
+    assert first["seed"] == second["seed"]  # with equal noise, it most likely begins as before
+    assert seed.items() <= first.items()
+    whole = chat(server, **seed).json()["choices"][0]
+    assert (whole["message"]["content"], whole["finish_reason"]) == ("".join(repaired), "stop")

@@ -226,7 +226,8 @@ def serve(
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts), provider)
         where = f"http://{host}:{listener.getsockname()[1]}"
-        logger("tide.server").info(json.dumps({"serving": where, "model": name}))
+        serving = {"serving": where, "model": name, "engine": loaded.capability_notes}
+        logger("tide.server").info(json.dumps(serving))
         if sys.stderr.isatty():
             ERRORS.print(f"Open {where}/ in a browser. Ctrl-C stops the server.", highlight=False)
         _freeze()

@@ -51,10 +51,12 @@ async def rewind(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
 class Answer:
     """An answer under repair.
 
-    continues: whether the engine can continue a partial answer. If it cannot, the answer is scored
-    at its end and written anew after a rewind. rewinds: positions to which the answer was rewound.
-    banned_next: ids banned as the next token, by all ids before. kept: tokens that the last draft
-    began with. given_out: tokens. reading: text that the scorer itself scores after its screen.
+    continues: whether the engine can continue a partial answer. If it cannot, the answer is written
+    anew after a rewind, and must begin with the text that was given out. rewinds: positions to
+    which the answer was rewound. banned_next: ids banned as the next token, by all ids before.
+    kept: tokens that the last draft began with. given_out: the token texts that were given out.
+    agreed: number of them with which the last draft begins. reading: text that the scorer itself
+    scores after its screen.
     """
 
     task: TrialTask
@@ -70,9 +72,14 @@ class Answer:
     banned_next: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     broken_off: int = 0
     kept: int = 0
-    given_out: int = 0
+    given_out: list[str] = field(default_factory=list)
+    agreed: int = 0
     base_partial: bool = False
     reading: _Pending | None = None
+
+
+class _OtherBeginning(Exception):
+    """An answer that was written anew does not begin with the text that was given out."""
 
 
 @dataclass
@@ -90,8 +97,6 @@ def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
         options = BacktrackOptions(pace="whole")
     continues = engine.supports_continuation(task.prompt.token_ids)
     pace = scoring.pace if options.pace == "auto" else options.pace
-    if not continues:
-        pace = "whole"
     options = options.model_copy(update={"pace": pace})
     watch = Watch(settings, options, scoring.highest_of, scoring.has_screen)
     return Answer(task, engine, scoring, watch, continues, engine.prefix_cache())
@@ -100,7 +105,10 @@ def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
 async def _write(answer: Answer) -> bool:
     """Write the answer; return whether it has passed."""
     while answer.ended is None:
-        failure = await draft(answer)
+        try:
+            failure = await draft(answer)
+        except _OtherBeginning:
+            return False
         if answer.broken_off == _BROKEN_OFF:
             return _cut_off(answer)
         if failure is not None and not await _repair(answer, failure):
@@ -118,7 +126,7 @@ async def draft(answer: Answer, recorded: Sequence[Piece] = ()) -> Failure | Non
     """
     watch, effort = answer.watch, answer.effort
     effort.rounds += 1
-    answer.kept = len(watch.ids)
+    answer.kept, answer.agreed = len(watch.ids), 0
     request = _request(answer)
     source = parted(recorded, request.piece_tokens) if recorded else answer.engine.write(request)
     sent: list[_Pending] = []
@@ -152,6 +160,8 @@ async def _follow(
     async for piece in pieces:
         reason = piece.finish_reason
         ended = reason is not None
+        if not answer.continues:
+            _check_beginning(answer, ended=ended)
         if answer.rewinds and answer.continues and _breaks_off(answer, ended=ended):
             return None, None
         if ended and skipped(watch.settings)(watch.text):
@@ -175,16 +185,30 @@ async def _follow(
     return failure, reason
 
 
+def _check_beginning(answer: Answer, *, ended: bool) -> None:
+    """Raise _OtherBeginning unless the answer agrees with the text that was given out."""
+    given_out, texts = answer.given_out, answer.watch.texts
+    # The text of the last token may still grow.
+    count = len(given_out) if ended else min(len(given_out), len(texts) - 1)
+    fresh = slice(answer.agreed, count)
+    if texts[fresh] != given_out[fresh]:
+        raise _OtherBeginning
+    answer.agreed = max(answer.agreed, count)
+
+
 def _request(answer: Answer) -> Request:
     watch, task = answer.watch, answer.task
     ids = tuple(watch.ids)
+    number = len(answer.rewinds) + answer.broken_off
+    if not answer.continues and watch.options.hold:
+        number = 0  # with equal noise, the answer most likely begins as before
     return Request(
         task.prompt.token_ids + ids,
         _sampling(answer),
-        derive_seed(task.seed, "sampling", len(answer.rewinds) + answer.broken_off),
+        derive_seed(task.seed, "sampling", number),
         banned_token_ids=answer.banned,
         banned_first_ids=answer.banned_next.get(ids, ()),
-        is_first=not answer.rewinds and not answer.broken_off,
+        is_first=number == 0,
         priority=task.priority,
         prefix_cache=answer.prefix_cache,
         # Larger pieces cost a server less, but waste more tokens if the text fails.
@@ -307,12 +331,14 @@ async def _settle(answer: Answer) -> Failure | None:
 
 def _give_out(answer: Answer) -> None:
     on_text, watch = answer.task.on_text, answer.watch
-    if on_text is None or watch.passed == answer.given_out:
+    count = len(answer.given_out)
+    if on_text is None or watch.passed <= count:
         return
     is_skipped = skipped(watch.settings)
-    if answer.given_out or not is_skipped("".join(watch.texts[: watch.passed])):
-        on_text("".join(watch.texts[answer.given_out : watch.passed]))
-        answer.given_out = watch.passed
+    if count or not is_skipped("".join(watch.texts[: watch.passed])):
+        texts = watch.texts[count : watch.passed]
+        on_text("".join(texts))
+        answer.given_out += texts
 
 
 # 4. Failed text is rewound.
@@ -392,10 +418,12 @@ def _ban_next(answer: Answer, position: int, token_ids: Sequence[int]) -> None:
 
 def _cut_off(answer: Answer) -> bool:
     """End the answer after the passed text; return whether any text has passed."""
-    watch = answer.watch
+    watch, given_out = answer.watch, answer.given_out
     if watch.passed == 0:
         return False
     watch.rewind(watch.passed)
+    if not answer.continues and watch.texts[: len(given_out)] != given_out:
+        return False
     _give_out(answer)
     answer.ended = "length"
     return True
@@ -415,8 +443,8 @@ def finish(answer: Answer, *, passed: bool) -> Trial:
         passed=passed,
         shares_prefix=True,
         base_partial=answer.base_partial,
-        shown="".join(watch.texts[: answer.given_out]),
-        shown_tokens=answer.given_out,
+        shown="".join(answer.given_out),
+        shown_tokens=len(answer.given_out),
     )
 
 

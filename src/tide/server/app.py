@@ -127,7 +127,8 @@ def create_app(
 
     @app.get("/ready")
     async def ready() -> Response:
-        return _state(engine.available and not engine.closed and await to_thread(scorers_answer))
+        good = engine.available and not engine.closed and await to_thread(scorers_answer)
+        return _state(good, engine.capability_notes)
 
     def scorers_answer() -> bool:
         """Return False if a scorer is known to be down."""
@@ -266,8 +267,11 @@ def _has_chats(engine: Engine) -> bool:
     return True
 
 
-def _state(good: bool) -> Response:
-    return JSONResponse({"status": "ok" if good else "unavailable"}, 200 if good else 503)
+def _state(good: bool, notes: str = "") -> Response:
+    state = {"status": "ok" if good else "unavailable"}
+    if notes:
+        state["engine"] = notes
+    return JSONResponse(state, 200 if good else 503)
 
 
 def _written(value: Any) -> str:

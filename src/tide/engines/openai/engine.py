@@ -244,8 +244,8 @@ class Banned(Exception):
 class StreamedAnswer:
     """The text of one request.
 
-    words: words written so far. Words are sent on at once, or all at the end if a broken-off
-    answer cannot be continued. aside: the answer's reasoning and tool calls. banned: words that
+    words: words written so far. Words are sent on at once, or all at the end if the answer may have
+    to be redrawn as a whole. aside: the answer's reasoning and tool calls. banned: words that
     must not be written. left: number of tokens that may still be written. reason: finish reason.
     """
 
@@ -258,7 +258,7 @@ class StreamedAnswer:
         # The fields of a client's request, or none for a caller in Python.
         self._fields: dict[str, Any] = json.loads(request.sampling.server_fields or "{}")
         self._redraws = self._drawn = self._requests = 0
-        self._whole = False
+        self._whole, self._continues = False, True
         self.aside = Aside(inline=False)
 
     @property
@@ -285,7 +285,9 @@ class StreamedAnswer:
         messages = self._fields.get("messages") or first.dump()
         written = "".join(map(str, (*rest, *self.words)))
         if not written:
-            self._whole = server.continued is None or first.in_parts
+            self._continues = server.continued is not None or first.in_parts
+            is_redrawn = self._redraws > 0 or (bool(self.banned) and server.banned is None)
+            self._whole = first.in_parts or (not self._continues and is_redrawn)
             self.aside = Aside(inline=True)
             return first.asked | self._sampling(server) | {"messages": messages}
         if server.continued is None:
@@ -330,11 +332,16 @@ class StreamedAnswer:
         return body
 
     def _set_seed(self, body: dict[str, Any]) -> None:
-        """Send a client's own seed at first, later others derived from it, or none without it."""
+        """Send a client's own seed at first, later others derived from it, or none without it.
+
+        An answer that cannot be continued always has a seed: written anew, it begins as before.
+        """
         is_client = bool(self._request.sampling.server_fields)
         draw = len(self.words), self._redraws
         is_own = self._request.is_first and not any(draw)
-        if is_client and (is_own or body.get("seed") is None):
+        if is_client and body.get("seed") is None and self._continues:
+            return
+        if is_client and body.get("seed") is not None and is_own:
             return
         seed = derive_seed(self._request.seed, *draw) if any(draw) else self._request.seed
         body["seed"] = seed % 2**31  # few servers take more bits
@@ -364,6 +371,9 @@ class StreamedAnswer:
 
     def draw_again(self, wrote: bool, reason: FinishReason) -> None:
         """Redraw at a higher temperature. wrote: whether words came before the banned word."""
+        if self.words and not self._whole and not self._continues:
+            self._finish(reason)
+            return
         self._drawn = self._redraws = 1 if wrote and not self._whole else self._redraws + 1
         if self._redraws > _REDRAWS:
             self._finish(reason)  # the answer ends here
