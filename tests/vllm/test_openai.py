@@ -62,7 +62,7 @@ def engine(server: VllmProcess) -> Iterator[OpenAIEngine]:
 def test_what_is_found_out(engine: OpenAIEngine) -> None:
     assert "logit_bias (the server's /tokenize)" in engine.capability_notes
     assert "redraws the end" in engine.capability_notes
-    assert (engine.context_length, engine.has_embeddings) == (512, False)
+    assert (engine.context_length, engine.has_embeddings) == (None, False)
 
 
 def test_the_same_greedy_texts(

@@ -210,6 +210,9 @@ def serve(
     loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer, **chosen}
     reloading = None if policies is None else _ReloadAtSignal()
 
+    if engine == "openai":  # a gateway may start before its server
+        engine_options = {"required": False, **(engine_options or {})}
+
     # 2. Load scorers and model.
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(host, port))

@@ -16,6 +16,7 @@ import ssl
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from types import MappingProxyType
@@ -43,6 +44,9 @@ Rows = Annotated[list[_Item], _StopAtFirstFault()]
 _MOST_FAULTS = 100
 # A duration in seconds.
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+
+# Headers by which the current request is traced; other servers get them, too.
+TRACE: ContextVar[Mapping[str, str]] = ContextVar("trace", default=MappingProxyType({}))
 
 MIB = 2**20
 _CONNECT = 5.0  # seconds
@@ -259,7 +263,7 @@ class Client(httpx.AsyncClient):
         headers: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"}),
     ) -> AsyncIterator[httpx.Response]:
         # Compression is refused: an answer could unpack to a thousand times the counted bytes.
-        headers = {**headers, "Accept-Encoding": "identity"}
+        headers = {**headers, **TRACE.get(), "Accept-Encoding": "identity"}
         async with self.stream(method, url, content=content, headers=headers) as response:
             encoding = response.headers.get("content-encoding", "identity")
             if encoding.strip().lower() != "identity":

@@ -66,9 +66,10 @@ def strings_of_json(text: str) -> list[str]:
 def strings_of_cut_json(text: str) -> list[str]:
     """Like `strings_of_json`, for the beginning of a JSON text. Raises Unread for any other."""
     try:
-        from_json(text, allow_partial="trailing-strings")
-    except ValueError:
-        raise Unread("not the beginning of JSON") from None
+        from_json(text)
+    except ValueError as error:
+        if not str(error).startswith("EOF"):
+            raise Unread("not the beginning of JSON") from None
     return [reading for string in _STRING.findall(text) for reading in readings(string)]
 
 

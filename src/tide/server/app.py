@@ -78,7 +78,7 @@ def create_app(
     async def generate(request: Generation, scope: Scope) -> Response:
         ignored = "" if proxy is not None else request.ignored
         warned = {"x-tide-ignored": ignored} if ignored else {}
-        asker = Asker(scope[NUMBER], scope[POLICIES])
+        asker = Asker.of(scope)
         if request.stream:
             events = serving.stream(request, asker)
             return EventStream(await anext(events), events, warned)
@@ -108,17 +108,7 @@ def create_app(
         message = "/v1/responses is not supported; use /v1/chat/completions or /v1/completions"
         raise Refused(404, message, code="not_found")
 
-    model = {"id": name, "object": "model", "created": 0, "owned_by": "tide"}
-
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model]}
-
-    @app.get("/v1/models/{model_name:path}")
-    async def one_model(model_name: str) -> dict[str, Any]:
-        serving.check_model(model_name)
-        return model
-
+    app.include_router(_model_routes(serving, proxy))
     app.include_router(_scoring_routes())
 
     @app.get("/health")
@@ -163,6 +153,28 @@ def create_app(
     for path, file in FILES.items():
         app.get(path, include_in_schema=False)(_page(FOLDER / file))
     return Gate(app, policies)
+
+
+def _model_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
+    """Return the routes about models; those of a gateway are answered by its server."""
+    routes = APIRouter()
+    if proxy is not None:
+        for path in ("/v1/models", "/v1/models/{model_name:path}"):
+            routes.get(path)(proxy.unscored)
+        routes.post("/v1/embeddings")(proxy.unscored)
+        return routes
+    model = {"id": serving.name, "object": "model", "created": 0, "owned_by": "tide"}
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @routes.get("/v1/models/{model_name:path}")
+    async def one_model(model_name: str) -> dict[str, Any]:
+        serving.check_model(model_name)
+        return model
+
+    return routes
 
 
 def _scoring_routes() -> APIRouter:

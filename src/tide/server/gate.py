@@ -19,14 +19,14 @@ import time
 import traceback
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import anyio
 from starlette.datastructures import Headers
 
 from tide.core.errors import InputError
-from tide.core.http import ServerFailed, read_key
+from tide.core.http import TRACE, ServerFailed, read_key
 from tide.core.sanitize import logger
 from tide.server.playground import FILES
 from tide.server.schemas import Refused
@@ -42,12 +42,15 @@ LOG = logger("tide.server")
 FAILED = "tide.failed"
 # Scope keys of the request's number and of the policies of its API key.
 NUMBER, POLICIES = "tide.number", "tide.policies"
+# Scope key of further fields of the request's line in the log.
+LOGGED = "tide.logged"
 KEYS = "TIDE_SERVE_KEYS"
 _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # Google's clients put the key in the query
 # Paths that need no key. The page of the playground asks its user for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _READING = 30.0  # timeout for the body, in seconds
+_TRACED = ("traceparent", "tracestate")
 _LEFT = 499  # nginx's status for a client that disconnected
 # A body that is too long is read up to this multiple of the limit. If the server stopped reading
 # at the limit, the client would see a broken connection instead of the error.
@@ -100,12 +103,14 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers, started, status, is_stream = Headers(scope=scope), time.monotonic(), 0, False
+        scope[LOGGED] = logged = dict[str, Any]()
         method = scope["method"]
         if method == "HEAD":  # uvicorn, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
         request_id = headers.get("x-request-id", "")
         number = request_id if _NUMBER.fullmatch(request_id) else secrets.token_hex(8)
         scope[NUMBER] = number
+        TRACE.set({name: headers[name] for name in _TRACED if name in headers})
 
         async def sending(message: Message) -> None:
             nonlocal status, is_stream
@@ -114,6 +119,8 @@ class Gate:
                 kind = Headers(raw=message["headers"]).get("content-type", "")
                 is_stream = kind.startswith("text/event-stream")
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
+            elif message.get("body") and message["body"][:1] != b":":
+                logged.setdefault("first", round(time.monotonic() - started, 3))
             # A client that stops reading must not keep its connection for ever.
             with anyio.fail_after(self._limits.request_seconds):
                 await send(message)
@@ -143,19 +150,18 @@ class Gate:
                 answer = _LEFT
             elif status == 200 and scope.get(FAILED) is not None:  # a stream that broke off
                 answer = Refused.of(scope[FAILED]).status
-            route = getattr(scope.get("route"), "path", "other")
-            seconds = time.monotonic() - started
-            self._metrics.requests.labels(route, answer).inc()
-            self._metrics.seconds.labels(route).observe(seconds)
-            line = {
-                "request": number,
-                "method": method,
-                "route": route,
-                "status": answer,
-                "seconds": round(seconds, 3),
-                "ended": ended,
-            }
-            LOG.log(logging.ERROR if answer >= 500 else logging.INFO, json.dumps(line))
+            head = {"request": number, "method": method}
+            self._log(scope, head, answer, time.monotonic() - started, {"ended": ended} | logged)
+
+    def _log(
+        self, scope: Scope, head: dict[str, Any], status: int, seconds: float, end: dict[str, Any]
+    ) -> None:
+        """Count an answered request, and write its line in the log."""
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.requests.labels(route, status).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        line = {**head, "route": route, "status": status, "seconds": round(seconds, 3), **end}
+        LOG.log(logging.ERROR if status >= 500 else logging.INFO, json.dumps(line))
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in _OPEN:
@@ -187,6 +193,7 @@ class Gate:
             message = "the API key is missing or wrong"
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
         (scope[POLICIES],) = matches
+        scope[LOGGED]["key"] = table.names[sent_digest]
 
     async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
         """Return the body, or None after a disconnect. Raises Refused if it is too long or late."""

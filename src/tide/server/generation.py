@@ -14,9 +14,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import InputError, PromptRefusedError
@@ -24,6 +24,7 @@ from tide.core.results import Result, Trial
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.detoxifier.asynchronous import AsyncTextStream
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
+from tide.server.gate import LOGGED, NUMBER, POLICIES
 from tide.server.monitor import Draft, Monitor
 from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
@@ -35,6 +36,9 @@ from tide.server.schemas import (
     event,
 )
 from tide.server.tracing import record_evaluation
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 _KEEP_ALIVE = ": keep-alive\n\n"
 # Weight of earlier requests in the moving average of request times, used for `Retry-After`.
@@ -55,10 +59,21 @@ Afterwards = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Asker:
-    """A request's number in the log, and the policies that its key may use, the default first."""
+    """A request's number in the log, and the policies that its key may use, the default first.
+
+    logged: further fields of the request's line in the log.
+    """
 
     number: str
     policies: tuple[ServedPolicy, ...]
+    logged: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scope: Scope) -> Asker:
+        return cls(scope[NUMBER], scope[POLICIES], scope[LOGGED])
+
+    def log_tokens(self, count: int) -> None:
+        self.logged["tokens"] = self.logged.get("tokens", 0) + count
 
 
 @dataclass(frozen=True)
@@ -102,9 +117,13 @@ class Serving:
     def __init__(self, policies: Policies, name: str, monitor: Monitor) -> None:
         self.name, self.limits = name, policies.limits
         self._policies, self.metrics, self._monitor = policies, policies.metrics, monitor
-        self._passes_fields = "server_fields" in policies.engine.capabilities
         self._under_way = 0
         self._seconds = 1.0
+
+    @property
+    def _passes_fields(self) -> bool:
+        """Whether a server behind this gateway reads the fields of requests."""
+        return "server_fields" in self._policies.engine.capabilities
 
     async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
         """Return the answer to a request without streaming, and a callback to run after sending."""
@@ -114,6 +133,7 @@ class Serving:
             async for number, item in running:
                 if isinstance(item, Sent):
                     answers[number] = item
+                    asker.log_tokens(item.tokens)
         sent = [answers[number] for number in range(len(calls))]
         choices = [
             shape.choice(number, answer.text, answer.parts, answer.reason, answer.tide)
@@ -137,6 +157,7 @@ class Serving:
                         yield event(shape.piece(number, item))
                     else:
                         answers[number] = item
+                        asker.log_tokens(item.tokens)
                         rest = item.text[characters[number] :]
                         for chunk in shape.rest(number, rest, item.parts):
                             yield event(chunk)
@@ -170,11 +191,10 @@ class Serving:
 
     def policy(self, name: str | None, asker: Asker) -> ServedPolicy:
         """Return the policy `name` if the key may use it; by default, the key's first policy."""
-        if name is None:
-            return asker.policies[0]
-        policy = next((candidate for candidate in asker.policies if candidate.name == name), None)
-        if policy is not None:
-            return policy
+        for policy in asker.policies:
+            if name in (None, policy.name):
+                asker.logged["policy"] = policy.name
+                return policy
         may = f"this key may use {', '.join(candidate.name for candidate in asker.policies)}"
         if name in self._policies.table.policies:
             message = f"policy {name!r} is not allowed; {may}"
@@ -223,7 +243,7 @@ class Serving:
         for i in range(count):
             own = {**settings, "seed": (first + i) % _SEEDS}
             if self._passes_fields:
-                own["server_fields"] = self._server_fields(request, i)
+                own["server_fields"] = self._server_fields(request, i, usual)
             calls.append(Call(policy, prompts[i // request.n], own, request.tokens_name))
         return calls
 
@@ -239,9 +259,12 @@ class Serving:
         if is_open and is_long and most < length:
             settings.setdefault("max_new_tokens", most)
 
-    def _server_fields(self, request: Generation, number: int) -> str:
-        """Return the fields of choice `number` for the server behind a gateway, as JSON."""
-        fields = request.for_server()
+    def _server_fields(self, request: Generation, number: int, usual: Settings) -> str:
+        """Return the fields of choice `number` for the server behind a gateway, as JSON.
+
+        usual: the policy's settings, whose fields hold where the client sends none.
+        """
+        fields = json.loads(usual.server_fields or "{}") | request.for_server()
         if fields.get("seed") is not None:
             fields["seed"] += number
         if request.model in (None, self.name):

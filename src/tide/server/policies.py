@@ -35,7 +35,7 @@ from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_blank, is_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
-from tide.server.gate import check_exposure, digest
+from tide.server.gate import KEYS, check_exposure, digest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
 from tide.server.monitor import Draft, Forecast, ServerAnswer, forecast
@@ -362,11 +362,15 @@ class ServedPolicy:
 
 @dataclass(frozen=True)
 class Table:
-    """The policies of one file. keys: policies of each key by its digest, the default first."""
+    """The policies of one file.
+
+    keys: policies of each key by its digest, the default first. names: the names of the keys.
+    """
 
     policies: Mapping[str, ServedPolicy]
     default: tuple[ServedPolicy, ...]
     keys: Mapping[bytes, tuple[ServedPolicy, ...]]
+    names: Mapping[bytes, str] = field(default_factory=dict)
 
 
 class Scorers:
@@ -492,7 +496,13 @@ class Policies:
             bytes.fromhex(key.sha256): tuple(policies[name] for name in key.policies)
             for key in file.keys.values()
         }
-        return Table(policies, default, {**dict.fromkeys(self._keys, default), **by_key})
+        names = {bytes.fromhex(key.sha256): name for name, key in file.keys.items()}
+        return Table(
+            policies,
+            default,
+            {**dict.fromkeys(self._keys, default), **by_key},
+            {**dict.fromkeys(self._keys, KEYS), **names},
+        )
 
     @contextmanager
     def _noting(self, problems: list[str], *place: str) -> Iterator[None]:

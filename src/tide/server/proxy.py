@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
+from starlette.requests import Request
 from starlette.responses import Response
 
 from tide.core.errors import EngineError, InputError
 from tide.core.http import MIB, EventParser, ServerFailed, read_reply
 from tide.core.sanitize import without_keys
 from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
-from tide.server.gate import NUMBER, POLICIES, traced
+from tide.server.gate import traced
 from tide.server.generation import Asker
 from tide.server.monitor import Monitor, ServerAnswer
 from tide.server.schemas import ChatRequest, CompletionRequest, Refused
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
     from tide.engines.openai.engine import OpenAIEngine
@@ -69,6 +69,10 @@ class Proxy:
         content = await request.body()
         exchange = Exchange(kind, content, policy, asker)
         return PassedOn(self, request, self._for_server(content), exchange)
+
+    async def unscored(self, request: Request) -> Response:
+        """Pass a request on whose answer holds no text of a model."""
+        return PassedOn(self, request, self._for_server(await request.body()))
 
     def _for_server(self, content: bytes) -> bytes:
         """Return the body for the server: without our field, with the server's name of a model."""
@@ -231,7 +235,7 @@ def monitored_route(proxy: Proxy | None) -> type[APIRoute]:
 
             async def handle(request: Request) -> Response:
                 if proxy is not None:
-                    asker = Asker(request.scope[NUMBER], request.scope[POLICIES])
+                    asker = Asker.of(request.scope)
                     policy = proxy.policy_of(await request.body(), asker)
                     if policy.mode == "monitor":
                         return await proxy.monitored(request, policy, asker, kind)

@@ -360,14 +360,15 @@ class MediaPart(_Wire):
     type: Text
 
 
-def _is_text(part: Any) -> str:
+def _kind_of(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", "text")
-    return "media" if isinstance(kind, str) and kind not in ("text", "refusal") else "text"
+    is_media = isinstance(kind, str) and kind not in ("text", "refusal")
+    return "a media part" if is_media else "a text part"
 
 
 _Part = Annotated[
-    Annotated[ContentPart, Tag("text")] | Annotated[MediaPart, Tag("media")],
-    Discriminator(_is_text),
+    Annotated[ContentPart, Tag("a text part")] | Annotated[MediaPart, Tag("a media part")],
+    Discriminator(_kind_of),
 ]
 # Only the errors of the form that the client used are reported.
 Content = Annotated[
@@ -476,7 +477,7 @@ class ChatRequest(Generation):
             raise PydanticCustomError("tools", "needs tools", {"param": "tool_choice"})
         return self
 
-    def chat(self, *, media: bool) -> Chat:
+    def chat(self, *, media: bool = False) -> Chat:
         """Return the chat to answer. Raises InputError for an invalid chat.
 
         media: whether messages may have parts other than text, which only a server reads.

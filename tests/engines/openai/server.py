@@ -99,6 +99,11 @@ class TextServer:
             self._http = None
 
     @property
+    def connections(self) -> int:
+        """Number of connections that were made."""
+        return 0 if self._http is None else len(self._http.connections)
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -219,14 +224,14 @@ class _Quiet(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._connections: list[socket.socket] = []
+        self.connections: list[socket.socket] = []
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._connections.append(request)
+        self.connections.append(request)
         super().process_request(request, client_address)
 
     def close_connections(self) -> None:
-        for connection in self._connections:
+        for connection in self.connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 

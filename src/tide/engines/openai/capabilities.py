@@ -61,6 +61,7 @@ _PROBES = (
 _PROBED = 16
 # HTTP statuses with which servers refuse unknown fields.
 _UNKNOWN_FIELDS = (400, 413, 422)
+_UNKNOWN_PATH = (404, 405, 501)
 _CONTINUED: tuple[dict[str, Any], ...] = (
     {"continue_final_message": True, "add_generation_prompt": False},
     {},
@@ -75,6 +76,7 @@ class Capabilities:
     empty if it takes only OpenAI's fields. continued: fields that make the server continue an
     assistant message; None if it cannot. banned: finds token ids of banned words; None if
     `logit_bias` does not work. counts: whether its streams tell how many tokens they had.
+    chats_only: whether it has no `/v1/completions`.
     """
 
     model: str
@@ -82,6 +84,7 @@ class Capabilities:
     continued: dict[str, Any] | None = None
     banned: BannedWords | None = None
     counts: bool = True
+    chats_only: bool = False
 
 
 async def look_at(upstream: Upstream, name: str, named: BannedWords | None) -> Capabilities:
@@ -105,6 +108,10 @@ async def _find_fields(upstream: Upstream, server: Capabilities) -> None:
         try:
             await _complete(upstream, server, {"prompt": _PROBES[0], **fields})
         except ServerFailed as error:
+            if error.status in _UNKNOWN_PATH and not server.chats_only:
+                server.chats_only = True
+                await _find_fields(upstream, server)
+                return
             if error.status not in _UNKNOWN_FIELDS:
                 raise
             refused = error
@@ -197,6 +204,9 @@ async def _find_continued(upstream: Upstream, server: Capabilities) -> dict[str,
 async def _complete(upstream: Upstream, server: Capabilities, more: dict[str, Any]) -> str:
     """Return a server's greedy answer to a probe."""
     body = {"model": server.model, "max_tokens": _PROBED, "temperature": 0.0, "stream": True}
+    if server.chats_only and "prompt" in more:
+        more = more | {"messages": [{"role": "user", "content": more["prompt"]}]}
+        del more["prompt"]
     text = ""
     async with aclosing(streamed(upstream, server.off | body | more, _PROBED)) as parts:
         async for piece, _ in parts:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -22,8 +23,9 @@ from pydantic import BeforeValidator
 from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.concurrency import items_of
 from tide.core.errors import CompletionError, EngineError, InputError, guarded
-from tide.core.http import Seconds, ServerFailed, read_key
+from tide.core.http import Seconds, ServerFailed, ServerUnreachable, read_key
 from tide.core.optional import require
+from tide.core.sanitize import logger
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request
@@ -34,6 +36,7 @@ from tide.engines.openai.upstream import PATIENCE, Upstream
 from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
 from tide.plugins.options import checked
 
+_log = logger(__name__)
 _MAX_BATCH = 64
 
 
@@ -57,8 +60,11 @@ class OpenAIEngine(Engine):
     that takes one request at a time. deadline: seconds that a completion may take. timeout: seconds
     after which a server that sends nothing counts as failed. api_key_env: the environment variable
     with the server's API key. tokenizer: folder or hub id of the model's tokenizer, for a server
-    without `/tokenize`. Words are banned by `logit_bias` with the ids of the tokenizer or
-    `/tokenize`, or else redrawn at a higher temperature.
+    without `/tokenize`. required: whether the server must be reachable at the start; otherwise it
+    is probed later, and requests fail until then.
+
+    Words are banned by `logit_bias` with the ids of the tokenizer or `/tokenize`, or else redrawn
+    at a higher temperature.
 
     The engine's tokens are words (see `words`). It has no embeddings and gives no likelihoods.
     Raises InputError for options that cannot be used, and EngineError if the server cannot be used.
@@ -81,6 +87,7 @@ class OpenAIEngine(Engine):
         timeout: Seconds = 60.0,
         api_key_env: str = "OPENAI_API_KEY",
         tokenizer: str | Path | None = None,
+        required: bool = True,
     ) -> None:
         self.name = str(model)
         self.dim, self.context_length = 0, None
@@ -99,18 +106,38 @@ class OpenAIEngine(Engine):
         self._capacity = asyncio.Semaphore(self.max_batch)
         key, patience = read_key(api_key_env), min(PATIENCE, deadline)
         self.upstream = Upstream(base_url, timeout, key=key, patience=patience)
+        self._probed: Capabilities | None = None
+        self._looking: Future[None] | None = None
         try:
-            self._server: Capabilities = self.portal.run(self._look)
-        except BaseException:
-            self.close()
-            raise
-        self.name = self._server.model
+            self.portal.run(self._look)
+        except BaseException as error:
+            if not required and isinstance(error.__cause__, ServerUnreachable):
+                _log.warning("%s; it is probed once it is reached", error)
+            else:
+                self.close()
+                raise
 
-    async def _look(self) -> Capabilities:
+    async def _look(self) -> None:
+        """Probe the server, or find out whether a probed server can be reached."""
+        if self._probed is not None:
+            await self.upstream.look()
+            return
         try:
-            return await look_at(self.upstream, self.name, self._named)
+            self._probed = await look_at(self.upstream, self.name, self._named)
         except ServerFailed as error:
             raise EngineError(f"{self.upstream.url}: cannot be used: {error}") from error
+        self.name = self._probed.model
+
+    def _look_soon(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = self.portal.start(self._look)
+
+    @property
+    def _server(self) -> Capabilities:
+        if self._probed is None:
+            self._look_soon()
+            raise EngineError(f"{self.upstream.url}: was not reached yet")
+        return self._probed
 
     # Text and words.
 
@@ -207,7 +234,9 @@ class OpenAIEngine(Engine):
 
     @property
     def capability_notes(self) -> str:
-        server = self._server
+        if self._probed is None:
+            return "the server was not reached yet"
+        server = self._probed
         banned = f"logit_bias ({server.banned.name})" if server.banned else "redrawing text"
         redrawn = "the end" if server.continued is not None else "all"
         return (
@@ -218,9 +247,10 @@ class OpenAIEngine(Engine):
     @property
     def available(self) -> bool:
         """Whether the last request reached the server; if not, another one is sent now."""
-        if not self.closed and not self.upstream.reachable:
-            self.portal.start(self.upstream.look)
-        return not self.closed and self.upstream.reachable
+        good = self._probed is not None and self.upstream.reachable
+        if not good and not self.closed:
+            self._look_soon()
+        return good and not self.closed
 
     async def _free(self) -> None:
         await self.upstream.close()

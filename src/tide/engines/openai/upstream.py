@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import anyio
 import httpx
 import tenacity
 from pydantic import BaseModel, SecretStr
@@ -30,6 +31,7 @@ PATIENCE = 5.0
 # Answers of a balancer while no server behind it can be reached. They are passed on at once.
 _UNREACHABLE = (502, 503)
 _FORBIDDEN = (401, 403)
+_END = 0.5  # seconds from `[DONE]` to the end of an answer
 # Maximum concurrent requests of a client. The time that httpx needs for a request grows with the
 # client's connections: 0.5 ms with 4 connections, 5 ms with 256.
 _CLIENT_REQUESTS = 4
@@ -118,6 +120,9 @@ class Upstream:
         async with aclosing(events):
             while event is not None and not isinstance(event, Reply):
                 if event == b"[DONE]":
+                    # An answer that was read to its end leaves its connection open for the next.
+                    with anyio.move_on_after(_END):
+                        await anext(events, None)
                     return
                 yield event
                 event = await anext(events, None)

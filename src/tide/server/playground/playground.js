@@ -193,7 +193,7 @@ function request() {
     ...(chat ? { messages: [...turns.map(plain), { role: "user", content: prompt }] } : { prompt }),
     max_tokens: number("tokens"),
     temperature: number("temperature"),
-    seed: number("seed"),
+    seed: number("seed") ?? Math.floor(Math.random() * 2 ** 31),
     stream: true,
     tide: { trace: about?.traces ?? false, toxicity_threshold: number("threshold") },
   };
@@ -215,11 +215,14 @@ async function run() {
     const chat = kind() === "chat";
     const body = request();
     const answer = await send(chat ? "v1/chat/completions" : "v1/completions", body);
-    shown = { prompt: $("prompt").value, chat, text: "", tide: null, base: null };
+    // A monitored answer of a gateway is its server's own, without our object.
+    const mode = answer.headers.get("x-tide-mode");
+    const tide = mode === "monitor" ? { mode, seed: body.seed } : null;
+    shown = { prompt: $("prompt").value, chat, text: "", tide, base: null };
     show();
     for await (const event of events(answer)) {
       if (event.error) throw new Error(event.error.message);
-      const [choice] = event.choices;
+      const [choice] = event.choices ?? [];
       shown.text += choice?.text ?? choice?.delta?.content ?? "";
       shown.tide = event.tide ?? shown.tide;
       show();
