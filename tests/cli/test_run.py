@@ -308,6 +308,8 @@ def test_options_that_decide_the_records_may_not_change(
         (["run", "hi", "--strategy", "tide:cosine_threshold=1"], "tide: cosine_threshold: "),
         (["run", "hi", "--strategy", "tide:mu=1", "--mu", "1"], "mu: is given twice"),
         (["run", "hi", "--toxicity-threshold", "0"], "toxicity_threshold: "),
+        (["run", "hi", "--thresholds", "threat"], "thresholds: expected NAME=NUMBER"),
+        (["run", "hi", "--thresholds", "threat=0.1"], "has no attribute 'threat'"),
         (["run", "hi", "--mu", "1", "--mu-relative", "1"], "not both"),
         (["run", "hi", "--device", "cuda:99"], "device 'cuda:99' cannot be used"),
         (["run", "hi", "--model", "/nowhere/at/all"], "model /nowhere/at/all: "),

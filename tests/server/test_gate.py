@@ -25,6 +25,7 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.core.settings import Settings
 from tide.engines.base import Request
+from tide.server.budget import Budget
 from tide.server.gate import Gate, check_exposure, read_keys, traced
 from tide.server.generation import Asker, Serving
 from tide.server.limits import Limits
@@ -253,7 +254,10 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
     policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
     flood: Any = Flood()
     policy = ServedPolicy(
-        policies.plans["default"], flood, ScoringApi(ReadingScorer(), Settings(), Limits())
+        policies.plans["default"],
+        flood,
+        ScoringApi(ReadingScorer(), Settings(), Limits()),
+        Budget("default", None, policies.metrics),
     )
     serving = Serving(policies, MODEL, Monitor(policies))
 

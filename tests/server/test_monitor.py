@@ -106,7 +106,7 @@ def test_a_line_of_the_log_says_where_and_has_texts_only_if_asked(
             assert line == {
                 **{"time": line["time"], "request": number, "choice": place, "policy": "default"},
                 **{"outcome": "changed", "score": 1.0, "would_change": True},
-                **{"character": 1, "word": 0, **said},
+                **{"character": 1, "word": 0, "accepted_above": 1.0, **said},
             }
         assert len(lines) == 2
     logged = [one.getMessage() for one in caplog.records if "monitored" in one.getMessage()]

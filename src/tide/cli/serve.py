@@ -136,6 +136,16 @@ OnScorerFailure = Annotated[
         "threshold.",
     ),
 ]
+AlterAtMost = Annotated[
+    float | None,
+    options.option(
+        "Policies",
+        "Budget: the share of answers that may be altered; /metrics compares. ('tide threshold' "
+        "chooses a threshold for it.)",
+        min=0.0001,
+        max=0.9999,
+    ),
+]
 MonitorLog = Annotated[
     Path | None,
     options.option(
@@ -160,6 +170,7 @@ def serve(
     mode: Mode = "enforce",
     policies: PolicyPath = None,
     policies_schema: PoliciesSchema = False,
+    alter_at_most: AlterAtMost = None,
     monitor_log: MonitorLog = None,
     monitor_texts: MonitorTexts = False,
     model: options.Model = "pocket",
@@ -204,7 +215,14 @@ def serve(
     keys = read_keys()
     check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
     line = CommandLine(
-        model, scorer, on_scorer_failure, strict_language, preset, overrides or {}, mode
+        model,
+        scorer,
+        on_scorer_failure,
+        strict_language,
+        preset,
+        overrides or {},
+        mode,
+        alter_at_most,
     )
     chosen = chosen_settings(preset, model, overrides or {})
     loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer, **chosen}

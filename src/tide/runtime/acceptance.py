@@ -37,6 +37,16 @@ class Acceptance:
             return score.value
         return min(1.0, threshold * max(value / limit for _, value, limit in self._limits(score)))
 
+    def accepted_above(self, score: TextScore) -> float:
+        """Return the score that `toxicity_threshold` must exceed so that the text is accepted.
+
+        It is 1 if an attribute reaches its own limit.
+        """
+        if score.empty:
+            return score.value
+        (_, value, _), *limits = self._limits(score)
+        return 1.0 if any(reached >= limit for _, reached, limit in limits) else value
+
     def failed(self, score: TextScore) -> tuple[str, ...]:
         """Return the names of the limits that a text of this score reaches."""
         if score.empty:

@@ -25,6 +25,7 @@ from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.detoxifier.asynchronous import AsyncTextStream
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
 from tide.server.gate import LOGGED, NUMBER, POLICIES
+from tide.server.metrics import is_changed
 from tide.server.monitor import Draft, Monitor
 from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
@@ -339,6 +340,8 @@ class Serving:
             reason, tokens = outcome.finish_reason, outcome.num_tokens + parts.num_tokens
             read = len(outcome.task.prompt.token_ids)
             return Sent(outcome.text, parts, _reason(reason, parts), tokens, read, tide, outcome)
+        altered = is_changed(outcome.best) or (outcome.best.refused and not outcome.best.empty)
+        call.policy.budget.count(altered=altered)
         best, settings, traces = outcome.best, call.policy.detox.settings, request.tide.trace
         is_base = best.accepted and best.base.text == best.text
         evaluations = [

@@ -11,7 +11,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tide.core.errors import ScorerError
-from tide.core.results import Result
+from tide.core.results import Result, Trial
 from tide.scorers.base import FALLBACK, HEALTH_TEXT, Attributed, Scored, Scorer, screen_of
 from tide.scorers.wrappers.base import ScorerWrapper
 from tide.server.monitor import Draft
@@ -60,6 +60,13 @@ class Metrics:
             ["policy"],
             buckets=_SCORES,
         )
+        self.alter_at_most = gauge("policy_alter_at_most", "Budget of altered answers", ["policy"])
+        self.altered_share = gauge("policy_altered_share", "Share of altered answers", ["policy"])
+        self.altered_evidence = gauge(
+            "policy_altered_evidence",
+            "Evidence that more answers are altered than the budget allows; from 20 on, a warning",
+            ["policy"],
+        )
         self.guardrail = counter(
             "guardrail_answers",
             "Answers to litellm's guardrail: passed, blocked, failed (no score)",
@@ -81,8 +88,7 @@ class Metrics:
         best = answered.best
         outcome = "accepted" if best.accepted else "empty" if best.empty else "refused"
         self.outcomes.labels(outcome).inc()
-        other_calls = bool(best.parts.tool_calls) and best.chosen > 0
-        if not best.refused and (best.text != best.base.text or other_calls):
+        if is_changed(best):
             self.changed.labels("beginning" if best.base_partial else "whole").inc()
         self.rounds.inc(best.rounds)
         self.evaluations.inc(best.evaluations)
@@ -92,6 +98,12 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def is_changed(trial: Trial) -> bool:
+    """Return whether an answer is given out that differs from the model's own."""
+    other_calls = bool(trial.parts.tool_calls) and trial.chosen > 0
+    return not trial.refused and (trial.text != trial.base.text or other_calls)
 
 
 class MeasuredScorer(ScorerWrapper):

@@ -26,7 +26,7 @@ from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.draw import score_whole
-from tide.runtime.rewind import begin, finish, first_rewind
+from tide.runtime.rewind import Answer, begin, finish, first_rewind
 from tide.runtime.rewind import draft as judge
 from tide.runtime.trial import Effort, TrialTask
 from tide.runtime.watch import Watch
@@ -71,12 +71,14 @@ class Forecast:
 
     score: of the whole text, or of the first beginning that fails. character: position to which the
     text would first have been rewound, from 0; None if the text would have been given out
-    unchanged. word: number of words that begin before this position.
+    unchanged. word: number of words that begin before this position. accepted_above: the highest
+    score at any position; at a threshold above it, the answer would be given out unchanged.
     """
 
     score: float
     character: int | None = None
     word: int | None = None
+    accepted_above: float = 1.0
 
     @property
     def would_change(self) -> bool:
@@ -115,14 +117,30 @@ async def _forecast_text(
         if task.strategy.rewinds:
             position = await first_rewind(answer, failure)
         character = len("".join(answer.watch.texts[:position]))
+        above = await _accepted_above(answer, pieces, has_failed=True)
     else:
         trial = finish(answer, passed=True)
         if trial.accepted or not text:
-            return Forecast(trial.toxicity)
+            above = await _accepted_above(answer, pieces, has_failed=False)
+            return Forecast(trial.toxicity, accepted_above=above)
         # No scorer scores an empty text, so it would be withheld.
-        score, character = trial.toxicity, 0
+        score, character, above = trial.toxicity, 0, 1.0
     character += len(text[character:]) - len(text[character:].lstrip())
-    return Forecast(score, character, len(text[:character].split()))
+    return Forecast(score, character, len(text[:character].split()), above)
+
+
+async def _accepted_above(answer: Answer, pieces: Sequence[Piece], *, has_failed: bool) -> float:
+    """Return the highest score at any position of a judged answer."""
+    if has_failed or answer.screened:
+        # Judge all positions, as by the loosest threshold. Scores of a screen would be too high.
+        loosest = answer.task.settings.model_copy(update={"toxicity_threshold": 1.0})
+        task = replace(answer.task, settings=loosest)
+        answer = begin(task, answer.engine, answer.scoring)
+        answer.screened = False
+        if await judge(answer, pieces) is not None:
+            return 1.0
+    acceptance = answer.watch.acceptance
+    return max(acceptance.accepted_above(score) for _, score in answer.watch.scores)
 
 
 async def _forecast_whole(
@@ -130,8 +148,11 @@ async def _forecast_whole(
 ) -> Forecast:
     """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
     score = await score_whole(task, scoring, Effort(), text, parts, is_cut=is_cut)
-    passes = Acceptance(task.settings, scoring.highest_of).passes(score)
-    return Forecast(score.value) if passes else Forecast(score.value, 0, 0)
+    acceptance = Acceptance(task.settings, scoring.highest_of)
+    above = acceptance.accepted_above(score)
+    if acceptance.passes(score):
+        return Forecast(score.value, accepted_above=above)
+    return Forecast(score.value, 0, 0, above)
 
 
 async def write(task: TrialTask, engine: Engine) -> Draft:
@@ -274,7 +295,7 @@ class Monitor:
         try:
             forecast = await policy.detox.forecast(prompt, draft)
         except PromptRefusedError:
-            self._record(entry, policy, "changed", character=0, word=0)
+            self._record(entry, policy, "changed", character=0, word=0, accepted_above=1.0)
         except asyncio.CancelledError:
             self._record(entry, policy, "skipped")
             raise
@@ -288,12 +309,14 @@ class Monitor:
     def _record(
         self, entry: dict[str, Any], policy: ServedPolicy, outcome: str, **known: Any
     ) -> None:
-        """Record an outcome. known: a forecast's `score`, `character` and `word`, or an `error`."""
+        """Record an outcome. known: the fields of a forecast, or an `error`."""
         self._metrics.monitored.labels(policy.name, outcome).inc()
+        if outcome in ("changed", "unchanged"):
+            policy.budget.count(altered=outcome == "changed")
         fields = {
             "outcome": outcome,
             "would_change": {"changed": True, "unchanged": False}.get(outcome),
-            **dict.fromkeys(("score", "character", "word")),
+            **dict.fromkeys(("score", "character", "word", "accepted_above")),
             **known,
         }
         names = ("request", "choice", "policy")

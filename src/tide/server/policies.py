@@ -35,6 +35,7 @@ from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_blank, is_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
+from tide.server.budget import Budget
 from tide.server.gate import KEYS, check_exposure, digest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
@@ -93,6 +94,13 @@ class Policy(_Part):
         description="Limits of single attributes of the scorer, as in {threat: 0.1}; a text "
         "passes if each is below its limit. A score that is the highest of the attributes then "
         "counts only the others.",
+    )
+    alter_at_most: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        strict=False,
+        description="Budget: the share of answers that may be altered; /metrics compares.",
     )
     refuse_prompt_above: float | None = Field(
         default=None,
@@ -238,6 +246,7 @@ class CommandLine:
     preset: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     mode: Mode = "enforce"
+    alter_at_most: float | None = None
 
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """Return a policy's preset and settings. Raises InputError for invalid settings."""
@@ -281,6 +290,7 @@ class Plan:
     never: Sequence[str]
     settings: Settings
     measured: MeasuredScorer
+    alter_at_most: float | None = None
 
     @property
     def scorer(self) -> Scorer:
@@ -350,6 +360,7 @@ class ServedPolicy:
     plan: Plan
     detox: ServedDetoxifier
     scoring: ScoringApi
+    budget: Budget
 
     @property
     def name(self) -> str:
@@ -473,7 +484,9 @@ class Policies:
                 measured = self._scorers.load(self._line.spec(policy))
                 mode = policy.mode or self._line.mode
                 if not problems:
-                    plans[name] = Plan(name, mode, preset, policy.never, settings, measured)
+                    never = policy.never
+                    share = policy.alter_at_most or self._line.alter_at_most
+                    plans[name] = Plan(name, mode, preset, never, settings, measured, share)
         self._raise(problems)
         return file, plans
 
@@ -489,7 +502,8 @@ class Policies:
                 scorer = plan.scorer
                 detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
                 scoring = ScoringApi(scorer, plan.settings, self.limits)
-                policies[name] = ServedPolicy(plan, detox, scoring)
+                budget = Budget(name, plan.alter_at_most, self.metrics)
+                policies[name] = ServedPolicy(plan, detox, scoring, budget)
         self._raise(problems)
         default = tuple(policies[name] for name in file.default or list(policies)[:1])
         by_key = {
