@@ -15,6 +15,7 @@ import pytest
 from tests.server.running import running, wait_until
 from tests.server.test_drafts import Babbler, Rude
 from tests.server.test_monitor import counted
+from tide.scorers.wrappers.base import ConfirmScorer
 from tide.server.budget import Budget
 from tide.server.metrics import Metrics
 
@@ -56,7 +57,7 @@ def test_a_policy_within_its_budget_does_not_warn(caplog: pytest.LogCaptureFixtu
 
 
 class Rising:
-    """Scores a text by its number of words, a tenth each; the attribute is half of that."""
+    """Scores a text by its number of words, a hundredth each."""
 
     name, threshold, pace = "rising", 0.5, "word"
 
@@ -66,12 +67,22 @@ class Rising:
     def close(self) -> None: ...
 
 
-def test_the_monitor_log_has_the_score_that_a_threshold_must_exceed(tmp_path: Path) -> None:
+class Doubting(Rising):
+    """A screen that doubts every text."""
+
+    def score(self, texts: Sequence[str]) -> np.ndarray:
+        return np.full(len(texts), 0.95)
+
+
+@pytest.mark.parametrize("scorer", [Rising(), ConfirmScorer([Doubting(), Rising()])])
+def test_the_monitor_log_has_the_score_that_a_threshold_must_exceed(
+    scorer: Any, tmp_path: Path
+) -> None:
     found = []
     for threshold in (0.15, 0.6):
         log = tmp_path / f"{threshold}.jsonl"
         options = {"monitor_log": log, "toxicity_threshold": threshold, **BACKTRACK}
-        with running(Babbler(0.0), Rising(), mode="monitor", **options) as server:
+        with running(Babbler(0.0), scorer, mode="monitor", **options) as server:
             texts = [choice["text"] for choice in server.ask("x y", n=8, seed=1).json()["choices"]]
             wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 8)
         lines = sorted(map(json.loads, log.read_text().splitlines()), key=lambda x: x["choice"])

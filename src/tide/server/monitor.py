@@ -131,12 +131,12 @@ async def _forecast_text(
 
 async def _accepted_above(answer: Answer, pieces: Sequence[Piece], *, has_failed: bool) -> float:
     """Return the highest score at any position of a judged answer."""
-    if has_failed or answer.screened:
-        # Judge all positions, as by the loosest threshold. Scores of a screen would be too high.
+    if has_failed or answer.watch.screened:
+        # Judge all positions by the scorer itself, as with the loosest threshold.
         loosest = answer.task.settings.model_copy(update={"toxicity_threshold": 1.0})
         task = replace(answer.task, settings=loosest)
         answer = begin(task, answer.engine, answer.scoring)
-        answer.screened = False
+        answer.watch.screened = False
         if await judge(answer, pieces) is not None:
             return 1.0
     acceptance = answer.watch.acceptance
