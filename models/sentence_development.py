@@ -1,6 +1,6 @@
 """Development sets for the sentence scorer: its candidates are compared on these sentences.
 
-    python models/sentence_development.py CANDIDATE.safetensors [...]
+    python models/sentence_development.py CANDIDATE.onnx [...]
 
 Prints the share of each set on the right side of 0.5 and its mean score, for each weights file. The
 sets are neither trained on nor reported: since candidates are chosen by them, `probes.py` measures
@@ -19,7 +19,7 @@ import typer
 from probes import Limit, filled, set_table
 from rich.console import Console
 
-from tide.scorers.sentence import SentenceScorer
+from tide.scorers.encoder import SentenceScorer
 
 NOUNS = ("bastard", "dork", "scum", "chump", "sucker", "degenerate")
 GROUPS = ("Hungarians", "Peruvians", "Tamils")

@@ -2,10 +2,12 @@
 
     python models/write_ordinary.py MODEL... --out FILE [--part report] [--prompts 240]
         [--tokens 60]
+    python models/write_ordinary.py MODEL... --out FILE --questions
 
 The prompts are those of BOLD (beginnings of Wikipedia sentences) that belong to one part of the
 texts (see `prose_part` in `models/train_pocket_scorer.py`). Each prompt is continued once, at
-temperature 0.7.
+temperature 0.7. With `--questions`, the models answer those of `exchange_templates.py` instead, in
+their chat template.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from models.exchange_templates import questions as everyday_questions
 from models.train_pocket_scorer import REPOSITORY, prose_part, rows
 
-from tide import load_engine
+from tide import Chat, load_engine
 from tide.core.settings import Sampling
 from tide.engines import Request
 
@@ -44,16 +47,18 @@ def main(
     prompts: Annotated[int, typer.Option(help="Prompts for each model.", min=1)] = 240,
     tokens: Annotated[int, typer.Option(help="Maximum length of a text.", min=1)] = 60,
     data: Annotated[Path, typer.Option(help="The data folder.")] = REPOSITORY / "../shared/data",
+    questions: Annotated[bool, typer.Option("--questions", help="Answer questions.")] = False,
 ) -> None:
     """Append one row per prompt and model: model, prompt, text."""
-    chosen = prompts_of(data, part, prompts)
+    chosen = everyday_questions() if questions else prompts_of(data, part, prompts)
     sampling = Sampling(temperature=0.7, max_new_tokens=tokens)
     for model in models:
         engine = load_engine("transformers", model)
         with out.open("a", encoding="utf-8") as file:
             for start in range(0, len(chosen), BATCH):
                 some = chosen[start : start + BATCH]
-                rows = enumerate(engine.embed(some), start)
+                texts = [engine.render(Chat.said(text)) for text in some] if questions else some
+                rows = enumerate(engine.embed(texts), start)
                 asked = [Request(x, sampling, seed) for seed, x in rows]
                 for prompt, one in zip(
                     some, engine.portal.run(engine.complete, asked), strict=True

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from models.probes import LIMITS
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from models import probes
-from tide.scorers.sentence import SentenceScorer
+from tide.scorers.encoder import SentenceScorer
 
 SCRIPTS = Path(__file__).parents[2] / "models"
 WIDTH, INNER = 16, 32
@@ -31,15 +31,18 @@ WORDS = (
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    pytest.importorskip("onnx")
     monkeypatch.syspath_prepend(str(SCRIPTS))
+    import encoder_training
     import train_sentence_scorer as script
 
     own = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
     monkeypatch.setattr(script, "sentences", lambda insults, seed: own)
-    monkeypatch.setattr(script, "foundation", lambda: tmp_path / "foundation")
+    for module in (script, encoder_training):
+        monkeypatch.setattr(module, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
     monkeypatch.setattr(script, "PIECES", 90)
-    monkeypatch.setattr(script, "WARM", 5)
+    monkeypatch.setattr(encoder_training, "WARM", 5)
     write_foundation(tmp_path / "foundation")
     threads = torch.get_num_threads()
     yield script
@@ -111,26 +114,25 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
 
 
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    out = tmp_path / "sentence.safetensors"
+    out, again, still, second, mean = (tmp_path / f"{n}.onnx" for n in range(5))
+    passes = [file.with_suffix(".safetensors") for file in (out, second)]
     script.main(data, out, rate=1e-2)
     scorer = SentenceScorer(out)
-    toxic, plain = scorer.score(["You are such an idiot 901.", "A walk to house 901."])
+    texts = ["You are such an idiot 901.", "A walk to house 901."]
+    toxic, plain = scorer.score(texts)
     assert toxic > plain
     assert scorer.shape.scale > 0
-    again, still, second, mean = (tmp_path / f"{n}.safetensors" for n in range(4))
     script.main(data, again, rate=1e-2)
     assert again.read_bytes() == out.read_bytes()
     # A further pass goes on from an earlier one; several have a mean.
-    script.main(data, still, start=out, others=100, rate=0.0)
-    texts = ["You are such an idiot 901.", "A walk to house 901."]
-    assert SentenceScorer(still).outputs(texts) == pytest.approx(scorer.outputs(texts), abs=0.02)
-    script.main(data, second, start=out, others=100, seed=1, rate=1e-2)
-    script.main(data, mean, average=[out, second])
-    one, other, found = (SentenceScorer(file).network.weights for file in (out, second, mean))
-    assert np.abs(one["tokens.weight"] - other["tokens.weight"]).max() > 0.005
+    script.main(data, still, start=passes[:1], rate=0.0)
+    assert still.read_bytes() == out.read_bytes()
+    script.main(data, second, start=passes[:1], others=100, seed=1, rate=1e-2)
+    script.main(data, mean, start=passes, rate=0.0)
+    one, other, found = map(load_file, (*passes, mean.with_suffix(".safetensors")))
+    assert (one["tokens.weight"] - other["tokens.weight"]).abs().max() > 0.005
     for name, weight in found.items():
-        assert weight == pytest.approx((one[name] + other[name]) / 2, abs=0.02), name
+        assert weight == pytest.approx((one[name] + other[name]) / 2, abs=1e-6), name
 
 
 def test_reads_nothing_that_pocket_read(script: ModuleType, data: Path) -> None:
@@ -170,10 +172,9 @@ def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> N
 
 
 def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
     from transformers import BertConfig, BertModel
 
-    network, shape, pieces = script.new_network(["you are such an idiot", "the shop is open"])
+    network, pieces = script.new_network(["you are such an idiot", "the shop is open"])
     config = BertConfig(
         vocab_size=len(pieces), hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=INNER, max_position_embeddings=128,
@@ -190,9 +191,10 @@ def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Pat
     with torch.inference_mode():
         vectors = bert(torch.tensor([ids])).last_hidden_state
         wanted = network.head(torch.cat([vectors.mean(1), vectors.amax(1)], dim=1))
-        found = network.eval()(torch.tensor([ids]))
+        inputs = torch.tensor([ids]), torch.zeros(1, 4).long(), torch.zeros(1, 4).bool()
+        found = network.eval()(*inputs)
     assert found.item() == pytest.approx(wanted.item(), abs=1e-5)
-    assert shape.vocabulary == len(pieces) <= 90
+    assert len(pieces) <= 90
 
 
 def test_what_measures_is_kept_out(script: ModuleType) -> None:

@@ -11,7 +11,7 @@ from tide.core.errors import MissingDependencyError
 
 # The packages of the extra `local`, by their import names. A gateway does not need these packages,
 # because its model runs on a server.
-LOCAL = ("jinja2", "pandas", "scipy", "sklearn", "tabulate", "tokenizers", "torch", "transformers")
+LOCAL = ("jinja2", "pandas", "scipy", "sklearn", "tabulate", "torch", "transformers")
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -32,7 +32,8 @@ REGISTRY = Registry(
     "scorer",
     {
         "pocket": "tide.scorers.pocket:PocketScorer",
-        "sentence": "tide.scorers.sentence:SentenceScorer",
+        "sentence": "tide.scorers.encoder:SentenceScorer",
+        "exchange": "tide.scorers.encoder:ExchangeScorer",
         "hf": "tide.scorers.classifiers:HuggingFaceScorer",
         "guard": "tide.scorers.guards:guard",
         "detoxify": "tide.scorers.classifiers:DetoxifyScorer",

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import unicodedata
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -126,6 +127,16 @@ class Description(BaseModel):
         return {self.entry: json.dumps(self.model_dump(), sort_keys=True)}
 
     @classmethod
+    def of(cls, metadata: Mapping[str, str]) -> Self:
+        """Validate the entry of a file's metadata. Raises ValueError."""
+        if cls.entry not in metadata:
+            raise ValueError(f"its metadata lacks {cls.entry!r}")
+        try:
+            return cls.model_validate_json(metadata[cls.entry])
+        except ValidationError as error:
+            raise ValueError(f"bad metadata: {problem(error)}") from None
+
+    @classmethod
     def read(cls, path: Path) -> tuple[Self, dict[str, NDArray[Any]], str]:
         """Read the description, the tensors and the revision of a file.
 
@@ -134,16 +145,11 @@ class Description(BaseModel):
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if cls.entry not in metadata:
-            raise ValueError(f"its metadata lacks {cls.entry!r}")
-        try:
-            description = cls.model_validate_json(metadata[cls.entry])
-        except ValidationError as error:
-            raise ValueError(f"bad metadata: {problem(error)}") from None
+        description = cls.of(metadata)
         for name, tensor in tensors.items():
             if not np.isfinite(tensor).all():
                 raise ValueError(f"its weight {name} holds values that are not finite")
-        return description, tensors, _digest(path.read_bytes())
+        return description, tensors, digest(path.read_bytes())
 
 
 class Features(Description):
@@ -170,7 +176,7 @@ class Features(Description):
 
     def computed(self) -> str:
         """Compute the fingerprint with the code of this version."""
-        return _digest(self.columns(_PROBE).astype("<i8").tobytes())
+        return digest(self.columns(_PROBE).astype("<i8").tobytes())
 
     def columns(self, text: str) -> Any:
         """Return the ascending columns of the features of a text, int64, shape (n,).
@@ -222,7 +228,7 @@ def calibrated(logits: Floats, knots: Floats) -> Floats:
     return np.asarray(np.interp(logits, before, after) + outside, dtype=np.float64)
 
 
-def _digest(content: bytes) -> str:
+def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:8]
 
 

@@ -1,0 +1,198 @@
+"""`sentence` and `exchange`: small transformers that read whole sentences.
+
+`pocket`, in contrast, counts words. Both are files of one kind, which `models/encoder_file.py`
+writes: an ONNX graph, run by onnxruntime, whose metadata holds the wordpieces and a `Shape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import onnxruntime
+from pydantic import Field
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from tide.core.chat import Chat
+from tide.core.errors import ScorerError, guarded
+from tide.pocket import EXCHANGE, SENTENCE
+from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
+from tide.scorers.disguises import readings
+from tide.scorers.language import warn_of_other_languages
+from tide.scorers.pocket import Description, digest, normalize, sigmoid
+
+VOCABULARY = "vocabulary"  # the entry of the metadata with the wordpieces, one per line
+_UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
+_LONGEST_WORD = 100  # as in BERT, a longer word is unknown
+# Only so many characters at the end of a context are read: a window holds fewer wordpieces.
+_LONGEST_CONTEXT = 1200
+
+_Tokens = Annotated[int, Field(ge=8, le=1024)]
+_Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+
+
+class Shape(Description):
+    """The sizes of a window, and the map from the network's output to a probability.
+
+    tokens: size of a window, with the tokens that mark the ends of its parts. text: how many of
+    them are the text's; a context has the rest. A longer text is scored in windows that overlap by
+    half and share the context; the highest score counts. scale, offset: the logit is
+    `scale * output + offset`.
+    """
+
+    entry = "encoder"
+
+    # Raise the number when the reading of a text changes.
+    format: Literal["tide-encoder-1"] = "tide-encoder-1"
+    tokens: _Tokens
+    text: _Tokens
+    scale: _Finite = 1.0
+    offset: _Finite = 0.0
+
+
+class Reader:
+    """Turns exchanges into windows of token ids, with BERT's uncased tokenizer.
+
+    pieces: the wordpieces. pair: windows hold the context, too. Raises ValueError if a wordpiece
+    is missing that marks a window.
+    """
+
+    def __init__(self, pieces: Sequence[str], shape: Shape, pair: bool) -> None:
+        numbers = {piece: number for number, piece in enumerate(pieces)}
+        if missing := {_UNKNOWN, _FIRST, _LAST} - numbers.keys():
+            raise ValueError(f"its vocabulary lacks {min(missing)}")
+        self._shape, self._pair = shape, pair
+        self._first, self._last = numbers[_FIRST], numbers[_LAST]
+        self._tokenizer = Tokenizer(
+            models.WordPiece(numbers, unk_token=_UNKNOWN, max_input_chars_per_word=_LONGEST_WORD)
+        )
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        # An answer is scored again and again while it grows.
+        self._of_context = lru_cache(maxsize=64)(self._read_context)
+
+    def windows(self, exchange: Exchange) -> Iterator[tuple[list[int], int]]:
+        """Yield the ids of each window, and the number of those before the text's.
+
+        [CLS] text [SEP], or [CLS] context [SEP] text [SEP] with the end of the context.
+        """
+        ids, room = self.ids(exchange.text), self._shape.text
+        step = room // 2
+        starts = range(0, max(len(ids) - step, 1), step) if len(ids) > room else (0,)
+        before = [self._first]
+        for start in starts:
+            text = [*ids[start : start + room], self._last]
+            if self._pair:
+                context = self._of_context(exchange.context)
+                space = self._shape.tokens - len(text) - 2
+                before = [self._first, *context[max(0, len(context) - space) :], self._last]
+            yield [*before, *text], len(before)
+
+    def ids(self, text: str) -> list[int]:
+        # A lone surrogate is no text for `tokenizers`.
+        plain = normalize(text).encode("utf-8", "replace").decode("utf-8")
+        ids: list[int] = self._tokenizer.encode(plain, add_special_tokens=False).ids
+        return ids
+
+    def _read_context(self, context: str | Chat) -> list[int]:
+        return self.ids(context_text(context)[-_LONGEST_CONTEXT:])
+
+
+def context_text(context: str | Chat) -> str:
+    """Return a context as a network reads it: a message per line.
+
+    System messages are left out: a window is short, and they say little about one answer.
+    """
+    if isinstance(context, str):
+        return context
+    messages = [message for message in context.messages if message.role != "system"]
+    return "\n".join(message.content for message in messages)
+
+
+class EncoderScorer(PlainScorer):
+    """Probability that a reader finds an English text toxic, by a transformer of a few layers.
+
+    A disguised text gets the highest score of its readings.
+
+    weights: a file written by `models/encoder_file.py`. Raises ScorerError if the file is missing
+    or damaged.
+    """
+
+    languages = ("en",)
+    pace = "8"
+    kind: str
+    inputs: tuple[str, ...]
+
+    def __init__(self, weights: Path) -> None:
+        with guarded(ScorerError, f"{self.kind} scorer: cannot use {weights}"):
+            content = weights.read_bytes()
+            self._session = _session(content)
+            metadata = self._session.get_modelmeta().custom_metadata_map
+            self.shape = Shape.of(metadata)
+            inputs = tuple(tensor.name for tensor in self._session.get_inputs())
+            if inputs != self.inputs:
+                raise ValueError(f"its network reads {inputs}, not {self.inputs}")
+            pieces = metadata.get(VOCABULARY, "").split("\n")
+            self.reader = Reader(pieces, self.shape, "types" in inputs)
+            if not np.isfinite(self.outputs([Exchange("a", "a")])).all():
+                raise ValueError("its network computes values that are not finite")
+        self.name = f"{self.kind}@{digest(content)}"
+
+    def score(self, texts: Sequence[Scored]) -> Floats:
+        exchanges = list(map(exchange_of, texts))
+        # A prompt without an answer is read as a text.
+        exchanges = [one if one.text else Exchange("", one.alone) for one in exchanges]
+        warn_of_other_languages(self.kind, [exchange.text for exchange in exchanges])
+        return sigmoid(self.shape.scale * self.outputs(exchanges) + self.shape.offset)
+
+    def outputs(self, exchanges: Sequence[Exchange]) -> Floats:
+        """Return, for each exchange, the highest of the network's outputs for its windows."""
+        return np.array([self._worst(exchange) for exchange in exchanges], dtype=np.float64)
+
+    def _worst(self, exchange: Exchange) -> float:
+        windows = [
+            window
+            for reading in readings(exchange.text)
+            for window in self.reader.windows(exchange._replace(text=reading))
+        ]
+        return float(np.max([self._output(*window) for window in windows]))  # NaN stays NaN
+
+    def _output(self, ids: list[int], start: int) -> float:
+        """Run the network on one window alone.
+
+        Activations are rounded by the largest of a run, and no other text may change them.
+        """
+        types = [0] * start + [1] * (len(ids) - start)
+        values = {"ids": np.array([ids]), "types": np.array([types])}
+        (outputs,) = self._session.run(None, {name: values[name] for name in self.inputs})
+        return float(outputs[0])
+
+
+class SentenceScorer(EncoderScorer):
+    """Reads texts. It learned from other texts than `pocket` and `exchange`."""
+
+    kind, inputs = "sentence", ("ids",)
+
+    def __init__(self, weights: str | Path = SENTENCE) -> None:
+        super().__init__(Path(weights))
+
+
+class ExchangeScorer(EncoderScorer):
+    """Reads an answer with what it answers, such as an agreement with a toxic line."""
+
+    kind, inputs = "exchange", ("ids", "types")
+    reads = "exchange"
+
+    def __init__(self, weights: str | Path = EXCHANGE) -> None:
+        super().__init__(Path(weights))
+
+
+def _session(content: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    # The cores belong to the model that writes.
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what fails is raised
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
