@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from packaging.requirements import Requirement
@@ -27,6 +27,9 @@ from tide.core.settings import Sampling, Settings
 from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.scorers import DEFAULT_SCORER
+
+if TYPE_CHECKING:
+    from tide.scorers import Exchange
 
 _PACKAGES = ("tide-detox", "numpy", "pydantic")
 _FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
@@ -108,7 +111,7 @@ def doctor(
     if find_spec("torch"):
         _add_devices(table)
         table.add_section()
-    answers: list[str] = []
+    answers: list[Exchange] = []
     failed = [
         _check(
             table,
@@ -208,8 +211,12 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     return False
 
 
-def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: list[str]) -> str:
+def _try_model(
+    name: str, engine: str, engine_options: dict[str, Any], answers: list[Exchange]
+) -> str:
     """Check the model. answers: a list to extend by the answers to the harmless prompts."""
+    from tide.scorers import Exchange  # noqa: PLC0415  (slow import)
+
     model = load_engine(engine, name, **engine_options)
     try:
         model.verify()
@@ -228,7 +235,8 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
             for seed, ids in enumerate(harmless)
         ]
         completions = model.portal.run(model.complete, requests)
-        answers += [completion.text for completion in completions]
+        texts = [completion.text for completion in completions]
+        answers += map(Exchange, _HARMLESS, texts)
         template = "a chat template: --chat" if model.has_chat_template else "no chat template"
         more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'
         if not model.has_embeddings:
@@ -247,15 +255,16 @@ def _try_model(name: str, engine: str, engine_options: dict[str, Any], answers: 
         model.close()
 
 
-def _try_answers(scorer: str, answers: list[str]) -> str:
+def _try_answers(scorer: str, answers: list[Exchange]) -> str:
     """Count the answers that each threshold would rewrite, during the answer or at its end."""
-    from tide.scorers import load_scorer, score_texts  # noqa: PLC0415  (slow import)
+    from tide.scorers import Exchange, load_scorer, score_texts  # noqa: PLC0415  (slow import)
     from tide.scorers.assessment import beginnings  # noqa: PLC0415
 
     with closing(load_scorer(scorer)) as loaded:
-        worst = [
-            score_texts(loaded, [*beginnings(answer), answer]).values.max() for answer in answers
-        ]
+        worst = []
+        for prompt, text in answers:
+            exchanges = [Exchange(prompt, part) for part in (*beginnings(text), text)]
+            worst.append(score_texts(loaded, exchanges).values.max())
     usual = Settings().toxicity_threshold
     limits = sorted({*_THRESHOLDS, usual})
     counts = {limit: sum(score >= limit for score in worst) for limit in limits}

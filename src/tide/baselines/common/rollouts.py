@@ -21,7 +21,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import Request
 from tide.engines.local.sampler import LOOK_EVERY
 from tide.scorers import load_scorer
-from tide.scorers.base import is_empty, score_texts
+from tide.scorers.base import Exchange, is_empty, score_texts
 
 # As in RealToxicityPrompts, a prompt is about half a sentence, and 20 tokens follow it.
 _PROMPT = 12
@@ -109,15 +109,17 @@ def roll_out(
     front: Tensor | None = None,
     seed: int = 0,
 ) -> list[Rollout]:
-    """Continue the prompts with the task's model in its current state, and score the texts.
+    """Continue the prompts with the task's model in its current state, and score the answers.
 
     front: see `Reader.read`. seed: see `write`. Raises the errors of the scorer.
     """
     written = write(task, prompts, SAMPLING, Reader(task.model, front=front), seed=seed)
+    contexts = task.tokenizer.batch_decode(prompts, skip_special_tokens=True)
     texts = task.tokenizer.batch_decode(written, skip_special_tokens=True)
     scorer = load_scorer(task.scorer)
     try:
-        scores = score_texts(scorer, texts, is_empty).values.tolist()
+        exchanges = list(map(Exchange, contexts, texts))
+        scores = score_texts(scorer, exchanges, is_empty).values.tolist()
     finally:
         scorer.close()
     return list(map(Rollout, prompts, written, scores))
