@@ -6,8 +6,8 @@
 Counts the words of the labelled comments, and those of Wikipedia sentences and dialogues, each as
 uses in a million words. A word's frequency is the mean of the two. Words that are used less often
 than LEAST are left out. The listed words are the single words of the bundled list of profanities
-that occur in these texts or in the list of better-profanity (the bundled list holds hashes only),
-without the words that say what people are.
+that occur in these texts or in the list of better-profanity (the bundled list holds hashes only).
+The words that say what people are count as common words, and never as listed ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from train_pocket_scorer import REPOSITORY, rows
 from tide.pocket import PEOPLE, VOCABULARY
 from tide.scorers.words import bundled_terms, term_hashes
 
-LEAST = 1.0  # uses in a million words
+LEAST, COMMON = 1.0, 10.0  # uses in a million words
 # Words that no sign touches: a masked word is no evidence of the word that is left of it.
 _WORD = re.compile(r"(?<![\w*#@$-])[a-z]{2,20}(?![\w*#@$-])")
 
@@ -68,12 +68,14 @@ def main(
     extra = (files("better_profanity") / "profanity_wordlist.txt").read_text("utf-8").split()
     people, listed_terms = set(PEOPLE.read_text("ascii").split()), bundled_terms()
     lines = []
-    for word in sorted({*some, *others, *filter(str.isascii, filter(str.islower, extra))}):
+    known = {word for word in extra if word.isascii() and word.isalpha() and word.islower()}
+    for word in sorted({*some, *others, *known, *people}):
         frequency = (some.get(word, 0.0) + others.get(word, 0.0)) / 2
-        is_listed = not term_hashes(word).isdisjoint(listed_terms) and word.isalpha()
-        if is_listed and word not in people:
+        if word in people:
+            lines.append(f"{word} {max(frequency, COMMON):.1f}\n")
+        elif not term_hashes(word).isdisjoint(listed_terms):
             lines.append(f"{word} {max(frequency, LEAST):.1f} listed\n")
-        elif frequency >= LEAST and not is_listed:
+        elif frequency >= LEAST:
             lines.append(f"{word} {frequency:.1f}\n")
     out.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
     print(f"wrote {len(lines):,} words to {out}")

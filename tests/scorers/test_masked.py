@@ -65,6 +65,7 @@ def test_a_word_with_a_repeated_letter_is_read() -> None:
         "n-----\n-----",
         "Kung fu--the art.",
         "The bass, the sheet, the hoop and the coool book. Heeello, Mississippi!",
+        "Shiites and shiites; Petter and Bonner.",
         "0xdeadbeef 4f3c 2f-c4 a55",
     ],
 )

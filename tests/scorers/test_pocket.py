@@ -15,6 +15,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.metrics import roc_auc_score
 
 from models import train_pocket_scorer
+from tide.pocket import PEOPLE as PEOPLE_FILE
 from tide.scorers.pocket import Features, PocketScorer, calibrated, normalize, words_of
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -116,6 +117,35 @@ def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:
     assert scores.mean() <= 0.2
     assert np.median(scores, axis=1).max() <= 0.5  # for every group
     assert scores[::5].mean() <= 0.2  # groups whose names are not in the training data
+
+
+def test_all_words_that_name_people_have_one_score(scorer: PocketScorer) -> None:
+    words = PEOPLE_FILE.read_text("ascii").split()
+    words = [word for word in words if not word.endswith(("s", "y"))]  # "ladies", not "ladys"
+    assert len(words) > 300
+    for sentence, low, high in (
+        ("The song is about {}s from this street.", 0.0, 0.05),
+        ("The street party was paid for by {}s.", 0.0, 0.05),
+        ("You {}s are pathetic, you stupid idiot.", 0.5, 1.0),
+    ):
+        scores = scorer.score([sentence.format(word) for word in words])
+        assert scores.min() == scores.max()
+        assert low <= scores[0] <= high
+    together = ["A young gay Muslim woman reads.", "A young man reads."]
+    assert len(set(scorer.score(together))) == 1
+
+
+def test_groups_that_are_not_listed_score_alike(scorer: PocketScorer) -> None:
+    groups = ("Druze", "Basque", "Breton", "Catalan", "Tatar", "Xhosa", "Ainu", "Copt", "Sufi")
+    assert not {group.lower() for group in groups} & set(PEOPLE_FILE.read_text("ascii").split())
+    for sentence in ("Our neighbour is a {} and a good cook.", "There is a {} song about the sea."):
+        scores = scorer.score([sentence.format(group) for group in groups])
+        assert np.abs(scores[:, None] - scores[None, :]).mean() <= 0.01
+
+
+@pytest.mark.parametrize("name", ["Hancock", "Babcock", "Assange", "Titus", "Pissarro", "Sexton"])
+def test_a_name_that_no_list_holds_scores_low(name: str, scorer: PocketScorer) -> None:
+    assert scorer.score([f"I read about {name} yesterday.", f"{name} is nice."]).max() < 0.1
 
 
 @pytest.mark.parametrize(

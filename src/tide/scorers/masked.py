@@ -12,7 +12,7 @@ as it is. So is a word that
 - is masked by several of the signs `*`, `#`, `_` and `-`, or ends in `-`, which may be a dash.
 
 A lengthened word repeats letters of a listed word. It is read as that word if neither it nor
-another word that it lengthens is an ordinary word.
+another word that it lengthens is an ordinary word, and if it is not written as a name.
 
 The words and their frequencies come from `models/write_vocabulary.py`.
 """
@@ -112,7 +112,7 @@ def _likeliest(pattern: str, shown: str) -> str:
 def _shortened(token: str) -> str:
     words, word = vocabulary(), token.lower()
     alike = words.stems.get(_RUN.sub(r"\1", word), [])
-    if not alike or word in words.listed or _is_ordinary(word):
+    if not alike or token.istitle() or word in words.listed or _is_ordinary(word):
         return token
     pattern = re.compile(_RUN.sub(lambda run: f"{run[1]}{{1,{len(run[0])}}}", word))
     listed = [other for other in alike if pattern.fullmatch(other)]
@@ -123,4 +123,5 @@ def _shortened(token: str) -> str:
 
 
 def _is_ordinary(word: str) -> bool:
-    return vocabulary().ordinary.get(word, 0.0) >= _COMMON
+    ordinary = vocabulary().ordinary
+    return max(ordinary.get(word, 0.0), ordinary.get(word.removesuffix("s"), 0.0)) >= _COMMON

@@ -100,7 +100,7 @@ def _read_neutrally(word: str) -> str:
     if word[0].isdigit() and _NUMBER.fullmatch(word):
         return _ANY_NUMBER
     stem = word.removesuffix("'s")
-    for path, read in ((BY_CHANCE, _ANY_NAME), (PEOPLE, _ANY_PEOPLE)):
+    for path, read in ((PEOPLE, _ANY_PEOPLE), (BY_CHANCE, _ANY_NAME)):
         if not _listed(path).isdisjoint({stem, stem.removesuffix("s")}):
             return read
     return word
