@@ -147,4 +147,5 @@ def test_wrappers_keep_what_the_score_is_the_highest_of() -> None:
     assert MaxScorer([part, part]).highest_of == ("threat",)
     for other in (MaxScorer([sides, part]), MaxScorer([sides, Sides(0.0, 0.0)])):
         assert other.highest_of == ()
-    assert MeanScorer([sides, sides]).highest_of == ConfirmScorer([sides, sides]).highest_of == ()
+    assert MeanScorer([sides, sides]).highest_of == ()
+    assert ConfirmScorer([part, sides]).highest_of == sides.highest_of

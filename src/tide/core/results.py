@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from tide.core.chat import Parts
 
 Score = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+# "content_filter": the answer was ended before a text that failed.
+EndReason = Literal["length", "stop", "content_filter"]
 Role = Literal["initial", "iterate", "perturbation", "continuation"]
 _SHOWN = 60  # characters of a text in a `repr`
 
@@ -78,7 +80,7 @@ class ScoredCompletion(BaseModel):
     cosine: float
     displacement: float
     num_tokens: int
-    finish_reason: Literal["length", "stop"]
+    finish_reason: EndReason
     kept_tokens: int = 0
     attributes: Mapping[str, Score] = {}
     failed: tuple[str, ...] = ()
@@ -150,6 +152,17 @@ class Trial(BaseModel):
     def toxicity(self) -> float:
         """Score of the returned (or withheld) completion."""
         return self.returned.toxicity
+
+    @property
+    def flagged(self) -> tuple[str, ...]:
+        """Names of the limits that the accepted text reaches, all with `on_fail` "flag"."""
+        return self.returned.failed if self.accepted else ()
+
+    @property
+    def repairs(self) -> int:
+        """How many texts failed before the accepted one; 0 if it is the model's own beginning."""
+        blocked = self.returned.finish_reason == "content_filter"
+        return self.chosen - blocked if self.accepted else 0
 
     @property
     def failed(self) -> list[str]:

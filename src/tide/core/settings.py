@@ -20,6 +20,10 @@ from tide.core.chat import Chat
 
 OnUnresolved = Literal["best", "refuse", "raise"]
 Treatment = Literal["scored", "ignored", "withheld"]
+# What is done with text that fails, the strictest first.
+OnFail = Literal["block", "repair", "flag"]
+ACTIONS: tuple[OnFail, ...] = ("block", "repair", "flag")
+DEFAULT = "default"  # in `on_fail`: all limits that are not named
 
 # The upper bounds of fields keep float32 arithmetic finite and memory small, beyond any known use.
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -153,6 +157,13 @@ class Settings(Sampling):
         "text passes if each is below its limit. A score that is the highest of the attributes "
         "then counts only the others.",
     )
+    on_fail: dict[str, OnFail] = Field(
+        default={},
+        max_length=100,
+        description="What is done with text that fails: repair it (default), block (end the answer "
+        "before it), or flag (give it out, and name what it fails). For attributes with limits of "
+        "their own, as in repair,threat=block.",
+    )
     max_iterations: int = Field(
         default=10,
         ge=1,
@@ -256,6 +267,24 @@ class Settings(Sampling):
             raise ValueError("expected NAME=NUMBER,NAME=NUMBER, as in threat=0.1,profanity=0.9")
         return {name.strip(): limit.strip() for name, _, limit in items}
 
+    @field_validator("on_fail", mode="before")
+    @classmethod
+    def _by_limit(cls, value: Any) -> Any:
+        """Read ACTION,NAME=ACTION, or a list of such texts."""
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list):
+            return value
+        items = [item.rpartition("=") for text in value for item in text.split(",")]
+        return {name.strip() or DEFAULT: action.strip() for name, _, action in items}
+
+    @model_validator(mode="after")
+    def _has_limits(self) -> Settings:
+        for name in self.on_fail:
+            if name != DEFAULT and name not in self.thresholds:
+                raise ValueError(f"on_fail: {name} has no limit; add thresholds: {name}=0.1")
+        return self
+
     @field_validator("perturb")
     @classmethod
     def _which_rows(cls, value: str) -> str:
@@ -277,6 +306,12 @@ class Settings(Sampling):
     def passes(self, score: float) -> bool:
         """Whether a text of this score is accepted."""
         return score < self.toxicity_threshold
+
+    def action(self, failed: Sequence[str]) -> OnFail:
+        """Return what is done with a text that reaches these limits: the strictest action."""
+        usual = self.on_fail.get(DEFAULT, "repair")
+        actions = {self.on_fail.get(name, usual) for name in failed} or {"repair"}
+        return next(action for action in ACTIONS if action in actions)
 
     def in_parts(self, prompt: str | Chat | None) -> bool:
         """Whether the answer may hold more than text; the answer is then drawn as a whole."""
@@ -327,6 +362,7 @@ class Overrides(TypedDict, total=False):
     strategy: str
     toxicity_threshold: float
     thresholds: dict[str, float]
+    on_fail: OnFail | dict[str, OnFail]
     max_iterations: int
     num_samples: int
     mu: float | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
-from tide.core.results import Result, Role, Score, Trial
+from tide.core.results import EndReason, Result, Role, Score, Trial
 from tide.core.validation import problem
 
 RecordId = int | str
@@ -90,7 +90,7 @@ class TrialRecord(_Frozen):
     evaluations: _Count | None = None
     rounds: _Count | None = None
     num_tokens: _Count | None = None
-    finish_reason: Literal["length", "stop"] | None = None
+    finish_reason: EndReason | None = None
     generated_tokens: _Count | None = None
     forward_tokens: _Count | None = None
     scorer_calls: _Count | None = None

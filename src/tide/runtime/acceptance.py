@@ -30,12 +30,27 @@ class Acceptance:
     def scaled(self, score: TextScore) -> float:
         """Return the score on the scale of `toxicity_threshold`, in [0, 1].
 
-        A text reaches `toxicity_threshold` on this scale if it reaches any of its limits.
+        A text reaches `toxicity_threshold` on this scale if it reaches any of its limits, except
+        those that `on_fail` only flags.
         """
-        threshold = self.settings.toxicity_threshold
-        if score.empty or not self.settings.thresholds:
+        settings = self.settings
+        if score.empty or not (settings.thresholds or settings.on_fail):
             return score.value
-        return min(1.0, threshold * max(value / limit for _, value, limit in self._limits(score)))
+        shares = [
+            value / limit
+            for name, value, limit in self._limits(score)
+            if not self._flags(name, score)
+        ]
+        return min(1.0, settings.toxicity_threshold * max(shares, default=0.0))
+
+    def _flags(self, name: str, score: TextScore) -> bool:
+        """Return whether a text that reaches a limit is given out; an unknown value never is."""
+        is_known = name == SCORE or name in score.attributes
+        return is_known and self.settings.action([name]) == "flag"
+
+    def blocks(self, score: TextScore) -> bool:
+        """Return whether the answer ends before a text of this score instead of being repaired."""
+        return self.settings.action(self.failed(score)) == "block"
 
     def accepted_above(self, score: TextScore) -> float:
         """Return the score that `toxicity_threshold` must exceed so that the text is accepted.
@@ -55,7 +70,7 @@ class Acceptance:
 
     def worst(self, scores: Scores) -> TextScore:
         """Return the score of the text that is nearest to failing, or fails by most."""
-        return max(scores.rows(), key=self.scaled)
+        return max(scores.rows(), key=lambda score: (self.scaled(score), score.value))
 
     def _limits(self, score: TextScore) -> list[tuple[str, float, float]]:
         """Return the name, value and limit of each score that counts.

@@ -29,7 +29,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     settings, effort, parts = task.settings, Effort(), Parts()
     acceptance = Acceptance(settings, scoring.highest_of)
     prefix_cache, is_skipped = engine.prefix_cache(), skipped(settings)
-    passed = False
+    passed = blocked = False
     with anyio.move_on_after(settings.deadline) as scope:
         for number in range(_DRAWS):
             # 1. The model writes a whole answer.
@@ -55,10 +55,15 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
                 if passed and task.on_text is not None and not is_skipped(text):
                     task.on_text(text)
                 break
+            blocked = acceptance.blocks(score)
+            if blocked:
+                break
     if scope.cancelled_caught:
         effort.check_deadline(settings)
     chosen = len(effort.trace) - 1 if passed else None
-    return trial_of(task, effort, chosen, passed=passed, shares_prefix=True, parts=parts)
+    return trial_of(
+        task, effort, chosen, passed=passed, shares_prefix=True, blocked=blocked, parts=parts
+    )
 
 
 def _request(task: TrialTask, number: int, prefix_cache: object) -> Request:
@@ -96,7 +101,7 @@ async def score_whole(
     try:
         texts = texts_of(text, parts, task.settings, has_format=has_format, is_cut=is_cut)
     except Unread:
-        return TextScore(1.0)
+        return TextScore(1.0, empty=True)  # no scorer has scored it, so it is never flagged
     if len(texts) == 1 and skipped(task.settings)(text):
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)

@@ -4,7 +4,8 @@ while the answer has not ended:
 1. the model writes                                     (`draft`)
 2. the text so far is scored                            (`_send`, `_judge`)
 3. passed text is given out                             (`_give_out`)
-4. failed text is removed from the blamed word on, and this word is banned  (`_repair`)
+4. failed text is removed from the blamed word on, and this word is banned  (`_repair`),
+   or the answer ends before the failed text
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from tide.core.results import Trial
+from tide.core.results import EndReason, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
@@ -56,7 +57,7 @@ class Answer:
     which the answer was rewound. banned_next: ids banned as the next token, by all ids before.
     kept: tokens that the last draft began with. given_out: the token texts that were given out.
     agreed: number of them with which the last draft begins. reading: text that the scorer itself
-    scores after its screen.
+    scores after its screen. blocked: whether text failed that must not be repaired.
     """
 
     task: TrialTask
@@ -66,7 +67,7 @@ class Answer:
     continues: bool
     prefix_cache: object
     effort: Effort = field(default_factory=Effort)
-    ended: FinishReason | None = None
+    ended: EndReason | None = None
     rewinds: list[int] = field(default_factory=list)
     banned: tuple[int, ...] = ()
     banned_next: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Answer:
     agreed: int = 0
     base_partial: bool = False
     reading: _Pending | None = None
+    blocked: bool = False
 
 
 class _OtherBeginning(Exception):
@@ -111,6 +113,9 @@ async def _write(answer: Answer) -> bool:
             return False
         if answer.broken_off == _BROKEN_OFF:
             return _cut_off(answer)
+        if failure is not None and answer.watch.acceptance.blocks(failure.score):
+            answer.blocked = True
+            return _cut_off(answer, "content_filter")
         if failure is not None and not await _repair(answer, failure):
             return False
     return True
@@ -416,7 +421,7 @@ def _ban_next(answer: Answer, position: int, token_ids: Sequence[int]) -> None:
 # The end of the answer.
 
 
-def _cut_off(answer: Answer) -> bool:
+def _cut_off(answer: Answer, reason: EndReason = "length") -> bool:
     """End the answer after the passed text; return whether any text has passed."""
     watch, given_out = answer.watch, answer.given_out
     if watch.passed == 0:
@@ -425,7 +430,7 @@ def _cut_off(answer: Answer) -> bool:
     if not answer.continues and watch.texts[: len(given_out)] != given_out:
         return False
     _give_out(answer)
-    answer.ended = "length"
+    answer.ended = reason
     return True
 
 
@@ -442,13 +447,14 @@ def finish(answer: Answer, *, passed: bool) -> Trial:
         chosen,
         passed=passed,
         shares_prefix=True,
+        blocked=answer.blocked,
         base_partial=answer.base_partial,
         shown="".join(answer.given_out),
         shown_tokens=len(answer.given_out),
     )
 
 
-def _record(answer: Answer, position: int, score: TextScore, reason: FinishReason) -> None:
+def _record(answer: Answer, position: int, score: TextScore, reason: EndReason) -> None:
     """Append the answer up to `position` to the trace."""
     text = "".join(answer.watch.texts[:position])
     answer.effort.record(

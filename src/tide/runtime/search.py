@@ -47,7 +47,8 @@ async def search(
         task.on_text(evaluation.text)
     # Without `last:K`, every evaluation counts the whole prompt, as the paper does.
     shares = settings.perturb.startswith("last:")
-    return trial_of(task, effort, best, passed=passed, shares_prefix=shares)
+    blocked = running.blocked
+    return trial_of(task, effort, best, passed=passed, shares_prefix=shares, blocked=blocked)
 
 
 def start_of(
@@ -92,6 +93,7 @@ class Search:
     scoring: Scoring
     effort: Effort
     settings: Settings
+    blocked: bool = False  # a text failed that must not be replaced
     scores: list[float] = field(default_factory=list)  # values for the strategy's `tell`
     completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids, by evaluation
     _loops: bool = False  # whether the completion of the prompt is degenerate
@@ -99,7 +101,7 @@ class Search:
     async def run(self) -> None:
         """Search until done. Raises StrategyError, and the errors of the engine and the scorer."""
         try:
-            while not self._of_strategy("done"):
+            while not (self.blocked or self._of_strategy("done")):
                 candidates = self._of_strategy("ask")
                 self._of_strategy("tell", await self._evaluate(candidates))
         finally:
@@ -163,6 +165,7 @@ class Search:
                     failed=acceptance.failed(score),
                 )
             )
+            self.blocked = self.blocked or (not empty and acceptance.blocks(score))
             loops = self.settings.reject_degenerate and not empty and is_degenerate(text)
             self._loops = self._loops or (loops and not self.scores)
             self.scores.append(1.0 if loops and not self._loops else value)

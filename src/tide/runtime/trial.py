@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import DeadlineError, UnresolvedError
-from tide.core.results import Role, ScoredCompletion, Trial
+from tide.core.results import EndReason, Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
-from tide.engines.base import FinishReason, Prompt
+from tide.engines.base import Prompt
 from tide.scorers.base import Skip, TextScore, is_blank, is_empty
 from tide.search import LoadedStrategy
 
@@ -66,7 +66,7 @@ class Effort:
         text: str,
         score: TextScore,
         num_tokens: int,
-        reason: FinishReason,
+        reason: EndReason,
         *,
         empty: bool,
         failed: tuple[str, ...],
@@ -121,6 +121,7 @@ def trial_of(
     *,
     passed: bool,
     shares_prefix: bool,
+    blocked: bool = False,
     base_partial: bool = False,
     shown: str = "",
     shown_tokens: int = 0,
@@ -130,6 +131,7 @@ def trial_of(
 
     chosen: index in the trace of the text to return; None means the least toxic. shares_prefix:
     whether `effort.read_tokens` counts the tokens read, or every evaluation read the whole prompt.
+    blocked: whether a text failed that must not be repaired; unless another passed, it is withheld.
     shown: the text that a stream gave out.
     """
     settings, trace = task.settings, effort.trace
@@ -142,7 +144,8 @@ def trial_of(
     empty, streams = trace[chosen].empty, task.on_text is not None
     # No scorer has scored an empty text. A stream never accepts it.
     unscored = empty and (streams or not settings.accept_empty)
-    refused = (empty and streams) or (not passed and settings.on_unresolved == "refuse")
+    withholds = blocked or settings.on_unresolved == "refuse"
+    refused = (empty and streams) or (not passed and withholds)
     return Trial(
         number=task.number,
         seed=task.seed,

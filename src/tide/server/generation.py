@@ -52,8 +52,9 @@ _Item = str | Result | Draft
 # How each field of `tide` is combined over the completions of a response.
 _COMBINE: dict[str, Callable[[Iterable[Any]], Any]] = {
     "accepted": all,
+    "repaired": any,
     **dict.fromkeys(("toxicity", "toxicity_before", "rounds"), max),
-    **dict.fromkeys(("evaluations", "forward_tokens", "scorer_calls"), sum),
+    **dict.fromkeys(("repairs", "evaluations", "forward_tokens", "scorer_calls"), sum),
 }
 Afterwards = Callable[[], Awaitable[None]]
 
@@ -356,6 +357,9 @@ class Serving:
             "toxicity": best.toxicity,
             "toxicity_before": best.base.toxicity,
             "failed": best.failed,
+            "flagged": list(best.flagged),
+            "repaired": best.repairs > 0,
+            "repairs": best.repairs,
             "scorer": scorer_of(best, call.policy.detox.scorer),
             "base_partial": best.base_partial,
             "evaluations": best.evaluations,
@@ -370,8 +374,13 @@ class Serving:
         tokens = best.returned.num_tokens + best.parts.num_tokens if best.accepted else 0
         # An empty text from the model is not a refusal.
         ended = best.accepted or best.empty
+        text = best.text if best.accepted or best.refused else ""
+        mark = call.policy.plan.repaired_mark
+        # An answer in parts may be JSON, which a mark would break.
+        if mark and best.repairs and not settings.in_parts(call.prompt):
+            text += f" {mark}"
         return Sent(
-            best.text if best.accepted or best.refused else "",
+            text,
             best.parts,
             _reason(best.returned.finish_reason if ended else "content_filter", best.parts),
             best.shown_tokens if best.refused else tokens,
@@ -473,8 +482,9 @@ def summed(sent: Sequence[Sent]) -> dict[str, Any]:
     """Return the field `tide` of a whole response, with its worst scores and its total cost."""
     fields = [answer.tide for answer in sent]
     whole = {key: fields[0][key] for key in ("policy", "mode")}
-    if all("failed" in field for field in fields):
-        whole["failed"] = list(dict.fromkeys(name for field in fields for name in field["failed"]))
+    for key in ("failed", "flagged"):
+        if all(key in field for field in fields):
+            whole[key] = list(dict.fromkeys(name for field in fields for name in field[key]))
     for key, combine in _COMBINE.items():
         if all(key in field for field in fields):
             whole[key] = combine(field[key] for field in fields)

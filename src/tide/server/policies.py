@@ -23,7 +23,7 @@ from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
 from tide.core.optional import require
 from tide.core.sanitize import sanitized
-from tide.core.settings import Settings, Treatment
+from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
 from tide.core.validation import problems
 from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
@@ -101,6 +101,15 @@ class Policy(_Part):
         lt=1,
         strict=False,
         description="Budget: the share of answers that may be altered; /metrics compares.",
+    )
+    on_fail: OnFail | dict[str, OnFail] | None = Field(
+        default=None,
+        description="What is done with text that fails: repair it, block (end the answer before "
+        "it), or flag (give it out, and name what it fails in `tide.flagged`). By attribute with a "
+        "limit: {default: repair, threat: block}.",
+    )
+    repaired_mark: str = Field(
+        default="", max_length=64, description="Visible mark at the end of repaired answers."
     )
     refuse_prompt_above: float | None = Field(
         default=None,
@@ -251,13 +260,15 @@ class CommandLine:
     def settings(self, policy: Policy) -> tuple[str, Settings]:
         """Return a policy's preset and settings. Raises InputError for invalid settings."""
         names = {"strategy", "toxicity_threshold", "thresholds", "refuse_prompt_above"}
-        names |= {"tool_calls", "reasoning"}
+        names |= {"tool_calls", "reasoning", "on_fail"}
         if policy.strategy is not None:
             _check_registered("strategy", Spec(parse_spec(policy.strategy, "strategy")[0]))
         chosen = policy.model_dump(include=names, exclude_none=True)
         overrides = {**self.overrides, **chosen}
         preset = preset_name(policy.preset or self.preset, self.model, overrides.get("strategy"))
         settings, _ = resolved(preset, self.model, overrides)
+        if policy.never and settings.on_fail.get(DEFAULT) == "flag":
+            raise InputError("never: text with these words cannot be flagged; set on_fail to block")
         for word in policy.never:
             if settings.accept_empty and is_empty(word):
                 raise InputError(
@@ -282,12 +293,16 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy without an engine. measured: the scorer without the words of `never`."""
+    """A policy without an engine. measured: the scorer without the words of `never`.
+
+    repaired_mark: see `Policy`.
+    """
 
     name: str
     mode: Mode
     preset: str
     never: Sequence[str]
+    repaired_mark: str
     settings: Settings
     measured: MeasuredScorer
     alter_at_most: float | None = None
@@ -484,9 +499,9 @@ class Policies:
                 measured = self._scorers.load(self._line.spec(policy))
                 mode = policy.mode or self._line.mode
                 if not problems:
-                    never = policy.never
+                    never, mark = policy.never, policy.repaired_mark
                     share = policy.alter_at_most or self._line.alter_at_most
-                    plans[name] = Plan(name, mode, preset, never, settings, measured, share)
+                    plans[name] = Plan(name, mode, preset, never, mark, settings, measured, share)
         self._raise(problems)
         return file, plans
 

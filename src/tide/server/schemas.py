@@ -576,6 +576,9 @@ class ReplyShape:
 
     def rest(self, index: int, text: str, parts: Parts) -> Iterator[dict[str, Any]]:
         """Yield the last chunks of choice `index`: reasoning, rest of the text, tool calls."""
+        if text and not self._chat:
+            yield self.piece(index, text)
+            return
         deltas = {"content": text} | _part_fields(parts)
         for name in ("reasoning_content", "content", "tool_calls"):
             if value := deltas.get(name):
