@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from tide.core.errors import InputError
-from tide.core.settings import Overrides, Settings
+from tide.core.settings import OnFail, Overrides, Settings
 from tide.detoxifier.presets import PRESETS, preset_for, preset_values
 from tide.search import resolve_settings
 
@@ -103,6 +103,7 @@ def test_keywords_are_the_settings() -> None:
     known = get_type_hints(Overrides)
     hints = get_type_hints(Settings)
     hints["stop"] = str | Sequence[str]  # a single string is accepted, too
+    hints["on_fail"] = OnFail | dict[str, OnFail]  # and a single action
     assert known == {name: hints[name] for name in Settings.model_fields}
 
 
