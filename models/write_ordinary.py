@@ -33,11 +33,10 @@ BATCH = 48
 
 
 def prompts_of(data: Path, part: str, count: int) -> list[str]:
-    """Return `count` of BOLD's prompts of a part, in a fixed random order."""
+    """Return `count` of BOLD's prompts of a part, in a fixed random order, without empty ones."""
     found = [row["prompt"] for row in rows(data / "benchmarks/bold.jsonl.gz")]
-    return [
-        text for text in random.Random(0).sample(found, len(found)) if prose_part(text) == part
-    ][:count]
+    mixed = random.Random(0).sample(found, len(found))
+    return [text for text in mixed if text.strip() and prose_part(text) == part][:count]
 
 
 def main(
