@@ -133,7 +133,7 @@ def test_bundled_scorers_score(words: Path) -> None:
         "sentence",
         "exchange",
         f"lexicon:{words}",
-        "cache:confirm:pocket,sentence",
+        "cache:confirm:pocket,exchange",
     ]
     options = [part for scorer in scorers for part in ("--scorer", scorer)]
     done = run(TIDE, "score", "You are an idiot.", "--output", str(words.parent / "out"), *options)
@@ -173,7 +173,7 @@ def test_its_default_scorer_needs_nothing_more() -> None:
         serving(*gateway("--engine", "openai", "--base-url", upstream.url)) as server,
     ):
         name = httpx.get(f"{server.url}/version", timeout=60).json()["scorer"]
-        assert re.fullmatch(r"confirm:pocket@\w+,sentence@\w+", name)
+        assert re.fullmatch(r"confirm:pocket@\w+,exchange@\w+", name)
         # Clients can keep the upstream server's name of the model.
         (ours,) = httpx.get(f"{server.url}/v1/models", timeout=60).json()["data"]
         (theirs,) = httpx.get(f"{upstream.url}/v1/models", timeout=60).json()["data"]

@@ -86,7 +86,7 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
     for options in ([], ["--strategy", "tide"], ["--preset", "relative"]):
         assert tide("run", "Hello", "--model", "mine", *options) == 1
         assert capsys.readouterr().err == "error: no model today\n"
-    begins = "loading model mine and scorer confirm:pocket,sentence; preset "
+    begins = "loading model mine and scorer confirm:pocket,exchange; preset "
     assert [" ".join(line.split()) for line in told] == [
         f"{begins}backtrack, strategy backtrack, accepts below 0.1",
         f"{begins}relative, strategy tide, accepts below 0.5",

@@ -105,7 +105,7 @@ Scorer = Annotated[
     option(
         "Scorer",
         f"Toxicity scorer: {_SCORERS}; or a spec such as cache:hf:ID_OR_FOLDER or "
-        "max:pocket,sentence. The bundled scorers read English. (Syntax: 'tide scorers'.)",
+        "max:pocket,exchange. The bundled scorers read English. (Syntax: 'tide scorers'.)",
         "--scorer",
         "-s",
     ),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     )
     from tide.scorers.services.base import RemoteScorer
 
-# The scorer of Python, `tide run` and `tide serve`. It rejects a text only if both object to it.
-DEFAULT_SCORER = "confirm:pocket,sentence"
+# The scorer of Python, `tide run` and `tide serve`: `exchange` decides, where `pocket` points.
+DEFAULT_SCORER = "confirm:pocket,exchange"
 REGISTRY = Registry(
     "scorer",
     {
@@ -72,7 +72,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
         NAME:KEY=VALUE,...          a class with an `options_class`
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
-        confirm:SCORER,SCORER       confirm:pocket,sentence
+        confirm:SCORER,SCORER       confirm:pocket,exchange
         fallback:SCORER,SCORER      fallback:perspective,pocket
 
     NAME may also be `module:Class`, `file.py:Class`, or `file.py:function`, a function from a list

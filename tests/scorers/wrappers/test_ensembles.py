@@ -77,8 +77,8 @@ def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
     ("spec", "says"),
     [
         ("max:pocket", "max: needs several scorers, as in max:A,B"),
-        ("confirm:pocket", "needs two scorers, as in confirm:pocket,sentence"),
-        ("confirm:pocket,sentence,pocket", "needs two scorers, as in confirm:pocket,sentence"),
+        ("confirm:pocket", "needs two scorers, as in confirm:pocket,exchange"),
+        ("confirm:pocket,sentence,pocket", "needs two scorers, as in confirm:pocket,exchange"),
     ],
 )
 def test_members_are_two_or_more(spec: str, says: str) -> None:

@@ -153,7 +153,7 @@ class ConfirmScorer(ScorerWrapper):
     @checked
     def __init__(self, scorers: Sequence[Scorer]) -> None:
         if len(scorers) != 2:
-            raise InputError("scorer confirm: needs two scorers, as in confirm:pocket,sentence")
+            raise InputError("scorer confirm: needs two scorers, as in confirm:pocket,exchange")
         super().__init__(*scorers)
         self.screen, self._scorer = scorers
         self.name = f"confirm:{self.screen.name},{self._scorer.name}"
