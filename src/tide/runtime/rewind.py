@@ -23,6 +23,7 @@ from tide.core.settings import Sampling
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.backtrack import BacktrackOptions
+from tide.runtime.protected import is_protected
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import Failure, Watch
 from tide.runtime.writing import parted, written
@@ -113,11 +114,8 @@ async def _write(answer: Answer) -> bool:
             return False
         if answer.broken_off == _BROKEN_OFF:
             return _cut_off(answer)
-        if failure is not None and answer.watch.acceptance.blocks(failure.score):
-            answer.blocked = True
-            return _cut_off(answer, "content_filter")
         if failure is not None and not await _repair(answer, failure):
-            return False
+            return answer.blocked and _cut_off(answer, "content_filter")
     return True
 
 
@@ -352,7 +350,13 @@ def _give_out(answer: Answer) -> None:
 async def _repair(answer: Answer, failure: Failure) -> bool:
     """Rewind to before the blamed word and ban it; return whether the answer can continue."""
     watch = answer.watch
+    answer.blocked = watch.acceptance.blocks(failure.score)
+    if answer.blocked:
+        return False
     start, end = await _blamed(answer, failure)
+    answer.blocked = _is_protected(answer, start, end)
+    if answer.blocked:
+        return False
     answer.effort.iterations += 1
     stretch = start - _STRETCH if answer.continues else -1
     if sum(position > stretch for position in answer.rewinds) >= watch.options.holds:
@@ -364,6 +368,15 @@ async def _repair(answer: Answer, failure: Failure) -> bool:
     answer.rewinds.append(position)
     watch.rewind(position)
     return True
+
+
+def _is_protected(answer: Answer, start: int, end: int) -> bool:
+    """Whether a blamed word of a chat's answer must not be replaced; see `is_protected`."""
+    chat, texts = answer.task.chat, answer.watch.texts
+    if chat is None:
+        return False
+    said = "\n".join(message.content for message in chat.messages)
+    return is_protected("".join(texts[:start]), "".join(texts[start:end]), said)
 
 
 async def first_rewind(answer: Answer, failure: Failure) -> int:

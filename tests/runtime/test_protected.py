@@ -1,0 +1,81 @@
+"""Names, quotations, code and numbers of answers to chats are not rewritten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.runtime.world import PROMPT, Reader, Storyteller, never
+from tide.core.chat import Chat
+from tide.core.settings import Settings
+from tide.runtime.protected import is_protected
+from tide.runtime.rewind import rewind
+from tide.runtime.trial import TrialTask
+from tide.scorers.scoring import Scoring
+from tide.search import load_strategy
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        ("The actor", " Dick"),
+        ("Is it near", " Scunthorpe?"),
+        ('He said "you', " fool"),
+        ("She called it “a", " mess"),
+        ("So:\n> what a", " fool"),
+        ("Run `kill", " -9"),
+        ("Run:\n```sh\nls;", " kill"),
+        ("It is about", " 69"),
+        ("Yes.", " Ann"),
+    ],
+)
+def test_words_of_names_quotations_code_and_numbers(before: str, word: str) -> None:
+    assert is_protected(before, word, "Who is Ann?")
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        ("You are an", " idiot"),
+        ("You are an", " IDIOT"),
+        ("", " Idiot"),
+        ("Well.", " Idiots"),
+        ("See:\n-", " Idiots"),
+        ('He said "no". What an', " idiot"),
+        ("Run `ls`, you", " fool"),
+        ("```\nls\n```\nYou", " fool"),
+    ],
+)
+def test_other_words_are_repaired(before: str, word: str) -> None:
+    assert not is_protected(before, word, "Who is Ann?")
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_chat_ends_before_a_name_that_fails(is_chat: bool) -> None:
+    """The word before it is not blamed, and the name is not shown."""
+
+    class Naming(Storyteller):
+        def _story(self, request: Any) -> Any:
+            ids, reason = super()._story(request)
+            return [self._id(" Dick") if i == self._id(" w4") else i for i in ids], reason
+
+    engine = Naming(never)
+    settings = Settings(
+        strategy="backtrack:pace=word", toxicity_threshold=0.5, max_new_tokens=100, temperature=0
+    )
+    task = TrialTask(engine.encode(PROMPT), settings, load_strategy("backtrack:pace=word"), 0, 0)
+    if is_chat:
+        task = replace(task, chat=Chat.said("who is it"))
+    scoring = Scoring(Reader(lambda text: "Dick" in text))
+
+    async def work() -> Any:
+        return await rewind(task, engine, scoring)
+
+    trial = engine.portal.run(work)
+    scoring.close()
+    if is_chat:
+        assert trial.text == " Good0 w1 w2 w3"
+        assert (trial.accepted, trial.returned.finish_reason) == (True, "content_filter")
+    assert len(trial.trace) == (2 if is_chat else 12 + 1)
