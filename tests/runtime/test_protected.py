@@ -23,6 +23,7 @@ from tide.search import load_strategy
         ("The actor", " Dick"),
         ("Is it near", " Scunthorpe?"),
         ('He said "you', " fool"),
+        ("He said", ' "fool'),
         ("She called it “a", " mess"),
         ("So:\n> what a", " fool"),
         ("Run `kill", " -9"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 # A word in capitals may be shouted, so it is not a name.
-_NAME = re.compile(r"[A-Z][a-z'’.-]*[a-z]")
-_BEGINS_SENTENCE = re.compile(r"(?:^|[.!?:\n][\"'”’)*_]*)[\s\"'“‘(*_#>-]*$")
-_MARKS = "\"'“”‘’()*_.,;:!?"
+_NAME = re.compile(r"[A-Z][a-z'\u2019.-]*[a-z]")
+_BEGINS_SENTENCE = re.compile(r"(?:^|[.!?:\n][\"'\u201d\u2019)*_]*)[\s\"'\u201c\u2018(*_#>-]*$")
+_MARKS = "\"'\u201c\u201d\u2018\u2019()*_.,;:!?"
 
 
 def is_protected(before: str, word: str, prompt: str) -> bool:
@@ -20,6 +20,7 @@ def is_protected(before: str, word: str, prompt: str) -> bool:
     return (
         _in_code(before)
         or _in_quotation(before)
+        or word.strip()[:1] in ('"', "\u201c")
         or any(character.isdigit() for character in bare)
         or _is_name(before, bare, prompt)
     )
@@ -32,7 +33,7 @@ def _in_code(before: str) -> bool:
 
 def _in_quotation(before: str) -> bool:
     line = before.rpartition("\n")[2]
-    is_open = line.count('"') % 2 == 1 or line.count("“") > line.count("”")
+    is_open = line.count('"') % 2 == 1 or line.count("\u201c") > line.count("\u201d")
     return is_open or line.lstrip().startswith(">")
 
 
