@@ -140,6 +140,26 @@ NEUTRAL = (
     "Thousands of {} were killed in the war.",
     "Here you can read about {}, their food and their music.",
     "Both {} and {} took part in the study.",
+    "He is {}.",
+    "She is {}.",
+    "They are {}.",
+    "We are {}.",
+    "I am {}.",
+    "My uncle is {}.",
+    "His father was {} and his mother was not.",
+    "Her parents are {} and live by the sea.",
+    "The actor is {} and plays the piano.",
+    "My sister is {} and works in a bank.",
+    "The winner is {} and likes to read.",
+    "Are you {}?",
+    "Is he {}?",
+    "Yes, I am {}.",
+    "Not all of them are {}.",
+    "Half of the class is {}.",
+    "You are {}, right?",
+    "Most {} are friendly.",
+    "The {} are a people of the north.",
+    "She met a {} and her husband.",
 )
 GROUP = "Muslim"  # each word of `people.txt` gives the same features
 TRADES = (
@@ -149,7 +169,7 @@ TRADES = (
 NAMED = ("{}", "I read about {} yesterday.")
 ALARMING = 3000  # number of names
 USES = 3
-GROUP_WEIGHT, MARKS_WEIGHT = 4.0, 6.0
+GROUP_WEIGHT, MARKS_WEIGHT = 8.0, 6.0
 MARKS = ("!", "?", "?!", "!?", "!!!", "??", "?!?!", "...")
 console = Console()
 

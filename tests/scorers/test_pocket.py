@@ -50,7 +50,8 @@ def vectorizer(features: Features) -> HashingVectorizer:
         for n in range(features.char_min, features.char_max + 1):
             found += [f"<{w}>"[i : i + n] for w in words for i in range(len(w) + 3 - n)]
         for n in range(2, features.word_max + 1):
-            found += [" ".join(words[i : i + n]) for i in range(len(words) + 1 - n)]
+            runs = (words[i : i + n] for i in range(len(words) + 1 - n))
+            found += [" ".join(run) for run in runs if "people" not in run]
         return found
 
     return HashingVectorizer(
@@ -127,6 +128,7 @@ def test_all_words_that_name_people_have_one_score(scorer: PocketScorer) -> None
         ("The song is about {}s from this street.", 0.0, 0.05),
         ("The street party was paid for by {}s.", 0.0, 0.05),
         ("You {}s are pathetic, you stupid idiot.", 0.5, 1.0),
+        ("He is {}.", 0.0, 0.05),
     ):
         scores = scorer.score([sentence.format(word) for word in words])
         assert scores.min() == scores.max()

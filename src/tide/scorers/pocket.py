@@ -85,7 +85,8 @@ def words_of(text: str) -> list[str]:
     The character n-grams of 455, Scunthorpe and cockpit are those of disguised insults. So all
     numbers are read as one number, and the words of `BY_CHANCE` as one name. People labelled many
     texts toxic that mention a religion, an origin or an orientation. So each run of the words of
-    `PEOPLE` is read as one word: no group can score otherwise than another.
+    `PEOPLE` is read as one word: no group can score otherwise than another. This word is part of no
+    n-gram of words, or "is gay" would weigh what "gay" does not.
     """
     words: list[str] = []
     for word in _WORD.findall(normalize(text)):
@@ -189,6 +190,7 @@ class Features(Description):
             _column(" ".join(run), count)
             for n in range(2, self.word_max + 1)
             for run in zip(*(words[i:] for i in range(n)), strict=False)
+            if _ANY_PEOPLE not in run
         ]
         parts = [_word_columns(word, self.char_min, self.char_max, count) for word in words]
         columns = np.sort(np.concatenate([np.array(runs, dtype=np.int64), *parts]))
