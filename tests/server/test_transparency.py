@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.openai.messages import WIRES, Said
-from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer
+from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text
 from tests.server.running import Running, running, wait_until
 from tests.server.test_proxy import BAD, TOOL, Rude
 from tide.engines.openai.engine import OpenAIEngine
@@ -164,6 +164,29 @@ def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: R
         assert answer.json()["model"] == model
     del upstream.written
     assert [body["model"] for body in upstream.requests] == ["tiny", "tiny", "other"]
+
+
+def test_bans_are_tokens_of_the_model_that_writes(upstream: TextServer, server: Running) -> None:
+    """Another model of the server has other tokens: here each id is higher by 100."""
+
+    def answer(path: str, body: Any) -> Any:
+        if body is None or body.get("model") != "other":
+            return None
+        if path == "/tokenize":
+            return 200, {"tokens": [token + 100 for token in _ids(body["prompt"])]}
+        if path == "/detokenize":
+            return 200, {"prompt": "".join(_text(token - 100) for token in body["tokens"])}
+        return None
+
+    def written(text: str, body: dict[str, Any]) -> tuple[list[str], str]:
+        return (KIND if body.get("logit_bias") else [" dull", *KIND]), "stop"
+
+    upstream.answer, upstream.written = answer, written  # type: ignore[method-assign]
+    for model, ids in (("tiny", {"18", "19"}), ("other", {"118", "119"})):
+        server.ask("The weather", model=model)
+        assert set(upstream.requests[-1]["logit_bias"]) == ids
+    upstream.answer = lambda *_: None
+    del upstream.written
 
 
 def test_deep_fields_are_refused(server: Running) -> None:

@@ -38,6 +38,7 @@ from tide.plugins.options import checked
 
 _log = logger(__name__)
 _MAX_BATCH = 64
+_MOST_MODELS = 64
 
 
 def _one_address(address: Any) -> Any:
@@ -107,6 +108,7 @@ class OpenAIEngine(Engine):
         key, patience = read_key(api_key_env), min(PATIENCE, deadline)
         self.upstream = Upstream(base_url, timeout, key=key, patience=patience)
         self._probed: Capabilities | None = None
+        self._sources: dict[str, tokens.BannedWords | None] = {}
         self._looking: Future[None] | None = None
         try:
             self.portal.run(self._look)
@@ -213,8 +215,9 @@ class OpenAIEngine(Engine):
         server = self._server
         while answer.reason is None:
             body = answer.body(server)
-            if answer.banned and server.banned is not None:
-                ids = await server.banned.ids(answer.banned)
+            source = await self._source_of_tokens(body["model"]) if answer.banned else None
+            if source is not None:
+                ids = await source.ids(answer.banned)
                 bias = body.get("logit_bias") or {}
                 body["logit_bias"] = bias | {str(token): NEVER for token in ids}
             before, words, thoughts = len(answer.words), Words(answer.left), answer.aside.thoughts
@@ -231,6 +234,17 @@ class OpenAIEngine(Engine):
                 answer.draw_again(len(answer.words) > before, banned.reason)
 
     # The server.
+
+    async def _source_of_tokens(self, model: str) -> tokens.BannedWords | None:
+        """Return the source of a model's token ids; other models of the server have others."""
+        server = self._server
+        if server.banned is None or model == server.model:
+            return server.banned
+        if model not in self._sources:
+            if len(self._sources) == _MOST_MODELS:
+                self._sources.clear()
+            self._sources[model] = await tokens.ask_server(self.upstream, model)
+        return self._sources[model]
 
     @property
     def capability_notes(self) -> str:
