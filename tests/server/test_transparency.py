@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines.openai.messages import WIRES, Said
-from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text
+from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text, told
 from tests.server.running import Running, running, wait_until
 from tests.server.test_proxy import BAD, TOOL, Rude
 from tide.engines.openai.engine import OpenAIEngine
@@ -197,6 +197,18 @@ def test_deep_fields_are_refused(server: Running) -> None:
 RUDE = [" the", " people", " of", " town", " were", " dull", " and", " old"]
 KIND = [" the", " people", " of", " town", " were", " kind", " and", " old", "."]
 OTHER = [" she", " said", " that", " it", " was", " good"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_that_begins_a_stream_is_the_servers(
+    stream: bool, upstream: TextServer, server: Running
+) -> None:
+    """VLLM finds some faults of a request only after its stream has begun."""
+    error = {"message": "token_id -5 is out of range", "type": "BadRequestError", "code": 400}
+    upstream.faults = {"<bad>": lambda events: told({"error": error})}
+    refused = server.ask("<bad>", stream=stream)
+    upstream.faults = {}
+    assert (refused.status_code, refused.json()) == (400, {"error": {**error, "param": None}})
 
 
 # `usage`

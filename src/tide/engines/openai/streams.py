@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
+import httpx
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from tide.core.chat import Parts, ToolCall
-from tide.core.http import MIB, ServerFailed, parsed
+from tide.core.http import MIB, Reply, ServerFailed, parsed
 from tide.core.sanitize import sanitized
 from tide.core.text import Thoughts
 from tide.engines.base import FinishReason
@@ -187,8 +188,14 @@ class Event(BaseModel):
         if not self.error and self.object != "error":
             return
         error = self.error or self.message
-        text = error.get("message") if isinstance(error, dict) else error
-        raise ServerFailed("an error in a stream", sanitized(str(text))[:300])
+        fields = error if isinstance(error, dict) else {"message": error}
+        text, status = sanitized(str(fields.get("message")))[:300], fields.get("code")
+        if type(status) is not int or not 400 <= status < 600:
+            raise ServerFailed("an error in a stream", text)
+        # vLLM finds some faults of a request only after its stream has begun.
+        content = json.dumps({"error": fields}).encode()
+        reply = Reply(status, httpx.Headers(), content)
+        raise ServerFailed("an error in a stream", text, status=status, reply=reply)
 
 
 def read_event(data: bytes) -> Event:
