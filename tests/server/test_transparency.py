@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +165,24 @@ def test_other_models_of_the_server_can_be_asked(upstream: TextServer, server: R
         assert answer.json()["model"] == model
     del upstream.written
     assert [body["model"] for body in upstream.requests] == ["tiny", "tiny", "other"]
+
+
+def test_models_of_the_server_have_their_own_policies(
+    upstream: TextServer, engine: OpenAIEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "tide.yaml"
+    content = {
+        "policies": {"strict": {}, "trial": {"mode": "monitor"}, "other": {}},
+        "models": {"small": "trial", "tiny": "other"},
+        "default": ["strict", "trial"],
+    }
+    path.write_text(json.dumps(content))
+    with running(engine, Rude(), preset="backtrack", policies=path) as server:
+        for model, policy in (("small", "trial"), ("large", "strict"), ("tiny", "strict")):
+            answer = server.ask("The weather", model=model, max_tokens=4)
+            assert answer.headers["x-tide-policy"] == policy  # a local client may not use "other"
+        named = server.ask("The weather", model="small", tide={"policy": "strict"}, max_tokens=4)
+        assert named.headers["x-tide-policy"] == "strict"
 
 
 def test_bans_are_tokens_of_the_model_that_writes(upstream: TextServer, server: Running) -> None:

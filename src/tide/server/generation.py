@@ -191,8 +191,15 @@ class Serving:
         name = request.model if self._passes_fields and request.model else self.name
         return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), name)
 
-    def policy(self, name: str | None, asker: Asker) -> ServedPolicy:
-        """Return the policy `name` if the key may use it; by default, the key's first policy."""
+    def policy(self, name: str | None, asker: Asker, model: Any) -> ServedPolicy:
+        """Return the policy `name` if the key may use it.
+
+        The default is the policy of the model, or else the key's first policy.
+        """
+        if name is None and isinstance(model, str):
+            of_model = self._policies.table.models.get(model)
+            if of_model is not None and of_model in asker.policies:
+                name = of_model.name
         for policy in asker.policies:
             if name in (None, policy.name):
                 asker.logged["policy"] = policy.name
@@ -210,7 +217,7 @@ class Serving:
         Choice i gets the request's seed plus i. A request without a seed gets a random seed.
         """
         settings, limits = request.settings(), self.limits
-        policy = self.policy(request.tide.policy, asker)
+        policy = self.policy(request.tide.policy, asker, request.model)
         usual = policy.detox.settings
         if not self._passes_fields:
             self.check_model(request.model)

@@ -151,11 +151,17 @@ class PolicyFile(_Part):
         "no keys; the first policy is the default. [default: the file's first policy]",
     )
     keys: dict[Name, Key] = {}
+    models: dict[str, Name] = Field(
+        default={},
+        description="The policy of each model that requests name, in place of a key's first one. A "
+        "key that may not use this policy keeps its first one.",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> PolicyFile:
         lists = {"default": self.default}
         lists |= {f"keys.{name}.policies": key.policies for name, key in self.keys.items()}
+        lists |= {f"models.{model}": [name] for model, name in self.models.items()}
         for place, names in lists.items():
             for name in names:
                 if name not in self.policies:
@@ -391,12 +397,14 @@ class Table:
     """The policies of one file.
 
     keys: policies of each key by its digest, the default first. names: the names of the keys.
+    models: the default policy of each model, where it has one.
     """
 
     policies: Mapping[str, ServedPolicy]
     default: tuple[ServedPolicy, ...]
     keys: Mapping[bytes, tuple[ServedPolicy, ...]]
     names: Mapping[bytes, str] = field(default_factory=dict)
+    models: Mapping[str, ServedPolicy] = field(default_factory=dict)
 
 
 class Scorers:
@@ -531,6 +539,7 @@ class Policies:
             default,
             {**dict.fromkeys(self._keys, default), **by_key},
             {**dict.fromkeys(self._keys, KEYS), **names},
+            {model: policies[name] for model, name in file.models.items()},
         )
 
     @contextmanager

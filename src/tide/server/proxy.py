@@ -58,10 +58,12 @@ class Proxy:
 
     def policy_of(self, content: bytes, asker: Asker) -> ServedPolicy:
         """Return the policy that a request names. Raises Refused if its key may not use it."""
-        name = None
-        if isinstance(tide := _object(content).get("tide"), dict):
+        values, name = _object(content), None
+        if isinstance(tide := values.get("tide"), dict):
             name = tide.get("policy")
-        return self._serving.policy(name if isinstance(name, str) else None, asker)
+        return self._serving.policy(
+            name if isinstance(name, str) else None, asker, values.get("model")
+        )
 
     async def monitored(
         self, request: Request, policy: ServedPolicy, asker: Asker, kind: type[_Kind]
