@@ -259,6 +259,7 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
         ScoringApi(ReadingScorer(), Settings(), Limits()),
         Budget("default", None, policies.metrics),
     )
+    policies.engine = scripted_engine()
     serving = Serving(policies, MODEL, Monitor(policies))
 
     async def send() -> None:
