@@ -116,6 +116,19 @@ def test_a_key_has_its_policies_and_no_other(five: Path) -> None:
         assert (version["policy"], version["mode"]) == ("grey", "monitor")
 
 
+def test_metrics_name_policy_and_key(five: Path) -> None:
+    def figures() -> str:
+        headers = {"authorization": f"Bearer {KEYS['red']}"}
+        return server.http.get("/metrics", headers=headers).text
+
+    with running(Babbler(), RUDE, policies=five, **BACKTRACK) as server:
+        assert asked(server, "all", "blue").status_code == 200
+        counted = 'tide_answers_total{key="all",policy="blue",status="200"} 1.0'
+        wait_until(lambda: counted in figures())
+        assert 'tide_first_text_seconds_count{policy="blue"} 1.0' in figures()
+        assert "tide_engine_up 1.0" in figures()
+
+
 def test_without_keys_local_clients_have_the_default(tmp_path: Path) -> None:
     path = written(tmp_path / "a", policies=FIVE, default=["blue", "grey"])
     with running(Babbler(), RUDE, policies=path, **BACKTRACK) as server:

@@ -319,9 +319,11 @@ def _reload_soon(policies: Policies) -> None:
     def reload() -> None:
         try:
             policies.reload()
+            policies.metrics.reloads.labels("done").inc()
             _freeze()
             found = {"policies": "reloaded", "names": list(policies.table.policies)}
         except Exception as error:  # whatever fails, the server keeps serving
+            policies.metrics.reloads.labels("failed").inc()
             found = {"policies": "kept as they were", "problem": first_line(error)}
         logger("tide.server").info(json.dumps(found))
 

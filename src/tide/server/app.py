@@ -128,6 +128,7 @@ def create_app(
 
     @app.get("/metrics")
     async def figures() -> Response:
+        metrics.engine_up.set(engine.available)
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
     chats = _has_chats(engine)

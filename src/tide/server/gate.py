@@ -160,6 +160,10 @@ class Gate:
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.requests.labels(route, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)
+        if (policy := end.get("policy")) is not None:
+            self._metrics.answers.labels(policy, end.get("key", ""), status).inc()
+            if "first" in end:
+                self._metrics.first_text.labels(policy).observe(end["first"])
         line = {**head, "route": route, "status": status, "seconds": round(seconds, 3), **end}
         LOG.log(logging.ERROR if status >= 500 else logging.INFO, json.dumps(line))
 

@@ -34,6 +34,19 @@ class Metrics:
         self.seconds = histogram(
             "request_seconds", "Time of a request", ["route"], buckets=_SECONDS
         )
+        self.answers = counter(
+            "answers",
+            "Requests for text by policy, name of the key, and status",
+            ["policy", "key", "status"],
+        )
+        self.first_text = histogram(
+            "first_text_seconds",
+            "Time to the first text of an answer",
+            ["policy"],
+            buckets=_SECONDS,
+        )
+        self.engine_up = gauge("engine_up", "1 if the model, or the server of a gateway, answers")
+        self.reloads = counter("reloads", "Reloads of the policy file: done or failed", ["outcome"])
         self.in_flight = gauge("requests_in_flight", "Requests not yet fully answered")
         self.under_way = gauge("completions_under_way", "Completions running or queued")
         self.outcomes = counter("completions", "Completions by outcome", ["outcome"])
