@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from tests.runtime.test_acceptance import LIMITS, Sides, threatening
-from tests.runtime.world import PROMPT, Reader, sentence, story, text, third
+from tests.runtime.world import PROMPT, Reader, Storyteller, never, sentence, story, text, third
 from tide.core.errors import ScorerError
 from tide.core.results import Trial
 from tide.core.settings import Settings
+from tide.engines.base import Piece
 from tide.runtime.acceptance import Acceptance
+from tide.runtime.rewind import begin, draft, first_rewind
+from tide.runtime.trial import TrialTask
 from tide.scorers.base import Attributed, TextScore
+from tide.scorers.scoring import Scoring
+from tide.search import load_strategy
 
 
 def first(number: int, changed: bool, words: Sequence[str | None]) -> bool:
@@ -116,3 +121,23 @@ def test_on_fail_is_read_from_text() -> None:
     for wrong in ("", "pass", "threat=", {"default": "ignore"}):
         with pytest.raises(ValueError, match="on_fail"):
             Settings(on_fail=wrong, thresholds={"threat": 0.1})
+
+
+@pytest.mark.parametrize(("on_fail", "position"), [("repair", 2), ("block", 0)])
+def test_a_forecast_is_of_what_is_done(on_fail: Any, position: int) -> None:
+    engine = Storyteller(never)
+    settings = Settings(toxicity_threshold=0.5, max_new_tokens=100, on_fail=on_fail)
+    strategy = load_strategy("backtrack:pace=sentence")
+    task = TrialTask(engine.encode(PROMPT), settings, strategy, 0, 0)
+    words = [" It", " was", " rude", " who", " said", " so", " last", " night", ".", " No"]
+    scoring = Scoring(Reader(lambda text: "rude" in text))
+
+    async def work() -> int:
+        answer = begin(task, engine, scoring)
+        piece = Piece(tuple(map(engine._id, words)), "stop")
+        failure = await draft(answer, (piece,))
+        assert failure is not None
+        return await first_rewind(answer, failure)
+
+    assert engine.portal.run(work) == position
+    scoring.close()

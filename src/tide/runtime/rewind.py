@@ -380,8 +380,12 @@ def _is_protected(answer: Answer, start: int, end: int) -> bool:
 
 
 async def first_rewind(answer: Answer, failure: Failure) -> int:
-    """Return the position to which a failed answer would be rewound."""
+    """Return the position to which a failed answer would be rewound, or before which it ends."""
+    if answer.watch.acceptance.blocks(failure.score):
+        return answer.watch.passed
     start, end = await _blamed(answer, failure)
+    if _is_protected(answer, start, end):
+        return answer.watch.passed
     return await _ban(answer, start, end)
 
 

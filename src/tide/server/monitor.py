@@ -114,7 +114,7 @@ async def _forecast_text(
     failure = await judge(answer, pieces)
     if failure is not None:
         score, position = failure.score.value, answer.watch.passed
-        if task.strategy.rewinds and not answer.watch.acceptance.blocks(failure.score):
+        if task.strategy.rewinds:
             position = await first_rewind(answer, failure)
         character = len("".join(answer.watch.texts[:position]))
         above = await _accepted_above(answer, pieces, has_failed=True)
