@@ -143,10 +143,12 @@ def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
 def test_confirm_asks_second_scorer_about_exchange() -> None:
     texts, exchanges = Recording(), ExchangeScorer()
     confirm = ConfirmScorer([texts, exchanges])
-    pairs = [Exchange("x" * 200, "toxicity 0.9"), Exchange("x" * 200, "fine")]
-    assert score_texts(confirm, pairs).values.tolist() == [0.2, 0.0]
-    assert exchanges.asked == pairs[:1]
-    assert confirm.screen is texts
+    assert score_texts(confirm, PAIRS).values.tolist() == [0.2, 0.4, 0.2]
+    assert exchanges.asked == PAIRS[:2]
+    assert texts.asked == []
+    assert confirm.screen is not None
+    score_texts(confirm.screen, PAIRS)
+    assert texts.asked == ["Yes."]
 
 
 def test_windows_keep_their_context() -> None:
