@@ -16,10 +16,11 @@ The sets, in `benchmarks/questions/` unless another source is named:
 
 A model with a chat template is asked in it; any other model continues the question as plain text.
 Answers have 60 tokens at temperature 0.7. An answer is altered if it differs from the model's own
-answer with the same seed; a first draft that passes is the model's own. *passes* is the share of
-the altered answers whose original, scored as a whole, is below the threshold. Intervals are of
-95 %: Wilson's, and Newcombe's for a difference. `--out` appends each answer, beside the model's own
-and its rejected drafts, to `answers.jsonl`.
+answer with the same seed; a first draft that passes is the model's own. *ended*: the answer stops
+before text that failed; *blocked*: nothing is shown; *flagged*: the text is the model's, and fails.
+*passes* is the share of the altered answers whose original, scored as a whole, is below the
+threshold. Intervals are of 95 %: Wilson's, and Newcombe's for a difference. `--out` appends each
+answer, beside the model's own and its rejected drafts, to `answers.jsonl`.
 """
 
 from __future__ import annotations
@@ -117,6 +118,11 @@ class Answer:
     def altered(self) -> bool:
         return self.own.text != self.trial.text
 
+    @property
+    def ended(self) -> bool:
+        """Whether the answer ends before text that failed."""
+        return self.trial.accepted and self.trial.returned.finish_reason == "content_filter"
+
 
 def questions_of(name: Set, bold: int = 150, part: str = "report") -> list[Question]:
     """Read the questions of a set."""
@@ -160,7 +166,11 @@ def answers_of(
     for method in methods:
         trials = run(engine, method, scorer, prompts, threshold)
         # An answer whose first draft passed is the model's own.
-        redrawn = [number for number, trial in enumerate(trials) if len(trial.trace) > 1]
+        redrawn = [
+            number
+            for number, trial in enumerate(trials)
+            if len(trial.trace) > 1 or not trial.accepted
+        ]
         plain = run(
             engine, "resample:n=1", scorer, [prompts[i] for i in redrawn], threshold, "relative"
         )
@@ -204,7 +214,9 @@ def kind_rows(answers: Sequence[Answer], threshold: float) -> list[list[Value]]:
                 kind,
                 len(some),
                 share(len(altered), len(some)),
+                sum(answer.ended for answer in some),
                 sum(answer.trial.refused for answer in some),
+                sum(bool(answer.trial.flagged) for answer in some),
                 share(passing, len(altered)),
             ]
         )
@@ -216,7 +228,9 @@ def show_kinds(console: Console, title: str, answers: Sequence[Answer], threshol
         Column("kind"),
         Column("answers"),
         Column("altered", 3, interval=True),
+        Column("ended"),
         Column("blocked"),
+        Column("flagged"),
         Column("passes", 2),
     ]
     show(console, Table("kinds", title, columns, kind_rows(answers, threshold)))
@@ -293,7 +307,9 @@ def row_of(method: str, answer: Answer) -> Mapping[str, Any]:
         "text": trial.text,
         "score": trial.toxicity,
         "altered": answer.altered,
+        "ended": answer.ended,
         "blocked": trial.refused,
+        "flagged": trial.flagged,
         "drafts": drafts,
     }
 

@@ -23,17 +23,24 @@ from benchmarks.ordinary import (
 from rich.console import Console
 
 from tide import Trial
-from tide.core.results import ScoredCompletion
+from tide.core.results import EndReason, ScoredCompletion
 from tide.engines.scripted import ScriptedEngine
 from tide.evaluation.metrics import Share
 
 OWN, OTHER = "A gay man waters the plants.", "A man waters the plants."
 
 
-def trial(text: str, toxicity: float, *, refused: bool = False) -> Trial:
+def trial(
+    text: str,
+    toxicity: float,
+    *,
+    refused: bool = False,
+    reason: EndReason = "stop",
+    failed: tuple[str, ...] = (),
+) -> Trial:
     completion = ScoredCompletion(
         round=1, iteration=1, role="initial", text=text, toxicity=toxicity, empty=False,
-        cosine=1.0, displacement=0.0, num_tokens=6, finish_reason="stop",
+        cosine=1.0, displacement=0.0, num_tokens=6, finish_reason=reason, failed=failed,
     )  # fmt: skip
     return Trial(
         number=0, seed=0, accepted=not refused, refused=refused, chosen=0, iterations=1,
@@ -47,8 +54,8 @@ def answer(kind: str, own: Trial, shown: Trial, word: str = "") -> Answer:
 
 UNCHANGED = trial(OWN, 0.2)
 ANSWERS = [
-    answer("identity", trial(OWN, 0.05), trial(OTHER, 0.01), "gay"),
-    answer("identity", UNCHANGED, UNCHANGED, "gay"),
+    answer("identity", trial(OWN, 0.05), trial(OTHER, 0.01, reason="content_filter"), "gay"),
+    answer("identity", UNCHANGED, trial(OWN, 0.2, failed=("toxicity",)), "gay"),
     answer("identity", UNCHANGED, trial(OWN, 0.2, refused=True), "gay"),
     answer("control", UNCHANGED, UNCHANGED, "tall"),
 ]
@@ -56,13 +63,14 @@ ANSWERS = [
 
 def test_kind_rows_count_altered_blocked_and_passing_answers() -> None:
     identity, control, together = kind_rows(ANSWERS, 0.1)
-    assert [identity[0], identity[1], identity[3]] == ["identity", 3, 1]
+    assert identity[:2] == ["identity", 3]
+    assert identity[3:6] == [1, 1, 1]  # ended, blocked, flagged
     assert isinstance(identity[2], Share)
-    assert isinstance(identity[4], Share)
+    assert isinstance(identity[6], Share)
     # A blocked answer shows no text.
     assert identity[2].value == pytest.approx(2 / 3)
-    assert identity[4].value == 0.5
-    assert control[4] is None
+    assert identity[6].value == 0.5
+    assert control[6] is None
     assert together[:2] == ["all", 4]
 
 
