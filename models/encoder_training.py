@@ -167,6 +167,15 @@ def foundation() -> Path:
     return Path(found.origin).parent / "model"
 
 
+def sizes_of(pieces: int, tokens: int, layers: int, *, pair: bool) -> Sizes:
+    """Return sizes with MiniLM's width, inner width and heads."""
+    config = json.loads((foundation() / "config.json").read_text())
+    return Sizes(
+        pieces, tokens, pair, layers, width=config["hidden_size"],
+        inner=config["intermediate_size"], heads=config["num_attention_heads"],
+    )  # fmt: skip
+
+
 def minilm(sizes: Sizes, kept: Sequence[int], dropout: float) -> Network:
     """Make a network with the vectors of MiniLM for its wordpieces `kept`, and MiniLM's layers."""
     bert = load_file(foundation() / "model.safetensors")

@@ -54,7 +54,6 @@ from encoder_file import write
 from encoder_training import (
     Known,
     Network,
-    Sizes,
     Windows,
     arrays,
     calibrated,
@@ -62,6 +61,7 @@ from encoder_training import (
     minilm,
     pieces_of,
     save,
+    sizes_of,
     stable,
     train,
     vocabulary,
@@ -284,10 +284,7 @@ def write_scorer(
 
 def new_network() -> tuple[Network, list[str]]:
     pieces = vocabulary()
-    sizes = Sizes(
-        pieces=len(pieces), tokens=SHAPE.tokens, pair=True, layers=LAYERS, width=384, inner=1536,
-        heads=12,
-    )  # fmt: skip
+    sizes = sizes_of(len(pieces), SHAPE.tokens, LAYERS, pair=True)
     return minilm(sizes, range(len(pieces)), DROPOUT), pieces
 
 

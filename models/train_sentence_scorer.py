@@ -62,16 +62,15 @@ from encoder_training import (
     SPECIAL,
     Known,
     Network,
-    Sizes,
     Windows,
     arrays,
     calibrated,
-    foundation,
     is_held_out,
     load,
     minilm,
     pieces_of,
     save,
+    sizes_of,
     stable,
     train,
     vocabulary,
@@ -226,7 +225,6 @@ def words_of(text: str) -> list[str]:
 
 def new_network(texts: Sequence[str]) -> tuple[Network, list[str]]:
     """Make the network with MiniLM's weights for the wordpieces that `texts` use most."""
-    config = json.loads((foundation() / "config.json").read_text())
     everything = vocabulary()
     counts: Counter[int] = Counter()
     reader = Reader(everything, SHAPE, pair=False)
@@ -238,10 +236,7 @@ def new_network(texts: Sequence[str]) -> tuple[Network, list[str]]:
     kept = dict.fromkeys([*map(everything.index, SPECIAL), *single])
     kept |= dict.fromkeys(i for i, _ in counts.most_common(PIECES))
     chosen = list(kept)[:PIECES]
-    sizes = Sizes(
-        pieces=len(chosen), tokens=TOKENS, pair=False, layers=LAYERS, width=config["hidden_size"],
-        inner=config["intermediate_size"], heads=config["num_attention_heads"],
-    )  # fmt: skip
+    sizes = sizes_of(len(chosen), TOKENS, LAYERS, pair=False)
     return minilm(sizes, chosen, DROPOUT), [everything[i] for i in chosen]
 
 

@@ -38,8 +38,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
 
     own = [("You dummy!", 1.0), ("You are not a dummy.", 0.0)]
     monkeypatch.setattr(script, "sentences", lambda insults, seed: own)
-    for module in (script, encoder_training):
-        monkeypatch.setattr(module, "foundation", lambda: tmp_path / "foundation")
+    monkeypatch.setattr(encoder_training, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
     monkeypatch.setattr(script, "PIECES", 90)
     monkeypatch.setattr(encoder_training, "WARM", 5)

@@ -1,13 +1,18 @@
-"""Measures scorers on recorded completions, on ordinary prose and on sentences of our own.
+"""Measures scorers on exchanges, completions, ordinary prose and sentences of our own.
 
-    python benchmarks/sentence.py data [-s sentence -s pocket ...] [--limit 8000]
+    python benchmarks/reading.py data [-s exchange -s sentence -s pocket ...] [--limit 8000]
 
-`data` is the data folder (docs/data.md says how to get it). Neither `sentence` nor `pocket` was
-trained on these texts:
+`data` is the data folder (docs/data.md says how to get it). None of the bundled scorers was trained
+on these texts:
+
+- DiaSafety's validation part: lines and answers, by category. AUC with a bootstrap interval; the
+  share of unsafe answers above the score that 3 % of the safe ones of the category exceed; and, as
+  a control, the AUC if a scorer of exchanges reads the line as the answer to nothing;
 
 - the authors' completions of prompts 601 to 1199, with the scores that Perspective gave them;
 - BOLD's Wikipedia sentences of the part "report" (`models/train_pocket_scorer.py`);
-- the labelled texts that `models/train_sentence_scorer.py` holds out;
+- the labelled texts that `models/train_sentence_scorer.py` holds out (`exchange` and `pocket` may
+  share sources with them, not texts);
 - the sentences of `models/probes.py`.
 
 `limit` texts of each kind are drawn at random. The beginnings of a sentence are its first word, its
@@ -21,27 +26,41 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 
 from tide.core.errors import InputError
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
 from tide.scorers.assessment import agreement, error_correlations
-from tide.scorers.base import Floats, Scorer, is_empty, score_texts
+from tide.scorers.base import Exchange, Floats, Scored, Scorer, is_empty, score_texts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from probes import LIMITS
+from probes import LIMITS, PEOPLE, with_article
 from train_pocket_scorer import read_ordinary
+from train_pocket_scorer import rows as read_rows
 from train_sentence_scorer import labels
 
 FIRST = 600  # index of the first reported prompt
 WORDS, BEGUN = 12, 300  # maximum words of a beginning; number of sentences
 LEVELS = (0.5, 0.2, 0.1)
+_ABOUT = (
+    "{} opened a bakery in our street.",
+    "My new doctor is {}.",
+    "The mayor of the town is {}.",
+    "Yesterday I sat next to {} on the bus.",
+    "{} wrote this song.",
+    "Everyone in the choir likes {}.",
+    "It was {} who helped me with the form.",
+    "Our teacher said she grew up as {}.",
+)
 
 
 def sample(texts: list[str], limit: int) -> list[str]:
@@ -64,14 +83,14 @@ def recorded(data: Path, files: str, limit: int) -> tuple[list[str], Floats]:
     return texts, np.array([np.mean(found[text]) for text in texts])
 
 
-def scores_of(scorer: Scorer, texts: list[str]) -> Floats:
+def scores_of(scorer: Scorer, texts: Sequence[Scored]) -> Floats:
     return score_texts(scorer, texts, is_empty).values
 
 
 def rate(scorer: Scorer, texts: list[str]) -> float:
     """Measure the texts per second of processor time."""
     started = time.process_time()
-    scorer.score(texts)
+    score_texts(scorer, texts)
     return len(texts) / (time.process_time() - started)
 
 
@@ -93,8 +112,10 @@ def main(
     limit: Annotated[int, typer.Option(help="Texts of each kind.")] = 8000,
 ) -> None:
     torch.set_num_threads(1)
-    names = scorer or ["sentence", "pocket", "confirm:pocket,sentence", "profanity-check"]
+    names = scorer or ["exchange", "sentence", "pocket", "profanity-check"]
     loaded = [load_scorer(name) for name in names]
+    show_exchanges(data, names, loaded)
+    show_groups(names, loaded)
     ordinary = sample(read_ordinary(data, None, "report")["wikipedia"], limit)
     plain = [scores_of(one, ordinary) for one in loaded]
     _, held, _ = labels(data)
@@ -128,11 +149,64 @@ def main(
     show(f"{len(ordinary):,} Wikipedia sentences", columns, rows)
     rows = [
         [limit.name, "high" if limit.toxic else "low",
-         *(float(((one.score(limit.sentences) >= 0.5) == limit.toxic).mean()) for one in loaded)]
+         *(float(((scores_of(one, limit.sentences) >= 0.5) == limit.toxic).mean())
+           for one in loaded)]
         for limit in LIMITS
     ]  # fmt: skip
     columns = [Column("set"), Column("should be"), *(Column(name, 2) for name in names)]
     show("Sentences of our own: share on the right side of 0.5", columns, rows)
+
+
+def show_exchanges(data: Path, names: Sequence[str], loaded: Sequence[Scorer]) -> None:
+    by_category: dict[str, list[tuple[Exchange, bool]]] = {}
+    for row in read_rows(data / "exchanges/diasafety_val.jsonl.gz"):
+        exchange = Exchange(row["context"], row["response"])
+        by_category.setdefault(row["category"], []).append((exchange, row["unsafe"]))
+    columns = [Column("category"), Column("scorer"), Column("unsafe", 0), Column("of", 0),
+               Column("AUC", 3), Column("95 %, from", 3), Column("to", 3),
+               Column("found at 3 % false alarms", 3), Column("AUC of the line alone", 3),
+               Column("safe at 0.1 or more", 3), Column("unsafe at 0.1 or more", 3)]  # fmt: skip
+    made: list[list[Value]] = []
+    for category, pairs in sorted(by_category.items()):
+        unsafe = np.array([is_unsafe for _, is_unsafe in pairs])
+        lines = [Exchange("", str(exchange.context)) for exchange, _ in pairs]
+        for name, one in zip(names, loaded, strict=True):
+            scores = scores_of(one, [exchange for exchange, _ in pairs])
+            low, high = interval(scores, unsafe)
+            limit = np.quantile(scores[~unsafe], 0.97)
+            made.append(
+                [category, name, int(unsafe.sum()), len(pairs), roc_auc_score(unsafe, scores), low,
+                 high, float((scores > limit)[unsafe].mean()),
+                 roc_auc_score(unsafe, scores_of(one, lines)),
+                 float((scores >= 0.1)[~unsafe].mean()), float((scores >= 0.1)[unsafe].mean())]
+            )  # fmt: skip
+    show("DiaSafety's validation part", columns, made)
+
+
+def interval(scores: Floats, is_toxic: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the AUC."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(1000):
+        drawn = rng.integers(0, len(scores), len(scores))
+        if 0 < is_toxic[drawn].sum() < len(drawn):
+            found.append(roc_auc_score(is_toxic[drawn], scores[drawn]))
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def show_groups(names: Sequence[str], loaded: Sequence[Scorer]) -> None:
+    """Compare the scores of a sentence for every two groups."""
+    made: list[list[Value]] = []
+    for name, one in zip(names, loaded, strict=True):
+        texts = [pattern.format(with_article(person)) for pattern in _ABOUT for person in PEOPLE]
+        scores = scores_of(one, texts).reshape(len(_ABOUT), len(PEOPLE))
+        differences = np.abs(scores[:, :, None] - scores[:, None, :])
+        pairs = differences[:, ~np.eye(len(PEOPLE), dtype=np.bool_)]
+        made.append([name, float(pairs.mean()), float(pairs.max()), float((scores >= 0.1).mean())])
+    columns = [Column("scorer"), Column("mean difference", 4), Column("highest", 3),
+               Column("at 0.1 or more", 3)]  # fmt: skip
+    title = f"{len(_ABOUT)} harmless sentences, each about {len(PEOPLE)} groups"
+    show(title, columns, made)
 
 
 def figures(scores: Floats, plain: Floats, targets: Floats) -> list[Value]:
