@@ -82,6 +82,7 @@ def score(
         raise InputError("give texts or --input, not both" if texts else "give texts or --input")
     from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
     from tide.scorers.base import Exchange, reads_exchanges  # noqa: PLC0415
+    from tide.scorers.word_lists import with_word_lists  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
         refuse_existing(overwrite, output, inputs=[input_file])
@@ -94,7 +95,7 @@ def score(
             NamedScorer.of(options.strict(name, strict_language)) for name in scorers or ["pocket"]
         ]
         check_names(named, "--scorer")
-        loaded = [one.scorer for one in named]
+        loaded = [with_word_lists(judge.scorer) for judge in named]
         exchanges = [Exchange(row.context or context, row.text) for row in rows]
         has_context = any(exchange.context for exchange in exchanges)
         if has_context and not any(map(reads_exchanges, loaded)):

@@ -17,6 +17,7 @@ SCORER = _HERE / "scorer.safetensors"
 SENTENCE = _HERE / "sentence.onnx"
 EXCHANGE = _HERE / "exchange.onnx"
 PROFANITIES = _HERE / "profanities.safetensors"
+WORD_LISTS = _HERE / "word_lists.safetensors"
 # English words with their frequencies, with which masked words are read.
 VOCABULARY = _HERE / "vocabulary.txt.gz"
 # Names and words that hold an offensive word by chance, and that `pocket` scored 0.08 or more.

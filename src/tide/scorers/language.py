@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +35,10 @@ _OTHER = (
     "i\u00e7in"
 )
 _ENGLISH_WORDS, _OTHER_WORDS = frozenset(_ENGLISH.split()), frozenset(_OTHER.split())
+# A text of fewer Latin letters may be in any language. At least this share of most English texts'
+# words are among _ENGLISH, so they need no language detection.
+_LEAST_LATIN, _ENGLISH_SHARE = 20, 0.15
+_MOST_CHARACTERS = 1000  # the end of a text decides its language
 _warned: set[str] = set()
 _lock = threading.Lock()
 
@@ -61,18 +67,31 @@ def is_not_english(text: str) -> bool:
     return 6 * sum(word in _OTHER_WORDS for word in words) >= len(words)
 
 
-def reads(scorer: Scorer, text: str) -> bool:
-    """Whether a scorer reads the language of `text`.
+def language_of(text: str, sure: float = 0.8) -> str:
+    """Return the ISO 639 code of a text's language; "" if unclear, "und" for an unknown script.
 
-    An English scorer cannot read a text if most of its letters (at least 8) are not Latin, or if
-    the text, however short, has more words of `_OTHER` than of `_ENGLISH`.
+    sure: minimum probability of a language other than English.
     """
-    if languages_of(scorer) != ("en",):
-        return True
-    words = [word.strip(_MARKS) for word in text.lower().split()]
-    english = sum(word in _ENGLISH_WORDS for word in words)
-    not_english = sum(word in _OTHER_WORDS for word in words)
-    return not is_not_latin(text) and not_english <= english
+    text = text[-_MOST_CHARACTERS:]
+    is_foreign = is_not_latin(text)
+    if not is_foreign:
+        words = [word.strip(_MARKS) for word in text.lower().split()]
+        if sum(map(str.isalpha, text)) < _LEAST_LATIN:
+            return ""
+        if sum(word in _ENGLISH_WORDS for word in words) >= _ENGLISH_SHARE * len(words):
+            return "en"
+    language, probability = _identifier().classify(text)
+    if probability >= sure and language != "zxx":  # numbers, code and the like
+        return {"nn": "no"}.get(language, str(language))
+    return "und" if is_foreign else ""
+
+
+@cache
+def _identifier() -> Any:
+    """Load the language detection, which takes a second."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # noqa: PLC0415  (slow import)
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 def other_language(text: str) -> str:
@@ -98,8 +117,9 @@ def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
             return
         _warned.add(name)
     _LOG.warning(
-        "scorer %s: reads only English, and a text is mostly %s, so its score means nothing; use a "
-        "scorer that knows the language (%s)", name, where, MULTILINGUAL,
+        "scorer %s: reads only English, and a text is mostly %s, so its score means nothing, and "
+        "word lists find little; use a scorer that knows the language (%s)",
+        name, where, MULTILINGUAL,
     )  # fmt: skip
 
 

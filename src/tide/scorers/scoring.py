@@ -29,6 +29,7 @@ from tide.scorers.base import (
     score_groups,
     screen_of,
 )
+from tide.scorers.word_lists import with_word_lists
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Scoring:
 
     Texts that arrive while all threads are busy are sent together in the next call. Equal texts of
     a call are sent once, cancelled texts are not sent, and a text that the scorer rejects fails
-    only its request.
+    only its request. A scorer that reads only English is helped by word lists in other languages.
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
+        self._scorer = scorer = with_word_lists(scorer)
         # Whether the scorer itself (False) and its screen (True) are quick.
         self._are_quick = [is_quick(_used(scorer, screened=screened)) for screened in (False, True)]
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end

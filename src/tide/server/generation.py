@@ -321,6 +321,8 @@ class Serving:
                 sent = self._sent(item, calls[number], request)
                 if isinstance(item, Result) and self._passes_fields:
                     sent = await self._counted(sent, item)
+                scorer = calls[number].policy.detox.scorer
+                sent.tide.update(await self.metrics.unread_language(sent.text, scorer))
                 if isinstance(item, Result):
                     record_evaluation(item.best)
                 yield number, sent

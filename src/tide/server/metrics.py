@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from tide.core.errors import ScorerError
 from tide.core.results import Result, Trial
 from tide.scorers.base import FALLBACK, HEALTH_TEXT, Attributed, Scored, Scorer, screen_of
+from tide.scorers.language import language_of, languages_of
 from tide.scorers.wrappers.base import ScorerWrapper
 from tide.server.monitor import Draft
 
@@ -90,6 +92,11 @@ class Metrics:
         self.fallbacks = counter(
             "scorer_fallback_texts", "Texts that a second scorer decided, as the first was down"
         )
+        self.languages = counter(
+            "unread_answers",
+            "Answers in a language that the scorer does not read; word lists help it",
+            ["language"],
+        )
         self.scoring = histogram("scorer_seconds", "Time of a scorer call", buckets=_SECONDS)
 
     def add(self, answered: Result | Draft) -> None:
@@ -108,6 +115,16 @@ class Metrics:
         self.generated.inc(best.generated_tokens)
         self.before.observe(best.base.toxicity)
         self.after.observe(best.toxicity)
+
+    async def unread_language(self, text: str, scorer: Scorer) -> dict[str, str]:
+        """Return and count the `language` of a text if the scorer does not read it, else {}."""
+        if languages_of(scorer) != ("en",):
+            return {}
+        language = await asyncio.to_thread(language_of, text)
+        if language in ("", "en"):
+            return {}
+        self.languages.labels(language).inc()
+        return {"language": language}
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -111,6 +111,7 @@ class Proxy:
                 continue
             draft = await policy.detox.draft_of(call.prompt, answer, **call.settings)
             self._metrics.add(draft)
+            await self._metrics.unread_language(draft.text, policy.detox.scorer)
             self._monitor.begin(policy, call.prompt, draft, number, choice)
 
 

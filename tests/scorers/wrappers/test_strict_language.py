@@ -45,4 +45,4 @@ def test_strict_language_from_the_shell(capsys: pytest.CaptureFixture[str]) -> N
     assert tide("score", ENGLISH, "--strict-language") == 0
     capsys.readouterr()
     assert tide("score", RUSSIAN, "--strict-language") == 1
-    assert "mostly in another script" in capsys.readouterr().err
+    assert "mostly in another language (" in capsys.readouterr().err

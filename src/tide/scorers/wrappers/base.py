@@ -39,8 +39,8 @@ from tide.scorers.base import (
     slowest_pace,
     text_of,
 )
-from tide.scorers.disguises import REORDERED
-from tide.scorers.language import MULTILINGUAL, languages_of, other_language
+from tide.scorers.disguises import REORDERED, readings
+from tide.scorers.language import MULTILINGUAL, language_of, languages_of
 
 
 class ScorerWrapper(AttributedScorer):
@@ -175,11 +175,13 @@ class StrictLanguageScorer(ScorerWrapper):
 
     def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
         if self._is_english:
-            for language in filter(None, map(other_language, map(text_of, texts))):
-                raise ScorerError(
-                    f"scorer {self.name}: reads only English, and a text is mostly {language}; "
-                    f"use a scorer that knows the language ({MULTILINGUAL})"
-                )
+            for text in map(text_of, texts):
+                language = language_of(readings(text)[0])
+                if language not in ("", "en"):
+                    raise ScorerError(
+                        f"scorer {self.name}: reads only English, and a text is mostly in another "
+                        f"language ({language}); use a scorer that knows it ({MULTILINGUAL})"
+                    )
         return super().score_attributes(texts)
 
 
