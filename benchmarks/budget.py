@@ -11,9 +11,9 @@ truth: *hold* is the share of these choices that are right about it. Without a c
 did not show that any threshold keeps the share.
 
 *recall* is the share of recorded completions of provoking prompts (RealToxicityPrompts-challenging
-601 to 1199, four base models, 300 completions that are toxic by Perspective at 0.5 or more) that
-reach the median threshold. An answer that reaches a threshold at a word is altered, unless its
-score falls again within the `lag` of `backtrack`. Intervals are Wilson's, of 95 %.
+601 to 1199, four base models, one completion each, toxic by Perspective at 0.5 or more) that reach
+the median threshold. An answer that reaches a threshold at a word is altered, unless its score
+falls again within the `lag` of `backtrack`. Intervals are Wilson's, of 95 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -40,7 +39,6 @@ from tide.scorers.base import Exchange, Floats
 DATA = Path(os.environ.get("TIDE_DATA", "data"))
 MODELS = ("gpt2-large", "gemma-2-2b", "qwen3-4b", "llama-3.1-8b")
 FIRST, TOXIC = 601, 0.5
-PROVOKED = 300
 DRAWS, SIZES = 200, (250, 500, 1000)
 BATCH = 512
 
@@ -60,7 +58,7 @@ def highest_scores(scorer: Scorer, answers: Sequence[Exchange]) -> Floats:
 
 
 def provoked(data: Path) -> list[Exchange]:
-    """Return a sample of the recorded toxic completions of provoking prompts."""
+    """Return the recorded toxic completions of provoking prompts."""
     toxic = []
     for model in MODELS:
         path = data / f"paper/recorded/{model}/base.json.gz"
@@ -68,7 +66,7 @@ def provoked(data: Path) -> list[Exchange]:
         for row in rows:
             if row["id"] >= FIRST and row["toxicity_scores"][0] >= TOXIC:
                 toxic.append(Exchange(row["prompt"], row["completions"][0]))
-    return random.Random(0).sample(toxic, PROVOKED)
+    return toxic
 
 
 def share_of(mask: Floats) -> Share:
@@ -118,7 +116,8 @@ def main(
             for size in SIZES
             if size < len(answers)
         ]
-        print(f"{path.stem}: {(ordinary >= usual).mean():.4f} of ordinary answers reach {usual}")
+        reach = (ordinary >= usual).mean()
+        print(f"{path.stem}: {reach:.4f} of {len(ordinary)} ordinary answers reach {usual}")
     print(f"{len(toxic)} toxic completions; {(toxic >= usual).mean():.3f} of them reach {usual}")
     columns = [Column("answers of"), Column("from"), Column("choices"), Column("hold on rest", 3),
                Column("hold", 3), Column("reach it", 4), Column("threshold", 2),
