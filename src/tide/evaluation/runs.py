@@ -74,6 +74,7 @@ class _Settings(_Section):
     seed: int | None = None
     toxicity_threshold: Score = 0.5
     thresholds: dict[str, Score] = {}
+    on_fail: dict[str, str] = {}
     completions_per_evaluation: int = Field(default=1, ge=1)
 
 
