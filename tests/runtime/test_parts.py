@@ -21,6 +21,7 @@ from tide.core.strings import Unread
 from tide.engines.base import Piece, Request
 from tide.engines.scripted import ScriptedEngine
 from tide.runtime.draw import given_out, texts_of
+from tide.scorers import Exchange
 
 SCORED = Settings(reasoning="scored")
 BAD = "a wombat"
@@ -203,3 +204,21 @@ def test_without_a_score_or_in_time_nothing_is_given_out() -> None:
             pytest.raises(DeadlineError),
         ):
             detox(CHAT)
+
+
+def test_parts_are_scored_with_the_conversation() -> None:
+    asked: list[Exchange] = []
+
+    def reader(exchanges: list[Exchange]) -> list[float]:
+        asked.extend(exchanges)
+        return [0.01 for _ in exchanges]
+
+    reader.reads = "exchange"  # type: ignore[attr-defined]
+    parts = Parts(reasoning="They ask.", tool_calls=KIND.tool_calls)
+    with (
+        Teller(("Fine.", parts)) as engine,
+        Detoxifier(engine, scorer=reader, reasoning="scored") as detox,
+    ):
+        assert detox(CHAT).best.accepted
+    assert {exchange.context for exchange in asked} == {CHAT}
+    assert {"Fine.", "They ask.", "find", "a town"} <= {exchange.text for exchange in asked}

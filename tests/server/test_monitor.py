@@ -20,6 +20,7 @@ from tide.core.errors import ScorerUnavailableError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
+from tide.scorers import Exchange, load_scorer
 from tide.server.limits import Limits
 
 BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
@@ -143,6 +144,21 @@ def test_a_prompt_that_would_be_refused_is_answered_and_counted() -> None:
         assert server.ask("you idiot", seed=1).status_code == 200
         assert server.ask("you", seed=1).status_code == 200
         wait_until(lambda: counted(server, "changed") == counted(server, "unchanged") == 1)
+
+
+def test_forecast_scores_an_answer_with_its_prompt() -> None:
+    asked: list[Exchange] = []
+
+    def reader(exchanges: list[Exchange]) -> list[float]:
+        asked.extend(exchanges)
+        return [0.9 * (exchange.context == "a second one") for exchange in exchanges]
+
+    reader.reads = "exchange"  # type: ignore[attr-defined]
+    with running(mode="monitor", scorer=load_scorer(reader)) as server:
+        for prompt, outcome in (("a second one", "changed"), ("a third one", "unchanged")):
+            server.ask(prompt)
+            wait_until(lambda outcome=outcome: counted(server, outcome) == 1)
+    assert {exchange.context for exchange in asked} == {"a second one", "a third one"}
 
 
 def test_a_stream_that_its_client_leaves_is_counted() -> None:
