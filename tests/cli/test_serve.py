@@ -148,7 +148,8 @@ def test_an_answer_does_not_wait_for_its_headers_to_be_acknowledged() -> None:
 
 def test_the_files_for_operators_name_settings_that_exist() -> None:
     repository = Path(__file__).resolve().parents[2]
-    files = [*(repository / "deploy").iterdir(), repository / "docs" / "serving.md"]
+    deployed = [path for path in (repository / "deploy").rglob("*") if path.is_file()]
+    files = [*deployed, repository / "docs" / "serving.md"]
     named = {
         name
         for path in files

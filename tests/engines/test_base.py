@@ -30,6 +30,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
     calls: dict[str, tuple[Any, ...]] = {
         "tokenize": ([],),
         "encode": ("fine",),
+        "count_tokens": ("fine",),
         "texts": ([[1]],),
         "token_texts": ([[1]],),
         "render": (Chat.said("fine"),),

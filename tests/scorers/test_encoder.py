@@ -174,7 +174,7 @@ def test_the_same_words_are_toxic_after_one_line_and_not_after_another(
         ]
     )
     assert toxic > 0.5
-    assert harmless < 0.1
+    assert harmless < 0.2
 
 
 @pytest.mark.parametrize(

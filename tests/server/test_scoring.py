@@ -21,7 +21,7 @@ from tide.scorers import CallableScorer, Exchange, load_scorer
 from tide.scorers.base import Attributed, screen_of
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
-from tide.scorers.wrappers.base import ConfirmScorer
+from tide.scorers.wrappers.base import ConfirmScorer, MaxScorer
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
 
@@ -310,8 +310,10 @@ def test_a_scorer_that_is_also_a_screen_is_asked_by_one_thread_at_a_time() -> No
         at_once.pop()
         return [0.0 if len(at_once) == 0 else 1.0] * len(texts)
 
-    pair = [CallableScorer(score), CallableScorer(lambda texts: [0.0] * len(texts))]
-    scorer = MeasuredScorer(ConfirmScorer(pair), Metrics())
+    # The highest of a pair with a screen and of `score`: its screen calls `score`, too.
+    pair = [CallableScorer(lambda texts: [0.0] * len(texts)) for _ in range(2)]
+    members = [ConfirmScorer(pair), CallableScorer(score)]
+    scorer = MeasuredScorer(MaxScorer(members), Metrics())
     assert isinstance(scorer.screen, MeasuredScorer)
     found: list[Any] = []
     threads = [

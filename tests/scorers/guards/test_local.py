@@ -36,7 +36,8 @@ class Folders(dict[str, Path]):
         self.root = root
 
     def __missing__(self, family: str) -> Path:
-        self[family] = save_guard(self.root / family, family)
+        name = "qwen3guard-gen" if family == "qwen3guard" else family
+        self[family] = save_guard(self.root / name, family)
         return self[family]
 
 
