@@ -39,7 +39,8 @@ def test_the_dashboard_and_the_metrics_are_of_each_other() -> None:
         grouped = {label for some in groups for label in some.split(", ")}
         series = set().union(*(metrics[name] for name in names))
         # A counter has no sample, and so no label, before its first event.
-        assert grouped <= series | ADDED | {"kind", "failed", "policy", "outcome", "language"}, query
+        unseen = {"kind", "failed", "policy", "outcome", "language"}
+        assert grouped <= series | ADDED | unseen, query
         for name, bound in re.findall(r'(tide_\w+_bucket)\{[^}]*le="([\d.]+)"', query):
             assert f'{name}{{le="{bound}"}}' in text
     shown = " ".join(queries())
