@@ -151,7 +151,10 @@ def test_a_notebook_has_run(notebook: Path, site: Path) -> None:
     showing = sum(bool(re.search(r"print\(|display\(", "".join(c["source"]))) for c in cells)
     shown = re.findall(r'language-text.*?</pre>|class="output".*?</table>', page, flags=re.S)
     assert len(shown) + len(re.findall(r"<img|<table>", page)) >= showing > 0
-    assert not LexiconScorer().score([re.sub(r"<[^>]+>", "", text) for text in shown]).any()
+    texts = [re.sub(r"<[^>]+>", "", text) for text in shown]
+    # `lexicon` reads a masked word as the word, so masks are taken out.
+    unmasked = [re.sub(r"\w\*+", "", text) for text in texts]
+    assert not LexiconScorer().score(unmasked).any()
 
 
 @pytest.mark.parametrize(
