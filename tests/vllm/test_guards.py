@@ -47,8 +47,8 @@ def server(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_server_that_fills_in_the_template(folder: Path, expected: Any, server: Any) -> None:
-    url = server(folder, "--served-model-name", "my-qwen3guard")
-    scorer = load_scorer(f"guard:my-qwen3guard@{url}")
+    url = server(folder, "--served-model-name", "my-qwen3guard-gen")
+    scorer = load_scorer(f"guard:my-qwen3guard-gen@{url}")
     assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-3)
 
 
