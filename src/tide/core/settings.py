@@ -258,25 +258,21 @@ class Settings(Sampling):
     @classmethod
     def _by_name(cls, value: Any) -> Any:
         """Read NAME=NUMBER,NAME=NUMBER, or a list of such texts."""
-        if isinstance(value, str):
-            value = [value]
-        if not isinstance(value, list):
+        limits = _read_pairs(value)
+        if limits is None:
             return value
-        items = [item.rpartition("=") for text in value for item in text.split(",")]
-        if not all(name.strip() for name, _, _ in items):
+        if not all(name for name, _ in limits):
             raise ValueError("expected NAME=NUMBER,NAME=NUMBER, as in threat=0.1,profanity=0.9")
-        return {name.strip(): limit.strip() for name, _, limit in items}
+        return dict(limits)
 
     @field_validator("on_fail", mode="before")
     @classmethod
     def _by_limit(cls, value: Any) -> Any:
         """Read ACTION,NAME=ACTION, or a list of such texts."""
-        if isinstance(value, str):
-            value = [value]
-        if not isinstance(value, list):
+        actions = _read_pairs(value)
+        if actions is None:
             return value
-        items = [item.rpartition("=") for text in value for item in text.split(",")]
-        return {name.strip() or DEFAULT: action.strip() for name, _, action in items}
+        return {name or DEFAULT: action for name, action in actions}
 
     @model_validator(mode="after")
     def _has_limits(self) -> Settings:
@@ -346,6 +342,18 @@ class Settings(Sampling):
         names = Sampling.model_fields.keys()
         values = {name: getattr(self, name) for name in names}
         return Sampling.model_construct(_fields_set=self.model_fields_set & names, **values)
+
+
+def _read_pairs(value: Any) -> list[tuple[str, str]] | None:
+    """Return the pairs of NAME=VALUE,NAME=VALUE, or of a list of such texts; None for others.
+
+    The name of a VALUE alone is empty.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list):
+        return None
+    items = [item.rpartition("=") for text in texts for item in text.split(",")]
+    return [(name.strip(), setting.strip()) for name, _, setting in items]
 
 
 class Overrides(TypedDict, total=False):

@@ -144,7 +144,9 @@ class EncoderScorer(PlainScorer):
     def score(self, texts: Sequence[Scored]) -> Floats:
         exchanges = list(map(exchange_of, texts))
         # A prompt without an answer is read as a text.
-        exchanges = [one if one.text else Exchange("", one.alone) for one in exchanges]
+        exchanges = [
+            exchange if exchange.text else Exchange("", exchange.alone) for exchange in exchanges
+        ]
         warn_of_other_languages(self.kind, [exchange.text for exchange in exchanges])
         return sigmoid(self.shape.scale * self.outputs(exchanges) + self.shape.offset)
 

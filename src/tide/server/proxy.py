@@ -69,8 +69,8 @@ class Proxy:
         self, request: Request, policy: ServedPolicy, asker: Asker, kind: type[_Kind]
     ) -> Response:
         content = await request.body()
-        exchange = Exchange(kind, content, policy, asker)
-        return PassedOn(self, request, self._for_server(content), exchange)
+        monitored = MonitoredRequest(kind, content, policy, asker)
+        return PassedOn(self, request, self._for_server(content), monitored)
 
     async def unscored(self, request: Request) -> Response:
         """Pass a request on whose answer holds no text of a model."""
@@ -87,16 +87,16 @@ class Proxy:
             values["model"] = self._engine.name
         return json.dumps(values).encode()
 
-    def score(self, exchange: Exchange) -> None:
+    def score(self, monitored: MonitoredRequest) -> None:
         """Start to score an answer that was passed on."""
-        self._monitor.watch(self._score(exchange))
+        self._monitor.watch(self._score(monitored))
 
-    async def _score(self, exchange: Exchange) -> None:
-        policy, number = exchange.policy, exchange.asker.number
+    async def _score(self, monitored: MonitoredRequest) -> None:
+        policy, number = monitored.policy, monitored.asker.number
         try:
-            request = exchange.kind.model_validate(_object(exchange.content))
-            calls = self._serving.calls(request, exchange.asker)
-            answers = await to_thread(exchange.answers)
+            request = monitored.kind.model_validate(_object(monitored.content))
+            calls = self._serving.calls(request, monitored.asker)
+            answers = await to_thread(monitored.answers)
         except ValidationError as error:
             refused = f"enforcing refuses this request: {error.errors()[0]['msg']}"
             self._monitor.fail(policy, number, 0, refused)
@@ -119,7 +119,7 @@ _Kind = ChatRequest | CompletionRequest
 
 
 @dataclass
-class Exchange:
+class MonitoredRequest:
     """A monitored request and its answer. answer: the first bytes, up to the limit to score."""
 
     kind: type[_Kind]
@@ -178,10 +178,14 @@ class PassedOn(Response):
     background = None
 
     def __init__(
-        self, proxy: Proxy, request: Request, content: bytes, exchange: Exchange | None = None
+        self,
+        proxy: Proxy,
+        request: Request,
+        content: bytes,
+        monitored: MonitoredRequest | None = None,
     ) -> None:
         self._proxy, self._request = proxy, request
-        self._content, self._exchange = content, exchange
+        self._content, self._monitored = content, monitored
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = self._request
@@ -197,21 +201,21 @@ class PassedOn(Response):
         except ServerFailed as error:
             raise EngineError(f"{self._proxy.upstream.url}: {error}") from error
         finally:
-            exchange = self._exchange
-            if exchange is not None and exchange.answer and (is_whole or exchange.is_stream):
-                self._proxy.score(exchange)
+            monitored = self._monitored
+            if monitored is not None and monitored.answer and (is_whole or monitored.is_stream):
+                self._proxy.score(monitored)
 
     async def _send(self, response: httpx.Response, send: Send) -> None:
-        status, exchange = response.status_code, self._exchange
+        status, monitored = response.status_code, self._monitored
         failed = status >= 400
         headers = [
             (name.lower(), value)
             for name, value in response.headers.raw
             if name.lower().decode("latin-1") not in _NOT_RETURNED
         ]
-        if exchange is not None:
-            exchange.is_stream = "event-stream" in response.headers.get("content-type", "")
-            mode = (b"x-tide-mode", b"monitor"), (b"x-tide-policy", exchange.policy.name.encode())
+        if monitored is not None:
+            monitored.is_stream = "event-stream" in response.headers.get("content-type", "")
+            mode = (b"x-tide-mode", b"monitor"), (b"x-tide-policy", monitored.policy.name.encode())
             headers += mode
         if failed:
             content = without_keys((await read_reply(response, MIB)).body)
@@ -222,8 +226,8 @@ class PassedOn(Response):
             await send({"type": "http.response.body", "body": content})
             return
         async for chunk in response.aiter_raw():
-            if exchange is not None and len(exchange.answer) <= _LONGEST_SCORED:
-                exchange.answer += chunk
+            if monitored is not None and len(monitored.answer) <= _LONGEST_SCORED:
+                monitored.answer += chunk
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
