@@ -33,7 +33,7 @@ _LEAST_LETTERS, _BEFORE = 40, 200
 
 
 class _Lists(NamedTuple):
-    """languages: of each term, by hash. first: hashes of first tokens. longest: term in tokens."""
+    """languages: of each term, by hash. first: hashes of the first tokens of all terms."""
 
     languages: dict[int, list[str]]
     first: frozenset[int]

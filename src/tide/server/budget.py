@@ -25,12 +25,12 @@ class Budget:
             return
         self._answers += 1
         self._altered += altered
-        found = evidence(self._altered, self._answers, self._share)
+        e_value = evidence(self._altered, self._answers, self._share)
         share = self._altered / self._answers
         self._metrics.alter_at_most.labels(self._policy).set(self._share)
         self._metrics.altered_share.labels(self._policy).set(share)
-        self._metrics.altered_evidence.labels(self._policy).set(found)
-        if found >= _CONVINCING and not self._warned:
+        self._metrics.altered_evidence.labels(self._policy).set(e_value)
+        if e_value >= _CONVINCING and not self._warned:
             self._warned = True
             about = {"policy": self._policy, "alter_at_most": self._share, "altered": share}
             LOG.warning(json.dumps({"over_budget": {**about, "answers": self._answers}}))

@@ -250,10 +250,10 @@ class Serving:
                 settings.pop(name, None)  # the server reads them
         calls = []
         for i in range(count):
-            own = {**settings, "seed": (first + i) % _SEEDS}
+            sampled = {**settings, "seed": (first + i) % _SEEDS}
             if self._passes_fields:
-                own["server_fields"] = self._server_fields(request, i, usual)
-            calls.append(Call(policy, prompts[i // request.n], own, request.tokens_name))
+                sampled["server_fields"] = self._server_fields(request, i, usual)
+            calls.append(Call(policy, prompts[i // request.n], sampled, request.tokens_name))
         return calls
 
     def _limit_tokens(self, request: Generation, settings: dict[str, Any], usual: Settings) -> None:
