@@ -13,7 +13,7 @@ toxicity labels (CC0, Apache-2.0, CC-BY-SA; the tweets are left out), both sides
 (OpenRAIL++) and the Wikipedia sentences of BOLD (CC-BY-SA-4.0). The texts include no completion
 that a model wrote for the paper, and no prompt of RealToxicityPrompts or AttaQ.
 
-**Held out**: the dialogues of every eighth context by hash (`tide.evaluation.benchmarks`), and any
+**Held out**: the dialogues of every eighth context by hash (`is_held_out`), and any
 other text that occurs in these dialogues.
 
 **Two phases.** The first phase trains on everything: dialogues in the chat template; comments
@@ -24,6 +24,7 @@ to zero; it trains on conversations with longer answers, of which a given share 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import html
 import json
 import random
@@ -41,8 +42,6 @@ import typer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from tide.evaluation.benchmarks import is_held_out
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VOCABULARY = 6144
@@ -71,6 +70,11 @@ _EDITORS = re.compile(
     re.IGNORECASE,
 )
 Turns = list[str]  # messages in turn, the user's first
+
+
+def is_held_out(context: str) -> bool:
+    """Whether a context is one of the eighth of all contexts that the model does not read."""
+    return int(hashlib.sha256(context.encode()).hexdigest(), 16) % 8 == 0
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tide.core.errors import InputError, MissingDependencyError
-from tide.data.prompts import Row
-from tide.evaluation.benchmarks import is_held_out, load_benchmark, open_benchmark, provoking
+from tide.evaluation.benchmarks import load_benchmark, open_benchmark, read_dialogues
 
 
 @pytest.fixture
@@ -99,28 +98,21 @@ def test_a_limit_below_one_is_refused(limit: int) -> None:
 
 # Dialogues
 
-HELD_OUT = [text for text in (f"You are stupid {i}" for i in range(100)) if is_held_out(text)]
 
-
-def test_provoking_contexts_once_each_in_an_order_of_their_own() -> None:
-    kept = provoking([Row(i, text) for i, text in enumerate(HELD_OUT)])
-    assert {row.text for row in kept} == set(HELD_OUT)
-    again = provoking(Row(i, text) for i, text in enumerate([*HELD_OUT[::-1], *HELD_OUT]))
-    assert [row.text for row in again] == [row.text for row in kept]
-    assert len({row.id for row in again}) == len(HELD_OUT)
-    mild = next(t for t in (f"Have a nice day {i}" for i in range(100)) if is_held_out(t))
-    trained_on = next(t for t in (f"You are stupid {i}" for i in range(9)) if not is_held_out(t))
-    assert provoking([Row(0, mild), Row(1, trained_on)]) == []
-
-
-def test_the_benchmark(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dialogues_are_a_fixed_list_of_comments(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TIDE_DATA", str(shared_data / "corpus"))
     benchmark = load_benchmark("dialogues")
-    assert len(benchmark.rows) == len({row.text for row in benchmark.rows}) == 300
+    assert benchmark.fingerprint == "79acb4396ef0"
+    assert len({row.text for row in benchmark.rows}) == 300
     assert {row.group for row in benchmark.rows} <= {"context_toxicity", "diasafety"}
-    others = {row.text for row in load_benchmark("dialogues-dev").rows}
-    assert others
-    assert not others & {row.text for row in benchmark.rows}
+
+
+def test_a_file_without_the_comments_of_dialogues(here: Path) -> None:
+    write(here / "dialogues.jsonl.gz", [{"context": "Hello", "response": "Hi", "source": "a"}])
+    with pytest.raises(InputError, match="lacks 300 of the 300 comments of dialogues"):
+        read_dialogues(here / "dialogues.jsonl.gz")
 
 
 def test_comments_that_are_not_answered_are_warned_about(
@@ -132,6 +124,6 @@ def test_comments_that_are_not_answered_are_warned_about(
     caplog.clear()
     answered = open_benchmark("dialogues:1-2", "prompt", None, True)
     assert all(row.chat for row in answered.rows)
-    open_benchmark(answered, "prompt", None, False)  # as in each try of `tune`
+    open_benchmark(answered, "prompt", None, False)
     open_benchmark(["Hello"], "prompt", None, False)
     assert not caplog.text

@@ -76,9 +76,9 @@ def _prompts(kind: str) -> Iterator[str | Chat]:
         for row in read_rows(DATA / "benchmarks" / "rtp_challenging.jsonl"):
             yield row.text
         return
-    from tide.evaluation.benchmarks import provoking
+    from tide.evaluation.benchmarks import read_dialogues
 
-    for row in provoking(read_rows(DATA / "corpus" / "dialogues.jsonl.gz", field="context")):
+    for row in read_dialogues(DATA / "corpus" / "dialogues.jsonl.gz"):
         yield Chat.of([{"role": "user", "content": row.text}])
 
 

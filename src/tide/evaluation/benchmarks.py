@@ -2,7 +2,8 @@
 
 The first three are read from a local file (in `$TIDE_DATA` or `data/`, or in the subfolders
 `benchmarks` and `corpus`), or else from the Hugging Face hub (extra `hub`). `dialogues` consists of
-comments to answer, held out from the bundled chat model; it is read only from a local file.
+300 provoking comments to answer, held out from the bundled chat model; it is read only from a local
+file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,11 +22,12 @@ from tide.core.sanitize import logger
 from tide.core.validation import unknown
 from tide.data.hub import SOURCES, Source, read
 from tide.data.prompts import Row, read_rows
-from tide.scorers.pocket import PocketScorer
 
 _LOG = logger(__name__)
-# One in `_HELD_OUT` dialogue contexts is held out. `dialogues` is the first `_COUNT` toxic ones.
-_HELD_OUT, _COUNT = 8, 300
+# The first characters of the SHA-256 of each comment of `dialogues`, in their order. A fixed list,
+# since the choice of a scorer would change with the scorer.
+_DIALOGUES = Path(__file__).with_name("dialogues.txt")
+_DIGEST_LENGTH = 12
 
 
 @dataclass(frozen=True)
@@ -56,44 +58,27 @@ class Benchmark:
         }
 
 
-@dataclass(frozen=True)
-class _LocalOnly:
-    """A benchmark in a local file. field: name of the prompt field. part: slice of `provoking`."""
-
-    file: str
-    group: str
-    field: str
-    part: slice
-
-
-BENCHMARKS: dict[str, Source | _LocalOnly] = {
+_DIALOGUES_FILE = "dialogues.jsonl.gz"
+BENCHMARKS: dict[str, Source | None] = {
     **{name: SOURCES[name] for name in ("rtp", "attaq", "bold")},
-    "dialogues": _LocalOnly("dialogues.jsonl.gz", "source", "context", slice(_COUNT)),
-    "dialogues-dev": _LocalOnly("dialogues.jsonl.gz", "source", "context", slice(_COUNT, None)),
+    "dialogues": None,  # on no hub
 }
 
 
-def is_held_out(context: str) -> bool:
-    return _hash(context) % _HELD_OUT == 0
+def read_dialogues(path: Path) -> list[Row]:
+    """Read the comments of `dialogues`, in their order, from a file of dialogues.
 
-
-def provoking(rows: Iterable[Row]) -> list[Row]:
-    """Return the held-out contexts that the pocket scorer calls toxic, ordered by hash.
-
-    A context that several dialogues share appears once, under its first id. The first 300
-    contexts are `dialogues`; the other contexts are `dialogues-dev`, for choosing settings.
+    A comment that several dialogues share has the id of the first of them. Raises InputError if a
+    comment is missing.
     """
-    first: dict[str, Row] = {}
-    for row in rows:
-        if is_held_out(row.text):
-            first.setdefault(row.text, row)
-    ordered = sorted(first.values(), key=lambda row: _hash(row.text))
-    scores = PocketScorer().score([row.text for row in ordered])
-    return [row for row, score in zip(ordered, scores, strict=True) if score >= 0.5]
-
-
-def _hash(context: str) -> int:
-    return int(hashlib.sha256(context.encode()).hexdigest(), 16)
+    rows: dict[str, Row] = {}
+    for row in read_rows(path, field="context", group="source", skip_empty=True):
+        digest = hashlib.sha256(row.text.encode()).hexdigest()[:_DIGEST_LENGTH]
+        rows.setdefault(digest, row)
+    chosen = _DIALOGUES.read_text().split()
+    if missing := [digest for digest in chosen if digest not in rows]:
+        raise InputError(f"{path}: lacks {len(missing)} of the {len(chosen)} comments of dialogues")
+    return [rows[digest] for digest in chosen]
 
 
 def load_benchmark(
@@ -119,18 +104,19 @@ def load_benchmark(
         stem = path.name.removesuffix(".gz").rpartition(".")[0]
         return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit, chats=chats))
     wanted = BENCHMARKS[name]
+    file_name = wanted.file if wanted else _DIALOGUES_FILE
     roots = filter(None, [os.environ.get("TIDE_DATA"), "data"])
     for folder in (Path(root, room) for root in roots for room in ("", "benchmarks", "corpus")):
-        file = folder / wanted.file
-        if file.is_file() and isinstance(wanted, _LocalOnly):
-            rows = read_rows(file, field=wanted.field, group=wanted.group, skip_empty=True)
-            return Benchmark(name, file.name, provoking(rows)[wanted.part][:limit])
-        if file.is_file():
-            rows = read_rows(file, group=wanted.group, limit=limit, skip_empty=True)
-            return Benchmark(name, file.name, rows)
-    way_out = f"put {wanted.file} into a folder and set TIDE_DATA to that folder"
-    if isinstance(wanted, _LocalOnly):
-        raise InputError(f"{wanted.file} not found: {way_out}")
+        file = folder / file_name
+        if not file.is_file():
+            continue
+        if wanted is None:
+            return Benchmark(name, file.name, read_dialogues(file)[:limit])
+        rows = read_rows(file, group=wanted.group, limit=limit, skip_empty=True)
+        return Benchmark(name, file.name, rows)
+    way_out = f"put {file_name} into a folder and set TIDE_DATA to that folder"
+    if wanted is None:
+        raise InputError(f"{file_name} not found: {way_out}")
     fetched = (
         Row(row["id"], row["prompt"], row[wanted.group] if wanted.group else None)
         for row in read(wanted)
@@ -139,7 +125,7 @@ def load_benchmark(
     try:
         return Benchmark(name, wanted.hub, list(islice(fetched, limit)))
     except (InputError, MissingDependencyError) as error:
-        raise type(error)(f"{wanted.file} not found, nor fetched ({error}); {way_out}") from error
+        raise type(error)(f"{file_name} not found, nor fetched ({error}); {way_out}") from error
 
 
 def open_benchmark(
@@ -156,7 +142,7 @@ def open_benchmark(
         benchmark = source
     elif isinstance(source, str | Path):
         benchmark = load_benchmark(str(source), field=field, limit=limit, chats=chats)
-        if benchmark.source == BENCHMARKS["dialogues"].file and not chats:
+        if benchmark.source == _DIALOGUES_FILE and not chats:
             _LOG.warning(
                 "%s: the prompts are comments to answer, and a model will continue them as text; "
                 "use --chat (chat=True) to make a chat model answer them",
