@@ -19,11 +19,13 @@ from tests.hostile import BODIES, mutations
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import Detoxifier
 from tide.cli.doctor import doctor
+from tide.cli.evaluate import Evaluation
 from tide.cli.run import run
 from tide.cli.serve import serve
 from tide.core.errors import InputError
 from tide.core.settings import Settings
 from tide.detoxifier.presets import TUNABLE, preset_values, read_preset
+from tide.evaluation import evaluate
 from tide.scorers import DEFAULT_SCORER, load_scorer
 from tide.search import resolve_settings
 from tide.server.policies import CommandLine
@@ -133,8 +135,9 @@ def test_every_door_has_the_same_defaults() -> None:
             assert detox.settings == expected
             assert detox.scorer.name == load_scorer(DEFAULT_SCORER).name
     assert CommandLine("pocket").scorer == DEFAULT_SCORER
-    for command in (run, serve, doctor):
-        assert inspect.signature(command).parameters["scorer"].default == DEFAULT_SCORER
+    for function in (run, serve, doctor, evaluate):
+        assert inspect.signature(function).parameters["scorer"].default == DEFAULT_SCORER
+    assert Evaluation().scorer == DEFAULT_SCORER
     assert Settings(strategy="tide").toxicity_threshold == 0.5
 
 

@@ -13,6 +13,7 @@ from tide.cli import options, stopping
 from tide.cli.display import ERRORS, say_loading
 from tide.cli.report import print_tables
 from tide.core.errors import InputError, TideError
+from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
     from tide.evaluation import Run
@@ -74,7 +75,7 @@ class Evaluation(Scores):
         ),
     ] = "base,tide,backtrack"
     model: options.Model = "pocket"
-    scorer: options.Scorer = "pocket"
+    scorer: options.Scorer = DEFAULT_SCORER
     strict_language: options.StrictLanguage = False
     protocol: Annotated[
         str,

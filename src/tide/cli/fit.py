@@ -15,6 +15,7 @@ from tide.cli import options
 from tide.cli.display import ERRORS, OUTPUT, progress_bar, say_loading
 from tide.data.hub import SOURCES
 from tide.data.hub import get as get_one
+from tide.scorers import DEFAULT_SCORER
 
 
 @partial(options.with_settings, settings=FitSettings, panel="Training")
@@ -38,7 +39,7 @@ def fit(
     ] = None,
     scorer: Annotated[
         str, options.option("Scorer", "Scorer of generated text, which some baselines need.")
-    ] = "pocket",
+    ] = DEFAULT_SCORER,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     overwrite: options.Overwrite = False,

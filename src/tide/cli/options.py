@@ -20,8 +20,8 @@ from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
 from tide.detoxifier.presets import DEFAULT, PRESETS, TUNABLE
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import parse, split_specs
+from tide.scorers import DEFAULT_SCORER, WRAPPERS
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers import WRAPPERS
 from tide.search import REGISTRY as STRATEGIES
 
 _SCORERS = ", ".join(name for name in SCORERS.names() if name not in WRAPPERS)
@@ -112,7 +112,7 @@ Scorer = Annotated[
 ]
 Scorers = Annotated[
     list[str] | None,
-    option("Scorer", "A scorer; repeatable. [default: pocket]", "--scorer", "-s"),
+    option("Scorer", f"A scorer; repeatable. [default: {DEFAULT_SCORER}]", "--scorer", "-s"),
 ]
 StrictLanguage = Annotated[
     bool,

@@ -36,6 +36,7 @@ from tide.core.results import format_score
 from tide.data.files import replaced, write_text, writing
 from tide.data.prompts import Row, read_rows
 from tide.evaluation.masking import masked
+from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer
@@ -92,7 +93,8 @@ def score(
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
         named = [
-            NamedScorer.of(options.strict(name, strict_language)) for name in scorers or ["pocket"]
+            NamedScorer.of(options.strict(name, strict_language))
+            for name in scorers or [DEFAULT_SCORER]
         ]
         check_names(named, "--scorer")
         loaded = [with_word_lists(judge.scorer) for judge in named]
@@ -303,7 +305,7 @@ def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
 
     loaded: dict[str, Scorer | str] = {}
     named: list[NamedScorer] = []
-    for spec in scorers or ["pocket"]:
+    for spec in scorers or [DEFAULT_SCORER]:
         try:
             named.append(NamedScorer.of(spec))
             loaded[named[-1].scorer.name] = named[-1].scorer

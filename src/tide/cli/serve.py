@@ -174,7 +174,6 @@ def serve(
     monitor_log: MonitorLog = None,
     monitor_texts: MonitorTexts = False,
     model: options.Model = "pocket",
-    # Most text of a server is ordinary: `sentence` corrects the false alarms of `pocket`.
     scorer: options.Scorer = DEFAULT_SCORER,
     on_scorer_failure: OnScorerFailure = "refuse",
     strict_language: options.StrictLanguage = False,

@@ -47,7 +47,7 @@ from tide.evaluation.runs import (
     write_config,
 )
 from tide.plugins.specs import alternatives, split_specs
-from tide.scorers import Scorer
+from tide.scorers import DEFAULT_SCORER, Scorer
 
 if TYPE_CHECKING:
     from tide.core.settings import Overrides
@@ -68,7 +68,7 @@ def evaluate(
     methods: str | Sequence[str] = ("base", "tide", "backtrack"),
     *,
     model: str | Path | Engine = "pocket",
-    scorer: AnyScorer = "pocket",
+    scorer: AnyScorer = DEFAULT_SCORER,
     judges: AnyScorer | Sequence[AnyScorer] = (),
     protocol: str = "tide",
     preset: str | Path = "auto",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from tide.scorers.services.base import RemoteScorer
 
-# The scorer of Python, `tide run` and `tide serve`: `exchange` decides, where `pocket` points.
+# The scorer of Python, the commands and the server: `exchange` decides, where `pocket` points.
 DEFAULT_SCORER = "confirm:pocket,exchange"
 REGISTRY = Registry(
     "scorer",

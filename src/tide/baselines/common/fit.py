@@ -25,7 +25,7 @@ from tide.data.files import read_whole
 from tide.data.labelled import LabelledText, Pair, read_entries
 from tide.engines.checkpoint import context_length
 from tide.engines.local.engine import load_model
-from tide.scorers import load_scorer
+from tide.scorers import DEFAULT_SCORER, load_scorer
 from tide.scorers.base import code_of
 
 TOXIC, NON_TOXIC = 0.5, 0.1
@@ -213,7 +213,7 @@ def fit(
     *,
     model: Path | str = "pocket",
     auxiliary: Path | str | None = None,
-    scorer: str = "pocket",
+    scorer: str = DEFAULT_SCORER,
     device: str = "auto",
     dtype: Any = "auto",
     overwrite: bool = False,
