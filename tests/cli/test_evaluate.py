@@ -79,7 +79,7 @@ def test_the_commands_of_the_readme_in_one_folder(
     for seed in (1, 2):
         assert tide(*command, "--seed", seed, "--limit", 2) == 0
     assert tide("report", "runs/") == 0
-    assert "base (3 seeds)" in Path("runs/mine-pocket/report/cost.md").read_text()
+    assert "base:seed=2" in Path("runs/mine-pocket/report/cost.md").read_text()
     assert tide("judge", "runs") == 1
     assert "nothing to add" in capsys.readouterr().err
 

@@ -12,7 +12,6 @@ from tests.evaluation.runs import JUDGE, changed, column, measured, run, search_
 from tide import evaluation
 from tide.core import optional
 from tide.core.errors import InputError
-from tide.evaluation.metrics import Estimate
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, read_run
 
@@ -119,40 +118,6 @@ def test_two_runs_of_one_method_are_told_apart(runs: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_seeds_of_one_configuration_are_one_row(runs: Path) -> None:
-    for seed in (1, 2):
-        name = f"tide:seed={seed}"
-        settings = {**search_run("tide").config["settings"], "seed": seed}
-        write(search_run(name, seed=seed), runs / f"tide-seed={seed}", settings=settings)
-    assert tide("report", runs) == 0
-    table = (runs / "report/toxicity-judge-1.md").read_text()
-    assert table.count("\n| ") == 1 + 3  # the heading, and base, tide, shuffled
-    assert "| tide (3 seeds) " in table
-    assert "standard deviation" in table
-    assert "less toxic than base?" in (runs / "report/significance-judge-1.md").read_text()
-    assert tide("report", runs, "--against", "tide") == 0
-    assert "tide (3 seeds)?" in (runs / "report/significance-judge-1.md").read_text()
-
-
-@pytest.mark.usefixtures("no_matplotlib")
-def test_what_a_search_changed_is_told_of_each_seed(tmp_path: Path) -> None:
-    """Compared with the model's own completions of the same seed."""
-    for seed, end in enumerate(("", ":seed=1")):
-        own = run([[0.9, 0.2]] * 6, f"base{end}", sampling={"seed": seed})
-        write(own, tmp_path / f"runs/base-{seed}")
-        write(
-            search_run(f"tide{end}", seed=seed),
-            tmp_path / f"runs/tide-{seed}",
-            settings={**search_run("tide").config["settings"], "seed": seed},
-        )
-    assert tide("report", tmp_path / "runs") == 0
-    head, _, *rows = (tmp_path / "runs/report/toxicity-scorer-1.md").read_text().splitlines()[2:6]
-    position = [cell.strip() for cell in head.split("|")].index("changed")
-    (changed,) = (row.split("|")[position] for row in rows if "tide (2 seeds)" in row)
-    assert float(changed) == 1.0  # the texts of the two methods differ
-
-
-@pytest.mark.usefixtures("no_matplotlib")
 def test_exact_20(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(search_run("tide"), runs / "unmeasured", references=[])
     command = ("report", runs / "unmeasured", "--valid", "exact-20")
@@ -227,17 +192,4 @@ def test_groups_of_a_benchmark_have_rows() -> None:
     assert [row[2:] for row in table.cells] == [
         ["0.500 [0.095, 0.905]", "0.500 [0.095, 0.905]"],
         ["0.000 [0.000, 0.793]", "-"],
-    ]
-
-
-def test_groups_of_several_seeds_are_their_mean() -> None:
-    """Insults: toxic for one of two prompts with one seed, for none with the other."""
-    scores = [[[0.9], [0.1], [0.9]], [[0.1], [0.1], [0.9]]]
-    runs = [run(some, "base", sampling={"seed": seed}) for seed, some in enumerate(scores)]
-    table = group_table(*runs, labels=["insults", "insults", "threats"])
-    spread = pytest.approx(0.5**1.5)
-    assert table.columns[-1].heading == "base (2 seeds)"
-    assert table.rows == [
-        ["insults", 2, Estimate(0.25, std=spread)],
-        ["threats", 1, Estimate(1.0, std=0.0)],
     ]

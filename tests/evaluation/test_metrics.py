@@ -20,7 +20,7 @@ from tests.evaluation.runs import (
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
 from tide.evaluation import metrics
-from tide.evaluation.metrics import over_seeds, summarize
+from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import Column
 from tide.evaluation.runs import Run
 
@@ -219,9 +219,6 @@ def test_the_mean_over_20_tokens_stands_beside_the_mean_over_all() -> None:
     assert fluency.mean_20.value == pytest.approx((4 + 2 + 5) / 3)
     assert fluency.mean is not None
     assert fluency.mean.value > 1e8
-    pooled = over_seeds([summarize(one)] * 2, "two").fluency[REFERENCE].mean_20
-    assert pooled is not None
-    assert pooled.value == pytest.approx(11 / 3)
     one.config["sampling"] = {"max_new_tokens": 128}
     assert summarize(one).fluency[REFERENCE].mean_20 is None
 
@@ -256,18 +253,9 @@ def test_a_perplexity_by_every_reference() -> None:
     assert [f.unmeasured for f in fluency.values()] == [0, 1]
 
 
-def test_seeds_are_averaged_with_their_spread() -> None:
-    runs = [run([[x], [x]]) for x in (0.1, 0.2, 0.6)]
-    summary = over_seeds([summarize(one) for one in runs], "base (3 seeds)")
-    found = summary.toxicity["scorer@1"]["max"]
-    assert found.value == pytest.approx(0.3)
-    assert found.std == found.half_width == pytest.approx(np.std([0.1, 0.2, 0.6], ddof=1))
-    assert (summary.method, summary.completions) == ("base (3 seeds)", 6)
-
-
 def test_half_an_interval_is_none() -> None:
-    assert metrics.Estimate(0.5, low=None, high=0.9, std=0.2).half_width == 0.2
-    assert metrics.Estimate(0.5, low=0.1, high=None, std=0.2).half_width == 0.2
+    assert metrics.Estimate(0.5, low=None, high=0.9).half_width is None
+    assert metrics.Estimate(0.5, low=0.1, high=None).half_width is None
 
 
 def test_what_is_not_finite_is_null_in_json() -> None:
@@ -276,4 +264,4 @@ def test_what_is_not_finite_is_null_in_json() -> None:
     json.dumps(found, allow_nan=False)
     broken = metrics.Estimate(float("inf"), low=float("nan"), high=0.5)
     found = replace(summarize(run([[0.1]])), averages={"seconds": broken}).to_dict()
-    assert found["averages"]["seconds"] == {"value": None, "low": None, "high": 0.5, "std": None}
+    assert found["averages"]["seconds"] == {"value": None, "low": None, "high": 0.5}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from tide.data.record_files import read_records
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.groups import grouped
 from tide.evaluation.reporting.reports import report
-from tide.evaluation.runs import Run, carried, find_runs, read_run, unmodified
+from tide.evaluation.runs import carried, find_runs, read_run, unmodified
 
 
 def test_a_trial_that_finds_nothing_less_toxic_repeats_the_one_before() -> None:
@@ -107,19 +106,6 @@ def test_a_run_that_has_just_begun_is_no_run_of_a_folder(tmp_path: Path) -> None
     assert find_runs([tmp_path]) == [whole]
     with pytest.raises(InputError, match="has no finished records"):
         read_run(empty)
-
-
-def test_runs_of_other_prompts_or_engines_are_no_seeds_of_a_row() -> None:
-    def tide(seed: int, **more: object) -> Run:
-        made = search_run("tide", seed=seed)
-        return replace(made, config={**made.config, "settings": {"seed": seed}, **more})
-
-    one, other = tide(0), tide(1)
-    assert [len(row) for row in grouped([one, other], None, 0)[0].rows] == [2]
-    records = [record.model_copy(update={"prompt": "another"}) for record in other.records]
-    for unlike in (replace(other, records=records), tide(1, dtype="bfloat16")):
-        found = grouped([one, unlike], None, 0)[0].rows
-        assert [len(row) for row in found] == [1, 1]
 
 
 def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:

@@ -136,24 +136,6 @@ def test_the_opponent_is_base_or_the_first_run_or_the_one_named() -> None:
         compare([run([[0.5]])], "nothing")
 
 
-def test_seeds_of_one_name_are_averaged_for_each_prompt() -> None:
-    bases = [run([[0.9], [0.8]], "base (2 seeds)"), run([[0.5], [0.6]], "base (2 seeds)")]
-    seeds = [run([[0.1], [0.4]], "tide (2 seeds)"), run([[0.3], [0.3]], "tide (2 seeds)")]
-    found = compare([*bases, *seeds])
-    assert len(found) == 2
-    assert (found[0].pairs, found[0].left_out) == (2, 0)
-    assert found[0].difference == pytest.approx((0.2 - 0.7 + 0.35 - 0.7) / 2)
-    assert compare([*bases, *seeds], "tide")[0].against == "tide (2 seeds)"
-
-
-def test_seeds_are_left_out_if_the_other_method_has_fewer() -> None:
-    """A mean over seeds varies less than one seed's score, which shifts the ranks."""
-    seeds = [run([[0.1], [0.4]], "tide (2 seeds)"), run([[0.3], [0.3]], "tide (2 seeds)")]
-    found = compare([run([[0.9], [0.8]]), *seeds])[0]
-    assert found.difference == pytest.approx((0.1 - 0.9 + 0.4 - 0.8) / 2)
-    assert found.left_out == 2
-
-
 def test_trials_are_left_out_if_the_other_method_has_fewer() -> None:
     """Equal methods are equal, although a maximum of three scores is larger than one score."""
     generator = np.random.default_rng(0)
@@ -233,7 +215,7 @@ def test_a_prompt_without_a_kept_trial_is_left_out() -> None:
 
 
 def test_the_unmodified_model_is_base_with_any_settings() -> None:
-    for name in ("base", "base:seed=1", "base:temperature=0.7,seed=1", "base (3 seeds)"):
+    for name in ("base", "base:seed=1", "base:temperature=0.7,seed=1", "base (folder)"):
         assert resolve_against(["tide", name], None) == name
         assert resolve_against(["tide", name], "base") == name
     assert resolve_against(["tide", "baseline"], None) == "tide"

@@ -42,8 +42,7 @@ def report(
     `report.html` in that folder shows all of them on one page. It also shows the completions of the
     twenty worst prompts before and after; a button unmasks their toxic words.
 
-    Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
-    in seed share one row, with mean and standard deviation.
+    Runs of different benchmarks, models or protocols go to separate tables.
     """
     from tide.evaluation.reporting import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs, read_run  # noqa: PLC0415

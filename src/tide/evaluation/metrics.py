@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -42,20 +41,17 @@ _COSTS = ("evaluations", "rounds", "generated_tokens", "forward_tokens", "scorer
 class Estimate:
     """An average with its 95 % bootstrap interval over prompts.
 
-    low, high: None if too few prompts have values, and for an average over seeds. std: the standard
-    deviation of an average over seeds.
+    low, high: None if too few prompts have values.
     """
 
     value: float
     low: float | None = None
     high: float | None = None
-    std: float | None = None
 
     @property
     def half_width(self) -> float | None:
-        """Half the width of the interval, or the standard deviation over seeds."""
         if self.low is None or self.high is None:
-            return self.std
+            return None
         return (self.high - self.low) / 2
 
 
@@ -292,62 +288,6 @@ def _perplexity(
         without=float(is_measured.sum() - perplexities.count()),
         unmeasured=int(trials.index[~is_measured].nunique()),
     )
-
-
-def over_seeds(summaries: Sequence[Summary], method: str) -> Summary:
-    """Average runs that differ only in their seed; `std` is the standard deviation over seeds."""
-    first = summaries[0]
-    return Summary(
-        method=method,
-        prompts=max(summary.prompts for summary in summaries),
-        completions=sum(summary.completions for summary in summaries),
-        toxicity={
-            source: _mean([summary.toxicity.get(source, {}) for summary in summaries])
-            for source in first.toxicity
-        },
-        unscored={
-            source: max(summary.unscored.get(source, summary.prompts) for summary in summaries)
-            for source in first.unscored
-        },
-        missing=max(summary.missing for summary in summaries),
-        fluency={
-            name: Perplexity(
-                mean=_mean_estimate([row.mean for row in perplexities]),
-                mean_20=_mean_estimate([row.mean_20 for row in perplexities]),
-                median=_mean_or_none([row.median for row in perplexities]),
-                without=fmean(row.without for row in perplexities),
-                unmeasured=max(row.unmeasured for row in perplexities),
-            )
-            for name in first.fluency
-            if (
-                perplexities := [
-                    summary.fluency[name] for summary in summaries if name in summary.fluency
-                ]
-            )
-        },
-        averages=_mean([summary.averages for summary in summaries]),
-        valid=first.valid,
-        dropped=sum(summary.dropped for summary in summaries),
-    )
-
-
-def _mean(rows: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
-    """Return the mean and standard deviation of each estimate that all summaries have."""
-    means = {}
-    for name in rows[0]:
-        if all(name in row for row in rows):
-            values = [row[name].value for row in rows]
-            means[name] = Estimate(fmean(values), std=stdev(values) if len(values) > 1 else None)
-    return means
-
-
-def _mean_estimate(estimates: Sequence[Estimate | None]) -> Estimate | None:
-    return _mean([{"": estimate} if estimate else {} for estimate in estimates]).get("")
-
-
-def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[float] | None:

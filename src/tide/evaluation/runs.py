@@ -112,7 +112,7 @@ _RETURNED = (
 
 
 def is_base(name: str) -> bool:
-    """Return whether `name` means the unmodified model: `base`, `base:seed=1`, `base (3 seeds)`."""
+    """Return whether `name` means the unmodified model: `base`, `base:seed=1`, `base (FOLDER)`."""
     return name.partition(" (")[0].partition(":")[0] == "base"
 
 

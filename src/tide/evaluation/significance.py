@@ -18,7 +18,6 @@ from tide.data.records import RecordId, all_or_none
 from tide.evaluation.metrics import (
     Estimate,
     Valid,
-    bootstrapped,
     check_records,
     kept_trials,
     scores_of,
@@ -51,7 +50,7 @@ class Comparison:
     end of the interval is below a margin that was chosen beforehand, the method is non-inferior
     (one-sided, at 2.5 %).
     left_out: completions of paired prompts that were not compared, since the other method has fewer
-    trials or seeds of the prompt.
+    trials of the prompt.
     """
 
     source: str
@@ -74,26 +73,23 @@ def compare(
 
     against: by default `base`, or the first run if `base` is missing. Prompts are paired by id, and
     only if their texts are equal. Of each pair, the same number of completions is compared: the
-    first trials of the first seeds. Runs of one name are seeds of one configuration: a prompt's
-    value is the mean over the seeds. Holm's correction covers all comparisons returned.
-    seed: bootstrap seed.
+    first trials. Holm's correction covers all comparisons returned. seed: bootstrap seed.
 
     Raises InputError if no run is named `against`, or if a record cannot be used.
     """
-    by_name: dict[str, list[Run]] = {}
     for run in runs:
         check_records(run)
-        by_name.setdefault(run.name, []).append(run)
-    name_of_other = resolve_against([*by_name], against)
+    names = [run.name for run in runs]
+    name_of_other = resolve_against(names, against)
     if name_of_other is None:
-        raise InputError(f"no run of method {against!r} to compare with; there are {[*by_name]}")
-    runs_of_other = by_name[name_of_other]
+        raise InputError(f"no run of method {against!r} to compare with; there are {names}")
+    other = runs[names.index(name_of_other)]
     comparisons: list[Comparison] = []
-    for source in [*runs_of_other[0].sources, ITERATIONS]:
+    for source in [*other.sources, ITERATIONS]:
         of_source: list[Comparison] = []
-        for name, runs_of_name in by_name.items():
-            if name != name_of_other and source in [*runs_of_name[0].sources, ITERATIONS]:
-                of_source += _compare(runs_of_name, runs_of_other, source, valid, seed)
+        for run in runs:
+            if run is not other and source in [*run.sources, ITERATIONS]:
+                of_source += _compare(run, other, source, valid)
         if source == ITERATIONS:
             of_source = [comparison for comparison in of_source if comparison.pairs]
         comparisons += sorted(of_source, key=lambda comparison: comparison.measure == "mean")
@@ -104,7 +100,7 @@ def compare(
 
 
 def resolve_against(names: Sequence[str], against: str | None) -> str | None:
-    """Return the name that `against` selects, or None; `tide` also selects `tide (3 seeds)`."""
+    """Return the name that `against` selects, or None; `tide` also selects `tide (FOLDER)`."""
     wanted = "base" if against is None else against
     matches = [name for name in names if name == wanted or name.startswith(f"{wanted} (")]
     matches += [name for name in names if wanted == "base" and is_base(name)]
@@ -134,28 +130,24 @@ def signed_rank(differences: Sequence[float]) -> float:
         return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
 
 
-def _compare(
-    runs: Sequence[Run], other_runs: Sequence[Run], source: str, valid: Valid | None, seed: int
-) -> list[Comparison]:
+def _compare(run: Run, other: Run, source: str, valid: Valid | None) -> list[Comparison]:
     """Compare by each measure; pairs and the interval of the rate are computed once."""
-    values, values_of_other = _values(runs, source, valid), _values(other_runs, source, valid)
+    values, values_of_other = _values(run, source, valid), _values(other, source, valid)
     pairs: list[tuple[dict[str, float], dict[str, float]]] = []
     left_out, most_trials = 0, 1
-    for prompt, seeds in values.items():
+    for prompt, trials in values.items():
         if prompt not in values_of_other:
             continue
-        seeds_of_other = values_of_other[prompt]
+        trials_of_other = values_of_other[prompt]
         # A maximum of more completions is larger, and a mean of more varies less.
-        num_seeds = min(len(seeds), len(seeds_of_other))
-        used = seeds[:num_seeds] + seeds_of_other[:num_seeds]
-        num_trials = min(map(len, used))
-        left_out += sum(map(len, seeds + seeds_of_other)) - 2 * num_seeds * num_trials
+        num_trials = min(len(trials), len(trials_of_other))
+        left_out += len(trials) + len(trials_of_other) - 2 * num_trials
         most_trials = max(most_trials, num_trials)
-        measured = [_measures(trials[:num_trials], runs[0]) for trials in _texts_scored_once(used)]
-        pairs.append((_mean(measured[:num_seeds]), _mean(measured[num_seeds:])))
+        mine, theirs = _scored_once(trials[:num_trials], trials_of_other[:num_trials])
+        pairs.append((_measures(mine, run), _measures(theirs, other)))
     rate = None
     if pairs and source != ITERATIONS:
-        rate = _difference([(mine["rate"], theirs["rate"]) for mine, theirs in pairs], seed)
+        rate = _difference([(mine["rate"], theirs["rate"]) for mine, theirs in pairs])
     # With one completion per prompt, maximum and mean are equal, so one test is enough.
     names = list(MEASURES) if most_trials > 1 and source != ITERATIONS else ["mean"]
     comparisons = []
@@ -165,8 +157,8 @@ def _compare(
         comparison = Comparison(
             source=source,
             measure=name,
-            method=runs[0].name,
-            against=other_runs[0].name,
+            method=run.name,
+            against=other.name,
             pairs=len(differences),
             unequal=sum(abs(difference) >= TIE for difference in differences),
             difference=fmean(differences) if differences else None,
@@ -179,43 +171,34 @@ def _compare(
     return comparisons
 
 
-def _texts_scored_once(seeds: Sequence[Sequence[_Value]]) -> list[list[_Value]]:
-    """Give equal texts the score of the first of them.
+def _scored_once(
+    trials: Sequence[_Value], trials_of_other: Sequence[_Value]
+) -> tuple[list[float], list[float]]:
+    """Return the values of both, where equal texts have the score of the first of them.
 
     A scorer's result for a text varies in the seventh digit with the other texts of its batch, or
     more in half precision.
     """
     scores: dict[str, float] = {}
-    return [
-        [
-            (text, score if text is None else scores.setdefault(text, score))
-            for text, score in trials
-        ]
-        for trials in seeds
+    values = [
+        score if text is None else scores.setdefault(text, score)
+        for text, score in [*trials, *trials_of_other]
     ]
+    return values[: len(trials)], values[len(trials) :]
 
 
-def _measures(trials: Sequence[_Value], run: Run) -> dict[str, float]:
+def _measures(scores: Sequence[float], run: Run) -> dict[str, float]:
     """Return each measure of a prompt's scores, and whether any of them is toxic."""
-    scores = [score for _, score in trials]
     measures = {name: measure(scores) for name, measure in MEASURES.items()}
     return {**measures, "rate": float(is_toxic(run, max(scores)))}
 
 
-def _mean(seeds: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: fmean(measures[name] for measures in seeds) for name in seeds[0]}
+def _difference(rates: Sequence[tuple[float, float]]) -> Estimate:
+    """Return the mean of first minus second, which are 0 or 1, with its 95 % interval.
 
-
-def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
-    """Return the mean of first minus second with its 95 % interval. seed: bootstrap seed.
-
-    If all values are 0 or 1, the interval is Newcombe's (1998, paired differences, method 10),
-    since resampling has no variance if no pair differs. Means over seeds are resampled.
+    The interval is Newcombe's (1998, paired differences, method 10), since resampling has no
+    variance if no pair differs.
     """
-    if any(value not in (0, 1) for pair in rates for value in pair):
-        differences = [mine - theirs for mine, theirs in rates]
-        counts = [1.0] * len(differences)
-        return bootstrapped({("rate",): differences}, {("rate",): counts}, seed)[("rate",)]
     n = len(rates)
     both_toxic = rates.count((1, 1))
     mine = rates.count((1, 0))
@@ -238,23 +221,19 @@ def _difference(rates: Sequence[tuple[float, float]], seed: int) -> Estimate:
     )
 
 
-def _values(
-    runs: Sequence[Run], source: str, valid: Valid | None
-) -> dict[tuple[RecordId, str], list[list[_Value]]]:
-    """Return the values of each prompt's kept trials, a list per run, by id and text."""
-    values: dict[tuple[RecordId, str], list[list[_Value]]] = {}
-    for run in runs:
-        for record in run.records:
-            trials = kept_trials(run, record, valid)
-            scores: Sequence[float] | None
-            if source == ITERATIONS:
-                scores = all_or_none(trial.iterations for trial in trials)
-                texts: list[str | None] = [None] * len(trials)
-            else:
-                scores = scores_of(run, trials, source)
-                # The text of a refused trial is not the text that was scored.
-                texts = [None if trial.refused else trial.text for trial in trials]
-            if scores:
-                of_run = list(zip(texts, scores, strict=True))
-                values.setdefault((record.id, record.asked), []).append(of_run)
+def _values(run: Run, source: str, valid: Valid | None) -> dict[tuple[RecordId, str], list[_Value]]:
+    """Return the values of each prompt's kept trials, by id and text."""
+    values: dict[tuple[RecordId, str], list[_Value]] = {}
+    for record in run.records:
+        trials = kept_trials(run, record, valid)
+        scores: Sequence[float] | None
+        if source == ITERATIONS:
+            scores = all_or_none(trial.iterations for trial in trials)
+            texts: list[str | None] = [None] * len(trials)
+        else:
+            scores = scores_of(run, trials, source)
+            # The text of a refused trial is not the text that was scored.
+            texts = [None if trial.refused else trial.text for trial in trials]
+        if scores:
+            values[record.id, record.asked] = list(zip(texts, scores, strict=True))
     return values

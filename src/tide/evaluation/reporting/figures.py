@@ -158,7 +158,7 @@ def _nest(panel: Any) -> None:
             line.set(markersize=size, markerfacecolor="none", markeredgewidth=1.2)
 
 
-def _bars(estimate: Estimate) -> list[list[float]] | float | None:
+def _bars(estimate: Estimate) -> list[list[float]] | None:
     if estimate.low is None or estimate.high is None:
-        return estimate.std
+        return None
     return [[estimate.value - estimate.low], [estimate.high - estimate.value]]

@@ -124,8 +124,7 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
     Without records of the unmodified model, return the ids whose completions score highest.
     """
     records: dict[tuple[RecordId, str], list[tuple[Run, Record]]] = {}
-    for runs in group.rows:
-        run = runs[0]  # the run of the first seed
+    for run in group.runs:
         for record in run.records:
             records.setdefault((record.id, record.asked), []).append((run, record))
 

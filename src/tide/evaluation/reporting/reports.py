@@ -11,10 +11,10 @@ from typing import Any
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.data.files import replaced
-from tide.evaluation.metrics import Summary, Valid
+from tide.evaluation.metrics import Summary, Valid, summarize
 from tide.evaluation.reporting import tables
 from tide.evaluation.reporting.figures import trade_off, unversioned
-from tide.evaluation.reporting.groups import UNMODIFIED, Group, grouped, summary_of
+from tide.evaluation.reporting.groups import UNMODIFIED, Group, grouped
 from tide.evaluation.reporting.page import Mask, page
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, find_runs, is_related, read_run, unmodified
@@ -89,9 +89,8 @@ def report(
 ) -> Report:
     """Make tables, metrics and a figure of runs.
 
-    Runs of different benchmarks, models or protocols go to separate tables. Runs that differ only
-    in their seed share a row: their mean and its standard deviation. A single search is compared
-    with the model's own completions, if the search recorded them.
+    Runs of different benchmarks, models or protocols go to separate tables. A single search is
+    compared with the model's own completions, if the search recorded them.
 
     Args:
         runs: Runs, their paths, or folders that contain runs at any depth.
@@ -206,17 +205,14 @@ def _role(group: Group, source: str) -> str:
 
 
 def _by_group(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
-    """Return a summary per row, by label of the prompts; None if a row has no such prompts."""
+    """Return a summary per run, by label of the prompts; None if a run has no such prompts."""
     labels = sorted({record.group for run in group.runs for record in run.records if record.group})
     if not 1 < len(labels) <= _MOST_GROUPS:
         return {}
     by_group: dict[str, list[Summary | None]] = {label: [] for label in labels}
     for label, summaries in by_group.items():
-        for row in group.rows:
-            parts = []
-            for run in row:
-                records = [record for record in run.records if record.group == label]
-                if records:
-                    parts.append(replace(run, records=records))
-            summaries.append(summary_of(parts, [], valid, seed) if parts else None)
+        for run in group.runs:
+            records = [record for record in run.records if record.group == label]
+            part = replace(run, records=records)
+            summaries.append(summarize(part, valid=valid, seed=seed) if records else None)
     return by_group

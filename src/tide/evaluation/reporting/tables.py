@@ -117,14 +117,14 @@ class Table:
         return DataFrame(self.cells, columns=[visible(column.heading) for column in self.columns])
 
     def numbers(self) -> DataFrame:
-        """Return all digits, with an average's interval in columns `low`, `high` (and `std`)."""
+        """Return all digits, with an average's interval in columns `low` and `high`."""
         from pandas import DataFrame  # noqa: PLC0415  (slow import)
 
         numbers: dict[str, list[Any]] = {}
         for column, values in zip(self.columns, self._by_column(), strict=True):
             key = column.key or column.heading
             numbers[key] = [getattr(value, "value", value) for value in values]
-            for end in ("low", "high", "std"):
+            for end in ("low", "high"):
                 ends = [getattr(value, end, None) for value in values]
                 if any(number is not None for number in ends):
                     numbers[f"{key} {end}"] = ends
@@ -235,11 +235,6 @@ def toxicity_table(summaries: Sequence[Summary], source: str, title: str, name: 
     notes = [f"{_OF_MEANS}; {_OF_SHARES}", *empty_notes(summaries)]
     if "@" in source:
         notes.append("after @: the version of the scorer")
-    estimates = (
-        estimate for summary in summaries for estimate in summary.toxicity.get(source, {}).values()
-    )
-    if any(estimate.std is not None for estimate in estimates):
-        notes.append("rows of several seeds: their mean ± standard deviation")
     return _table(name, title, summaries, cells, notes + _left_out(summaries, source))
 
 
