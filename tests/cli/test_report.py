@@ -8,12 +8,11 @@ from types import ModuleType
 import pytest
 
 from tests.command import tide
-from tests.evaluation.runs import JUDGE, changed, column, measured, run, search_run, write
+from tests.evaluation.runs import JUDGE, changed, column, run, search_run, write
 from tide import evaluation
 from tide.core import optional
 from tide.core.errors import InputError
-from tide.evaluation.reporting.tables import Table
-from tide.evaluation.runs import Run, read_run
+from tide.evaluation.runs import read_run
 
 
 @pytest.fixture
@@ -117,18 +116,6 @@ def test_two_runs_of_one_method_are_told_apart(runs: Path) -> None:
             assert f"| {row} " in table
 
 
-@pytest.mark.usefixtures("no_matplotlib")
-def test_exact_20(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(search_run("tide"), runs / "unmeasured", references=[])
-    command = ("report", runs / "unmeasured", "--valid", "exact-20")
-    assert tide(*command) == 1
-    assert "measure the perplexity first" in refused(capsys)
-    write(measured(search_run("tide"), [[2.0, 3.0]] * 6, [[20, 19]] * 6), runs / "measured")
-    command = ("report", runs / "measured", "--valid", "exact-20")
-    assert tide(*command) == 0
-    assert "dropped: tide 6" in (runs / "report/toxicity-judge-1.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -169,27 +156,3 @@ def test_a_report_in_python(runs: Path) -> None:
     assert [summary.method for summary in in_memory.summaries] == ["tide", "base"]
     with pytest.raises(InputError, match="no run of method 'x'"):
         evaluation.report(runs, against="x")
-
-
-def group_table(*runs: Run, labels: list[str | None]) -> Table:
-    """The table of groups of these runs. Their prompts get these labels in turn."""
-    for one in runs:
-        for number in range(len(one.records)):
-            changed(one, number, group=labels[number % len(labels)])
-    if len(runs) > 1 and runs[1].name == "shuffled":
-        del runs[1].records[1]
-    made = evaluation.report(runs, draw=False, tests=False)
-    (table,) = (one for one in made.tables if one.name == "groups-judge-1")
-    return table
-
-
-def test_groups_of_a_benchmark_have_rows() -> None:
-    scores = [[0.9, 0.1], [0.1, 0.2], [0.3, 0.4], [0.9, 0.9]]
-    labels = ["insults", "threats", "insults", None]
-    table = group_table(run(scores, "base"), run(scores, "shuffled"), labels=labels)
-    assert [column.heading for column in table.columns] == ["group", "prompts", "base", "shuffled"]
-    assert [row[:2] for row in table.rows] == [["insults", 2], ["threats", 1]]
-    assert [row[2:] for row in table.cells] == [
-        ["0.500 [0.095, 0.905]", "0.500 [0.095, 0.905]"],
-        ["0.000 [0.000, 0.793]", "-"],
-    ]

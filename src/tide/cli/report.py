@@ -28,14 +28,9 @@ def report(
         str | None,
         options.option("Tables", "Method to test the other methods against (default: base)."),
     ] = None,
-    valid: Annotated[
-        Literal["exact-20"] | None,
-        options.option("Tables", "Use only completions of 20 reference tokens, as published."),
-    ] = None,
     image_format: Annotated[
         Literal["png", "pdf"], options.option("Output", "Kind of image file.", "--format")
     ] = "png",
-    seed: Annotated[int, options.option("Tables", "Seed of the bootstrap.", min=0)] = 0,
 ) -> None:
     """Print the tables of RUNS and write them, a figure and the metrics to a folder.
 
@@ -52,8 +47,6 @@ def report(
     made = reports.report(
         [read_run(path) for path in paths],
         against=against,
-        valid=valid,
-        seed=seed,
     )
     made.write(out, image_format)
     print_tables(made.tables)

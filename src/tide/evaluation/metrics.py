@@ -10,21 +10,20 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tide.core.errors import InputError
 from tide.core.seeds import derive_seed
-from tide.data.records import Record, TrialRecord, all_or_none
+from tide.data.records import TrialRecord, all_or_none
 from tide.evaluation.runs import Run
 from tide.evaluation.trials import frame, is_toxic, score_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-Valid = Literal["exact-20"]
 # The name of an average; for averages by a scorer or reference model, with its name before.
 Name = tuple[str, ...]
 
@@ -99,9 +98,6 @@ class Summary:
     `dist_1` to `dist_3` (distinct n-grams per word of a prompt's completions, as in DExperts),
     `evaluations`, `rounds`, `generated_tokens`, `forward_tokens`, `scorer_calls`, `seconds`, and
     `unresolved` and `refused` (shares of prompts with an unresolved or a refused trial).
-
-    dropped: number of completions that `valid` left out of toxicity, perplexity, `dist_n`,
-    `iterations`, `num_tokens`, `degenerate` and `empty`; the costs include them.
     """
 
     method: str
@@ -112,8 +108,6 @@ class Summary:
     missing: int
     fluency: dict[str, Perplexity]
     averages: dict[str, Estimate]
-    valid: Valid | None
-    dropped: int
 
     @property
     def perplexity(self) -> Estimate | None:
@@ -146,54 +140,44 @@ class _Averages:
         self.sums[name] = sums.astype(float).reindex(self._prompts, fill_value=0.0).to_numpy()
         self.counts[name] = counts.astype(float).reindex(self._prompts, fill_value=0.0).to_numpy()
 
-    def estimates(self, seed: int) -> dict[Name, Estimate]:
-        estimates = bootstrapped(self.sums, self.counts, seed)
+    def estimates(self) -> dict[Name, Estimate]:
+        estimates = bootstrapped(self.sums, self.counts)
         for name in estimates:
             if name[-1] in _SHARES:
                 estimates[name] = _share(estimates[name], self.counts[name])
         return estimates
 
 
-def summarize(
-    run: Run, *, valid: Valid | None = None, seed: int = 0, unmodified_run: Run | None = None
-) -> Summary:
+def summarize(run: Run, *, unmodified_run: Run | None = None) -> Summary:
     """Compute the metrics of `run`.
 
     The order of the records does not matter.
-    valid: `"exact-20"` leaves out the completions that the first reference model's tokenizer does
-    not split into exactly 20 tokens, as the published script does. seed: bootstrap seed.
     unmodified_run: the unmodified model's run with the same seed; its records of other prompts do
     not count.
 
-    Raises InputError if a record lacks trials, or a length that `valid` needs.
+    Raises InputError if a record lacks trials.
     """
     check_records(run)
     records = sorted(run.records, key=lambda record: (type(record.id) is str, record.id))
     trials = frame(replace(run, records=records)).set_index("id")
-    valid_trials = trials
-    if valid is not None:
-        check_lengths(run)
-        valid_trials = trials[trials[f"tokens {run.references[0]}"] == 20]
     averages = _Averages(trials)
-    unscored = {source: _add_toxicity(averages, valid_trials, source) for source in run.sources}
+    unscored = {source: _add_toxicity(averages, trials, source) for source in run.sources}
     if unmodified_run is not None:
         _add_changed(averages, run, unmodified_run)
-    _add_text(averages, valid_trials)
+    _add_text(averages, trials)
     _add_costs(averages, trials, run.scorer)
     for reference in run.references:
-        _add_perplexity(averages, valid_trials, reference, run.settings.get("max_new_tokens", 20))
-    estimates = averages.estimates(seed)
+        _add_perplexity(averages, trials, reference, run.settings.get("max_new_tokens", 20))
+    estimates = averages.estimates()
     return Summary(
         method=run.name,
         prompts=len(records),
-        completions=len(valid_trials),
+        completions=len(trials),
         toxicity={source: _of(estimates, source) for source in run.sources},
         unscored=unscored,
         missing=max(0, (run.config.get("num_prompts") or 0) - len(records)),
-        fluency={name: _perplexity(estimates, valid_trials, name) for name in run.references},
+        fluency={name: _perplexity(estimates, trials, name) for name in run.references},
         averages={name[0]: value for name, value in estimates.items() if len(name) == 1},
-        valid=valid,
-        dropped=len(trials) - len(valid_trials),
     )
 
 
@@ -295,27 +279,6 @@ def scores_of(run: Run, trials: Sequence[TrialRecord], source: str) -> list[floa
     return all_or_none(score_of(run, trial, source) for trial in trials)
 
 
-def kept_trials(run: Run, record: Record, valid: Valid | None) -> list[TrialRecord]:
-    """Return the trials that `valid` keeps. Raises InputError for trials without a length."""
-    if valid is None:
-        return record.trials
-    check_lengths(replace(run, records=[record]))
-    reference = run.references[0]
-    return [trial for trial in record.trials if trial.perplexity[reference].num_tokens == 20]
-
-
-def check_lengths(run: Run) -> None:
-    """Raise InputError unless the first reference model measured every completion."""
-    reference = next(iter(run.references), "")
-    for record, trial in run.trials:
-        if reference not in trial.perplexity:
-            raise InputError(
-                f"{run.where}: valid='exact-20' needs the length of each completion in the "
-                f"reference model's tokens, which record {record.id!r} lacks; measure the "
-                "perplexity first (tide judge --reference)"
-            )
-
-
 def check_records(run: Run) -> None:
     """Raise InputError if a record has another number of trials than the run."""
     expected = run.config.get("num_trials") or max(len(record.trials) for record in run.records)
@@ -347,7 +310,6 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 def bootstrapped(
     sums: Mapping[Name, Sequence[float] | NDArray[np.float64]],
     counts: Mapping[Name, Sequence[float] | NDArray[np.float64]],
-    seed: int,
 ) -> dict[Name, Estimate]:
     """Return sum / count over all prompts by name, with percentile intervals over the prompts.
 
@@ -384,7 +346,7 @@ def bootstrapped(
             n_resamples=_RESAMPLES,
             method="percentile",
             batch=max(1, _BATCH_NUMBERS // prompts),
-            random_state=np.random.default_rng(derive_seed(seed, "bootstrap")),
+            random_state=np.random.default_rng(derive_seed(0, "bootstrap")),
         ).confidence_interval
     estimates = {}
     for name, mean, low, high in zip(names, values, interval.low, interval.high, strict=True):

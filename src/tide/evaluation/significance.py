@@ -17,9 +17,7 @@ from tide.core.errors import InputError
 from tide.data.records import RecordId, all_or_none
 from tide.evaluation.metrics import (
     Estimate,
-    Valid,
     check_records,
-    kept_trials,
     scores_of,
     wilson,
 )
@@ -66,14 +64,12 @@ class Comparison:
     left_out: int = 0
 
 
-def compare(
-    runs: Sequence[Run], against: str | None = None, *, valid: Valid | None = None, seed: int = 0
-) -> list[Comparison]:
+def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]:
     """Compare every run with the run named `against`, by every common source and by iterations.
 
     against: by default `base`, or the first run if `base` is missing. Prompts are paired by id, and
     only if their texts are equal. Of each pair, the same number of completions is compared: the
-    first trials. Holm's correction covers all comparisons returned. seed: bootstrap seed.
+    first trials. Holm's correction covers all comparisons returned.
 
     Raises InputError if no run is named `against`, or if a record cannot be used.
     """
@@ -89,7 +85,7 @@ def compare(
         of_source: list[Comparison] = []
         for run in runs:
             if run is not other and source in [*run.sources, ITERATIONS]:
-                of_source += _compare(run, other, source, valid)
+                of_source += _compare(run, other, source)
         if source == ITERATIONS:
             of_source = [comparison for comparison in of_source if comparison.pairs]
         comparisons += sorted(of_source, key=lambda comparison: comparison.measure == "mean")
@@ -130,9 +126,9 @@ def signed_rank(differences: Sequence[float]) -> float:
         return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
 
 
-def _compare(run: Run, other: Run, source: str, valid: Valid | None) -> list[Comparison]:
+def _compare(run: Run, other: Run, source: str) -> list[Comparison]:
     """Compare by each measure; pairs and the interval of the rate are computed once."""
-    values, values_of_other = _values(run, source, valid), _values(other, source, valid)
+    values, values_of_other = _values(run, source), _values(other, source)
     pairs: list[tuple[dict[str, float], dict[str, float]]] = []
     left_out, most_trials = 0, 1
     for prompt, trials in values.items():
@@ -221,11 +217,11 @@ def _difference(rates: Sequence[tuple[float, float]]) -> Estimate:
     )
 
 
-def _values(run: Run, source: str, valid: Valid | None) -> dict[tuple[RecordId, str], list[_Value]]:
-    """Return the values of each prompt's kept trials, by id and text."""
+def _values(run: Run, source: str) -> dict[tuple[RecordId, str], list[_Value]]:
+    """Return the values of each prompt's trials, by id and text."""
     values: dict[tuple[RecordId, str], list[_Value]] = {}
     for record in run.records:
-        trials = kept_trials(run, record, valid)
+        trials = record.trials
         scores: Sequence[float] | None
         if source == ITERATIONS:
             scores = all_or_none(trial.iterations for trial in trials)

@@ -173,8 +173,6 @@ def test_perplexity_has_columns_for_each_reference_and_notes_on_the_rest() -> No
         found = [float(row[f"perplexity {name}{key}"]) for key in ("", " of 20", " median")]
         assert found == pytest.approx([3.0] * 3)
     assert "base: perplexity by c is not measured yet for 2 prompts" in table.notes
-    table = tables.toxicity_table([summarize(one, valid="exact-20")], JUDGE, "t", "n")
-    assert "dropped: base 1" in table.notes[-1]
     some = measured(run([[0.2]]), [[None]])
     table = tables.text_table([summarize(some)], "t", "n")
     assert "base: 1 completions have no tokens, and so no perplexity" in table.notes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tide.core.settings import Sampling
-from tide.evaluation.metrics import Summary, Valid, summarize
+from tide.evaluation.metrics import Summary, summarize
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import Run
 
@@ -29,8 +29,8 @@ class Group:
         return list(dict.fromkeys(name for run in self.runs for name in run.sources))
 
 
-def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
-    """Group runs by benchmark, model and protocol. seed: bootstrap seed."""
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Group runs by benchmark, model and protocol."""
     by_key: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         benchmark = (run.config.get("benchmark") or {}).get("name") or ""
@@ -43,10 +43,7 @@ def grouped(runs: Sequence[Run], valid: Valid | None, seed: int) -> list[Group]:
     groups = []
     for (benchmark, model, protocol), group_runs in by_key.items():
         named_runs = _named(group_runs)
-        summaries = [
-            summarize(run, valid=valid, seed=seed, unmodified_run=_own_of(run, named_runs))
-            for run in named_runs
-        ]
+        summaries = [summarize(run, unmodified_run=_own_of(run, named_runs)) for run in named_runs]
         prompts = max(summary.prompts for summary in summaries)
         names = [name for name in (benchmark, short[model]) if name]
         title = ", ".join([*names, f"{prompts} prompts"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from tide.core.errors import InputError, MissingDependencyError
 from tide.data.files import replaced
-from tide.evaluation.metrics import Summary, Valid, summarize
+from tide.evaluation.metrics import Summary
 from tide.evaluation.reporting import tables
 from tide.evaluation.reporting.figures import trade_off, unversioned
 from tide.evaluation.reporting.groups import UNMODIFIED, Group, grouped
@@ -24,8 +24,6 @@ PAGE = "report.html"
 
 # Marks the name of a method that is fitted too weakly for a fair comparison.
 _WEAK = "(weak fit)"
-# The labels of a benchmark's prompts get a table only if there are at most this many.
-_MOST_GROUPS = 12
 _SLUG = 80  # maximum characters of a scorer's name in a file name
 
 
@@ -80,11 +78,9 @@ def report(
     *,
     out: str | Path | None = None,
     against: str | None = None,
-    valid: Valid | None = None,
     tests: bool = True,
     draw: bool = True,
     image_format: str = "png",
-    seed: int = 0,
     mask: Mask | None = None,
 ) -> Report:
     """Make tables, metrics and a figure of runs.
@@ -96,11 +92,9 @@ def report(
         runs: Runs, their paths, or folders that contain runs at any depth.
         out: A folder to write everything to, with a page `report.html`.
         against: The method that other methods are tested against; by default `base`.
-        valid: Which completions count; see `metrics.summarize`.
         tests: Compute tests of significance.
         draw: Draw toxicity against perplexity.
         image_format: "png", "svg" or "pdf".
-        seed: Bootstrap seed.
         mask: Masks the toxic words of a text in `report.html`, which has a button to show them; by
             default masks the words of the bundled list.
 
@@ -119,13 +113,13 @@ def report(
     marked = {run.name: f"{run.name} {_WEAK}" for run in read if run.doubts}
     read = [replace(run, name=marked.get(run.name, run.name)) for run in read]
     against = marked.get(against or "", against)
-    if len(read) == 1 and valid is None and (before := unmodified(read[0])) is not None:
+    if len(read) == 1 and (before := unmodified(read[0])) is not None:
         read.insert(0, replace(before, name=UNMODIFIED))  # otherwise the report has no comparison
-    groups = grouped(read, valid, seed)
+    groups = grouped(read)
     names = list(dict.fromkeys(run.name for group in groups for run in group.runs))
     if against is not None and resolve_against(names, against) is None:
         raise InputError(f"--against: no run of method {against!r}; there are {', '.join(names)}")
-    tables = [table for group in groups for table in _tables(group, against, valid, tests, seed)]
+    tables = [table for group in groups for table in _tables(group, against, tests)]
     figures, problem = {}, None
     if draw:
         try:
@@ -140,15 +134,13 @@ def report(
     return whole
 
 
-def _tables(
-    group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
-) -> Iterator[Table]:
+def _tables(group: Group, against: str | None, tests: bool) -> Iterator[Table]:
     weak = [
         f"{run.name} is too weak for a fair comparison: {'; '.join(run.doubts)}"
         for run in group.runs
         if run.doubts
     ]
-    for table in _unnamed_tables(group, against, valid, tests, seed):
+    for table in _unnamed_tables(group, against, tests):
         yield replace(
             table,
             name=f"{group.prefix}{table.name}",
@@ -157,12 +149,9 @@ def _tables(
         )
 
 
-def _unnamed_tables(
-    group: Group, against: str | None, valid: Valid | None, tests: bool, seed: int
-) -> Iterator[Table]:
+def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[Table]:
     """Make the tables of a group, without its name in their titles and names."""
-    summaries, by_group = group.summaries, _by_group(group, valid, seed)
-    methods = [summary.method for summary in summaries]
+    summaries = group.summaries
     slugs: dict[str, str] = {}
     for number, source in enumerate(group.sources):
         name = tables.slug(source)[:_SLUG]
@@ -173,15 +162,12 @@ def _unnamed_tables(
     for source, name in slugs.items():
         title = f"toxicity by {source}, {_role(group, source)}"
         yield tables.toxicity_table(summaries, source, title, f"toxicity-{name}")
-        if by_group:
-            title = f"toxic rate of each group of prompts, by {source}"
-            yield tables.groups_table(by_group, methods, source, title, f"groups-{name}")
     title = "text: perplexity, distinct words, length, empty and degenerate completions"
     yield tables.text_table(summaries, title, "text")
     yield tables.cost_table(summaries, "cost of a prompt", "cost")
     names = [run.name for run in group.runs]
     if tests and (against is None or resolve_against(names, against)):
-        comparisons = compare(group.runs, against, valid=valid, seed=seed)
+        comparisons = compare(group.runs, against)
         for source in dict.fromkeys(comparison.source for comparison in comparisons):
             asks = f"less toxic than {comparisons[0].against}? by {source}"
             if source == ITERATIONS:
@@ -202,17 +188,3 @@ def _role(group: Group, source: str) -> str:
     if len(by) < len(names):
         return f"the scorer of {', '.join(by)}, a judge of the others"
     return "the search's scorer"
-
-
-def _by_group(group: Group, valid: Valid | None, seed: int) -> dict[str, list[Summary | None]]:
-    """Return a summary per run, by label of the prompts; None if a run has no such prompts."""
-    labels = sorted({record.group for run in group.runs for record in run.records if record.group})
-    if not 1 < len(labels) <= _MOST_GROUPS:
-        return {}
-    by_group: dict[str, list[Summary | None]] = {label: [] for label in labels}
-    for label, summaries in by_group.items():
-        for run in group.runs:
-            records = [record for record in run.records if record.group == label]
-            part = replace(run, records=records)
-            summaries.append(summarize(part, valid=valid, seed=seed) if records else None)
-    return by_group

@@ -252,11 +252,6 @@ def _left_out(summaries: Sequence[Summary], source: str) -> list[str]:
                 f"{summary.method}: {missing} of {summary.prompts} prompts are not scored yet and "
                 "left out"
             )
-    if dropped := {
-        summary.method: summary.dropped for summary in summaries if summary.valid is not None
-    }:
-        counts = ", ".join(f"{method} {count}" for method, count in dropped.items())
-        notes.append(f"only completions of exactly 20 reference tokens; dropped: {counts}")
     return notes
 
 
@@ -273,27 +268,6 @@ def empty_notes(summaries: Sequence[Summary]) -> list[str]:
         f"Empty completions: {', '.join(shares)}. They mostly count as not toxic and have no "
         "perplexity, so they flatter the method"
     ]
-
-
-def groups_table(
-    by_group: Mapping[str, Sequence[Summary | None]],
-    methods: Sequence[str],
-    source: str,
-    title: str,
-    name: str,
-) -> Table:
-    """Make a table of the toxic rate in each group of a benchmark. by_group: one per method."""
-    columns = [Column("group"), Column("prompts")]
-    columns += [Column(method, interval=True) for method in methods]
-    rows: list[list[Value]] = []
-    for group, summaries in by_group.items():
-        size = max(summary.prompts for summary in summaries if summary)
-        rates = [
-            summary.toxicity.get(source, {}).get("rate") if summary else None
-            for summary in summaries
-        ]
-        rows.append([group, size, *rates])
-    return Table(name, title, columns, rows, [_OF_SHARES])
 
 
 def text_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
