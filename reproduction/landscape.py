@@ -9,7 +9,8 @@ search and a random direction orthogonal to it; the trial with the most evaluati
 from __future__ import annotations
 
 import textwrap
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,6 @@ from tide.core.seeds import derive_seed
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Engine, Piece, Request
 from tide.evaluation import read_run
-from tide.evaluation.completion_cache import CompletionCache
 from tide.runtime.search import start_of
 from tide.scorers import score_texts
 from tide.scorers.base import is_empty
@@ -122,7 +122,7 @@ def explore(
     if settings.strategy.partition(":")[0] != "tide":
         settings = settings.model_copy(update={"strategy": "tide"})
     search = Detoxifier(engine, scorer=detoxifier.scorer, settings=settings)
-    with _Recording(engine) as recorded:
+    with _recorded(engine) as recorded:
         ((_, result),) = outcomes(search, [prompt], trials=[trial])
     if isinstance(result, TideError):
         raise result
@@ -132,9 +132,12 @@ def explore(
     # The prompt and the iterates, by round; a point may be completed several times in a round.
     trace, points = result.best.trace, dict[int, Tensor]()
     scores: dict[int, list[float]] = {}
-    for x, evaluation in zip(recorded.rows, trace, strict=False):
+    for request, evaluation in zip(recorded, trace, strict=False):
         if evaluation.role != "perturbation":
-            points[evaluation.round] = x[movable].float()
+            embedded = request.prompt
+            if isinstance(embedded, Sequence):
+                embedded = engine.embed_tokens(embedded)
+            points[evaluation.round] = embedded[movable].float()
             scores.setdefault(evaluation.round, []).append(evaluation.toxicity)
     steps = torch.stack([*points.values()]) - x0
     moved = steps.flatten(1).norm(dim=1).nonzero().flatten()
@@ -154,7 +157,7 @@ def explore(
         x = whole.clone()
         x[movable] += torch.einsum("a,atd->td", torch.from_numpy(weights).float(), plane)
         tried.append(x)
-    noise = recorded.seeds[: settings.completions_per_evaluation]
+    noise = [request.seed for request in recorded[: settings.completions_per_evaluation]]
     requests = [Request(x, settings.sampling, seed) for x in tried for seed in noise]
     completions = engine.portal.run(engine.complete, requests)
     texts = [completion.text for completion in completions]
@@ -171,21 +174,21 @@ def explore(
     )
 
 
-class _Recording(CompletionCache):
-    """Records the embeddings and the seed of every completion, in order."""
+@contextmanager
+def _recorded(engine: Engine) -> Iterator[list[Request]]:
+    """Record every request that the engine completes, in order."""
+    requests: list[Request] = []
+    write = engine._write
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.rows: list[Tensor] = []
-        self.seeds: list[int] = []
+    def record(request: Request) -> AsyncGenerator[Piece, None]:
+        requests.append(request)
+        return write(request)
 
-    def write(
-        self, write: Callable[[Request], AsyncGenerator[Piece, None]], request: Request
-    ) -> AsyncGenerator[Piece, None]:
-        prompt, embed = request.prompt, self.engine.embed_tokens
-        self.rows.append(embed(prompt) if isinstance(prompt, Sequence) else prompt)
-        self.seeds.append(request.seed)
-        return super().write(write, request)
+    engine._write = record  # type: ignore[method-assign]
+    try:
+        yield requests
+    finally:
+        del engine._write
 
 
 def _plane(step: Tensor, seed: int) -> Tensor:

@@ -18,7 +18,6 @@ from tide.data.prompts import Row
 from tide.data.records import Record
 from tide.detoxifier.presets import PRESETS
 from tide.engines import Engine
-from tide.evaluation.completion_cache import CompletionCache
 from tide.evaluation.methods import Method, TimeShares, load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 
@@ -196,21 +195,6 @@ def test_an_unknown_protocol() -> None:
 
 def timeless(record: Record) -> dict[str, Any]:
     return record.model_dump(exclude={"trials": {"__all__": {"seconds"}}})
-
-
-def test_base_completions_are_written_once() -> None:
-    engine = scripted_engine()
-    alone = records("tide")
-    with CompletionCache(engine) as cache:
-        records("base", engine=engine)
-        assert len(engine.requests) == 3 * len(PROMPTS)
-        engine.requests.clear()
-        shared = records("tide", engine=engine)
-    evaluations = sum(sum(column(record, "evaluations")) for record in shared.values())
-    assert len(engine.requests) == evaluations - 3 * len(PROMPTS)
-    assert cache.seconds_saved > 0
-    for number, record in alone.items():
-        assert timeless(shared[number]) == timeless(record)
 
 
 def test_stop_strings_are_recorded_and_named() -> None:

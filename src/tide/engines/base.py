@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -38,7 +37,6 @@ FinishReason = Literal["length", "stop"]
 # No machine has memory for more rows than the limit. None means the engine's default.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-COMPLETION_CACHE: ContextVar[Any] = ContextVar("cache", default=None)  # of the running evaluation
 _GREEDY = Sampling(max_new_tokens=1, temperature=0.0)
 # Maximum number of spellings banned with a word; some punctuation marks have dozens of spellings.
 MOST_SPELLINGS = 8
@@ -361,10 +359,7 @@ class Engine(ABC):
         unread = len(request.prompt) - reread
         with self._calling("write", awaits=True):
             self.check(request)
-            cache = COMPLETION_CACHE.get()
-            shared = cache is not None and cache.engine is self
-            writing = cache.write(self._write, request) if shared else self._write(request)
-            async with aclosing(writing) as pieces:
+            async with aclosing(self._write(request)) as pieces:
                 async for piece in pieces:
                     written += len(piece.token_ids)
                     self._check_piece(piece, written, request)

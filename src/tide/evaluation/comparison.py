@@ -25,9 +25,7 @@ from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
-from tide.engines.base import COMPLETION_CACHE
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
-from tide.evaluation.completion_cache import CompletionCache
 from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
 from tide.evaluation.methods import Method, OnCluster, check_method, load_method
 from tide.evaluation.metrics import summarize
@@ -133,10 +131,7 @@ def evaluate(
     """
     # 1. Read the prompts, and check the names before loading a model, which is slow.
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
-    names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
-    if classes := [spec for spec in names if not isinstance(spec, str)]:
-        raise InputError(f"methods: write a class as 'module:Class' (got {classes[0]!r})")
-    specs = [method for spec in names for method in alternatives(spec, "--methods")]
+    specs = _specs(methods)
     options, progress = dict(engine_options or {}), progress or Progress()
     called = model.name if isinstance(model, Engine) else str(model)
     for spec in specs:
@@ -153,7 +148,11 @@ def evaluate(
         guide: Scorer | str = inside.scorer
         on_cluster, dtype = None, options.get("dtype", "auto")
         if cluster is None:
-            used = open_engine(model, engine, options, running)
+            if isinstance(model, Engine):
+                used = model
+            else:
+                used = load_engine(engine, model, **options)
+                running.callback(used.close)
             dtype = used.dtype
         elif isinstance(model, Engine) or inside.spec is None:
             raise InputError("cluster: pass names of model and scorer; each process loads them")
@@ -190,32 +189,25 @@ def evaluate(
             running.close()
 
         # 5. Read the runs.
-        # Runs of earlier calls may have records of further prompts.
         prompt_ids = {row.id for row in prompts.rows}
-        return [
-            replace(
-                run,
-                config={**run.config, "num_prompts": len(prompt_ids)},
-                records=[record for record in run.records if record.id in prompt_ids],
-            )
-            for run in map(_summarized, paths, failed)
-        ]
+        return [_part(run, prompt_ids) for run in map(_summarized, paths, failed)]
 
 
-def open_engine(
-    model: str | Path | Engine, engine: str, options: Mapping[str, Any], stack: ExitStack
-) -> Engine:
-    """Return an engine; until `stack` is closed, it writes equal completions once for this caller.
+def _specs(methods: str | Sequence[str]) -> list[str]:
+    """Return a spec for each method, with one value of each option."""
+    names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
+    if classes := [spec for spec in names if not isinstance(spec, str)]:
+        raise InputError(f"methods: write a class as 'module:Class' (got {classes[0]!r})")
+    return [method for spec in names for method in alternatives(spec, "--methods")]
 
-    `stack` closes an engine that was loaded here.
-    """
-    loaded = model if isinstance(model, Engine) else load_engine(engine, model, **options)
-    if loaded is not model:
-        stack.callback(loaded.close)
-    cache = COMPLETION_CACHE.get()
-    if cache is None or cache.engine is not loaded:
-        stack.enter_context(CompletionCache(loaded))
-    return loaded
+
+def _part(run: Run, prompt_ids: set[RecordId]) -> Run:
+    """Return a run without the records of other prompts, which earlier calls may have added."""
+    return replace(
+        run,
+        config={**run.config, "num_prompts": len(prompt_ids)},
+        records=[record for record in run.records if record.id in prompt_ids],
+    )
 
 
 def _on_cluster(create: Callable[..., Detoxifier], **where: Any) -> OnCluster:

@@ -24,7 +24,6 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, is_file, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
-from tide.engines.base import COMPLETION_CACHE
 from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
@@ -62,8 +61,8 @@ _WITHOUT_EFFECT = {"num_trials"}
 class TimeShares:
     """Measures the seconds of each prompt; elapsed time is split equally among running prompts."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._last = clock, clock()
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
         self._charged = 0.0  # seconds charged to a prompt that has run from the start
         self._begun: dict[int, float] = {}
 
@@ -79,18 +78,12 @@ class TimeShares:
 
     def skip(self) -> None:
         """Charge the time since the last call to no prompt."""
-        self._last = self._clock()
+        self._last = time.perf_counter()
 
     def _share(self) -> None:
-        now = self._clock()
+        now = time.perf_counter()
         self._charged += (now - self._last) / max(1, len(self._begun))
         self._last = now
-
-
-def _clock() -> float:
-    """Return the clock plus the seconds that cached completions took when generated."""
-    cache = COMPLETION_CACHE.get()
-    return time.perf_counter() + (cache.seconds_saved if cache else 0.0)
 
 
 class SearchMethod:
@@ -134,7 +127,7 @@ class SearchMethod:
         progress: receives a baseline's progress within a batch.
         Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
-        shares = TimeShares(_clock)
+        shares = TimeShares()
         prompts = (shares.begin(number, row.asked) for number, row in enumerate(rows))
         if self._on_cluster is None:
             detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
