@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,13 +228,3 @@ def test_the_published_protocol_gives_its_variant_to_strategies_that_walk() -> N
     }
     assert [method.name for method in made.values()] == list(made)
     assert made["tide"].config["strategy_options"]["variant"] == "published"
-
-
-def test_a_preset_file_holds_for_every_strategy(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    content = {"tide_preset": 1, "settings": {"toxicity_threshold": 0.3}}
-    path.write_text(json.dumps(content))
-    engine, protocol = scripted_engine(), load_protocol("tide")
-    for name in ("tide", "backtrack"):
-        found = load_method(name, engine, ReadingScorer(), protocol, {}, preset=path).settings
-        assert (found.strategy, found.toxicity_threshold) == (name, 0.3)

@@ -1,4 +1,4 @@
-"""Nothing in a policy file, or in a preset that it names, can run code."""
+"""Nothing in a policy file can run code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tide.core.settings import Settings
-from tide.detoxifier.presets import TUNABLE
 from tide.plugins.options import Options
 from tide.scorers import REGISTRY as SCORERS
 from tide.scorers import WRAPPERS
@@ -36,30 +35,21 @@ def scorer_specs(code: str) -> list[str]:
     return specs
 
 
-def test_no_field_of_a_policy_or_preset_runs_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_field_of_a_policy_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     has_run = tmp_path / "has_run"
     for name in ("evil.py", "evil_module.py"):
         Path(name).write_text(f"open({str(has_run)!r}, 'w')\nclass F: ...\n")
-    preset, path = tmp_path / "preset.json", tmp_path / "policies.yaml"
+    path = tmp_path / "policies.yaml"
     policies: list[dict[str, object]] = []
     for code in ("evil.py:F", "evil_module:F"):
         policies += [{"strategy": spec} for spec in strategy_specs(code)]
         policies += [{"scorer": spec} for spec in scorer_specs(code)]
         fields = [name for name in Policy.model_fields if name not in ("never", "repaired_mark")]
         policies += [{name: code} for name in fields]
-        settings = [{name: code} for name in (*TUNABLE, "scorer", "engine")]
-        settings += [{"strategy": spec} for spec in strategy_specs(code)]
-        policies += [{"tide_preset": 1, "settings": values} for values in settings]
-    assert len(policies) > 400
+    assert len(policies) > 200
     for policy in policies:
-        written = policy
-        if "tide_preset" in policy:
-            preset.write_text(json.dumps(policy))
-            written = {"preset": str(preset)}
-        path.write_text(json.dumps({"policies": {"a": written}}))
+        path.write_text(json.dumps({"policies": {"a": policy}}))
         with pytest.raises(PolicyError) as caught:
             Policies(CommandLine("pocket", lambda texts: [0.1] * len(texts)), path).close()
         assert "\n" not in str(caught.value), policy

@@ -68,7 +68,7 @@ class Evaluation(Scores):
         str,
         options.option(
             "Search",
-            "base (the unmodified model), presets (or preset files), strategies and baselines; "
+            "base (the unmodified model), presets, strategies and baselines; "
             "options follow the name: base,tide,resample:temperature=1.0... "
             "'tide:num_samples=2|4|8' names a method for each value. Available: "
             f"{options.METHODS}. ('tide methods NAME' lists its options.)",

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
 from tide.core.settings import CHAT_TEMPERATURE, CHAT_TOKENS, Sampling, Settings
-from tide.detoxifier.presets import DEFAULT, PRESETS, TUNABLE
+from tide.detoxifier.presets import DEFAULT, PRESETS
 from tide.engines import REGISTRY as ENGINES
 from tide.plugins.specs import parse, split_specs
 from tide.scorers import DEFAULT_SCORER, WRAPPERS
@@ -84,9 +84,14 @@ class Command(TyperCommand):
         return super().get_short_help_str(10_000)
 
 
+_OF_PRESETS = (
+    *("strategy", "toxicity_threshold", "max_iterations", "num_samples", "mu", "mu_relative"),
+    *("step_size", "step_relative", "perturb", "completions_per_evaluation"),
+    "reject_degenerate",
+)
 # Help texts of the defaults that depend on the preset or on the prompt.
 BY_PRESET = {
-    **dict.fromkeys(TUNABLE, "by --preset"),
+    **dict.fromkeys(_OF_PRESETS, "by --preset"),
     "max_new_tokens": f"{Settings().max_new_tokens}; for a chat {CHAT_TOKENS}",
     "temperature": f"{Settings().temperature}; for a chat the model's value, or {CHAT_TEMPERATURE}",
 }
@@ -136,7 +141,7 @@ Preset = Annotated[
     option(
         "Search",
         f"Initial settings: auto ({DEFAULT}; for another strategy the preset with the model's "
-        f"name, else relative), {_PRESETS}, or a preset file.",
+        f"name, else relative), {_PRESETS}.",
     ),
 ]
 EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.", "--engine")]

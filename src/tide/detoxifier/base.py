@@ -48,7 +48,7 @@ def streamed(future: Future[_T]) -> _T:
 
 
 def resolved(
-    preset: str | Path,
+    preset: str,
     model: str,
     overrides: Mapping[str, Any],
     settings: Settings | None = None,
@@ -83,7 +83,7 @@ class DetoxifierBase:
         *,
         scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any] = DEFAULT_SCORER,
         engine: str = "transformers",
-        preset: str | Path = "auto",
+        preset: str = "auto",
         settings: Settings | None = None,
         device: str | None = None,
         dtype: str | None = None,

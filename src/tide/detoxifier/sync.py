@@ -42,7 +42,7 @@ class Detoxifier(DetoxifierBase):
         scorer: A spec, a `Scorer`, or a function from a list of texts to scores in [0, 1]; a scorer
             or a function may be asynchronous.
         engine: The engine that runs `model`: "transformers", "vllm" or "openai".
-        preset: Settings to start from: a name, a preset file, or "auto", which is
+        preset: Settings to start from: a name, or "auto", which is
             "backtrack" or, for another strategy, the preset of the model's name.
         settings: Settings to use as they are, without a preset.
         device: "cpu", "cuda", "cuda:1", ... By default a GPU if there is one.

@@ -69,7 +69,7 @@ def evaluate(
     scorer: AnyScorer = DEFAULT_SCORER,
     judges: AnyScorer | Sequence[AnyScorer] = (),
     protocol: str = "tide",
-    preset: str | Path = "auto",
+    preset: str = "auto",
     reference: AnyReference | Sequence[AnyReference] = "auto",
     reference_engine: str = "transformers",
     reference_options: Mapping[str, Any] | None = None,

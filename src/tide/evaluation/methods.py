@@ -21,7 +21,7 @@ from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings
 from tide.core.validation import unknown
 from tide.data.prompts import Row
 from tide.data.records import Record, TrialRecord, to_record
-from tide.detoxifier.presets import PRESETS, is_file, preset_values
+from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
 from tide.evaluation.progress import Progress
@@ -253,7 +253,7 @@ def check_method(
     protocol: EvaluationProtocol,
     common: Mapping[str, Any],
     artefacts: Path | None = None,
-    preset: str | Path = "auto",
+    preset: str = "auto",
 ) -> None:
     """Raise the InputErrors of `load_method` that do not depend on the loaded model.
 
@@ -274,7 +274,7 @@ def load_method(
     protocol: EvaluationProtocol,
     common: Mapping[str, Any],
     artefacts: Path | None = None,
-    preset: str | Path = "auto",
+    preset: str = "auto",
     on_cluster: OnCluster | None = None,
 ) -> Method:
     """Load the method that `spec` names; `common` settings override those of the `protocol`.
@@ -295,11 +295,10 @@ def load_method(
         standard, settings = resolve_settings(*rules), resolve_settings(*rules, common)
         return _baseline(spec, name, model, scorer, standard, settings, artefacts)
     model_name = model.name if isinstance(model, Engine) else model
-    of_preset = name in PRESETS and not (is_file(preset) and name in STRATEGIES.names())
     if name == "base":
         begun: Mapping[str, Any] = _BASE
         usual = begun
-    elif of_preset or is_file(name):
+    elif name in PRESETS:
         begun = usual = preset_values(name, model_name)
     else:
         begun = _for_strategy(name, preset_values(preset, model_name, name))
@@ -312,7 +311,7 @@ def load_method(
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
     standard = resolve_settings(usual, *rules, _with_options(usual, protocol.variant))
-    full_name = run_name(_name_without_folder(name), settings, standard)
+    full_name = run_name(name, settings, standard)
     return SearchMethod(
         full_name,
         model,
@@ -356,19 +355,14 @@ def _with_options(
     return {"strategy": format_spec(name, {**options, **(changes or {})})}
 
 
-def _name_without_folder(name: str) -> str:
-    """Return the name of a method, or the name of a preset file without its folder."""
-    return Path(name).name if is_file(name) else name
-
-
-def method_of(detoxifier: Detoxifier, preset: str | Path, *, chats: bool = False) -> SearchMethod:
+def method_of(detoxifier: Detoxifier, preset: str, *, chats: bool = False) -> SearchMethod:
     """Make a method for texts or `chats` from a detoxifier that was made with `preset`."""
     settings, engine = detoxifier.settings, detoxifier.engine
     name = parse_spec(settings.strategy)[0]
     values = preset_values(preset, engine.name, name)
     standard = _for_strategy(name, values)
     if standard is values and preset != "auto":
-        name = _name_without_folder(str(preset))
+        name = preset
     usual = resolve_settings(standard)
     if chats:
         settings = settings.for_chat(engine.chat_sampling)
@@ -409,7 +403,7 @@ def _is_search(name: str) -> bool:
     """Whether `name` is a strategy or a preset. A class given by path may also be a baseline."""
     if ":" in name:
         return not hasattr(STRATEGIES.load(name), "generate")
-    return name in {*PRESETS, *STRATEGIES.names()} or is_file(name)
+    return name in {*PRESETS, *STRATEGIES.names()}
 
 
 def _check_name(name: str) -> None:
