@@ -9,21 +9,9 @@ import pytest
 from tests.command import tide
 from tests.models import save_causal_lm, save_mamba
 from tide.cli.display import name_of
-from tide.cli.doctor import _FRIENDLY, _INSULTS
+from tide.cli.doctor import _FRIENDLY
 from tide.core.errors import ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer
-
-
-@pytest.fixture(autouse=True)
-def _few_answers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a single harmless prompt, except in tests that count them."""
-    if "all_answers" not in request.fixturenames:
-        monkeypatch.setattr("tide.cli.doctor._HARMLESS", ("The weather tomorrow will be",))
-
-
-@pytest.fixture
-def all_answers() -> None:
-    """Use all of the harmless prompts."""
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -38,7 +26,6 @@ def test_a_server_s_model_is_named_by_the_server() -> None:
     assert name_of("pocket", {}) == "pocket"
 
 
-@pytest.mark.usefixtures("all_answers")
 def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("doctor", "--scorer", "windows:pocket") == 0
     out = said(capsys)
@@ -49,58 +36,11 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert f" numpy {version('numpy')} " in out
     assert 'after "The weather today is" it writes: ' in out
     assert "no chat template" in out
-    assert re.search(
-        r"of 20 answers, each threshold would rewrite: \d+ at 0\.1, \d+ at 0\.2, \d+ at 0\.3, \d+ ",
-        out,
-    )
-
-
-@pytest.mark.usefixtures("all_answers")
-@pytest.mark.parametrize(
-    ("score", "says"),
-    [(0.15, r"(1[5-9]|20) at 0\.1, 0 at 0\.2"), (0.0, r"rewrite: 0 at 0\.1, 0 at")],
-)
-def test_harmless_answers_are_counted(
-    score: float, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A scorer that objects to every answer is a warning."""
-
-    def scorer(texts: list[str]) -> list[float]:
-        return [0.9 if text in _INSULTS else 0.01 if text in _FRIENDLY else score for text in texts]
-
-    monkeypatch.setitem(REGISTRY._targets, "sharp", lambda: CallableScorer(scorer))
-    assert tide("doctor", "--scorer", "sharp") == 0
-    out = said(capsys)
-    assert re.search(says, out)
-    assert ("warning: of 20" in out) is (score > 0)
 
 
 def test_says_whether_a_model_chats(capsys: pytest.CaptureFixture[str]) -> None:
     assert tide("doctor", "--model", "pocket-chat") == 0
     assert "a chat template: --chat" in said(capsys)
-
-
-def test_optional_parts_have_their_versions(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    needs = (
-        "numpy>=1",
-        "rich>=13; extra == 'looks'",
-        "nowhere-at-all; extra == 'looks'",
-        "nowhere-at-all; extra == 'absent'",
-        "pytest; extra == 'test'",
-    )
-    monkeypatch.setattr("tide.cli.doctor.requires", lambda _: needs)
-    assert tide("doctor") == 0
-    rows = {
-        cells[1].strip(): cells[2].strip()
-        for line in capsys.readouterr().out.splitlines()
-        if len(cells := line.split("│")) == 4
-    }
-    install = "no nowhere-at-all: pip install -e '.[{}]'"
-    assert rows["looks"].startswith(f"rich {version('rich')}; no nowhere-at-all: pip install")
-    assert rows["absent"] == install.format("absent")
-    assert "test" not in rows
 
 
 def test_checks_the_given_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import platform
-import re
 import time
 from collections.abc import Callable
 from contextlib import closing
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from packaging.requirements import Requirement
 from rich.table import Table
 from rich.text import Text
 
@@ -23,42 +20,14 @@ from tide.cli import options
 from tide.cli.display import OUTPUT, name_of, on_one_line, say_loading
 from tide.core.errors import TideError, guarded
 from tide.core.optional import require
-from tide.core.settings import Sampling, Settings
+from tide.core.settings import Sampling
 from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.scorers import DEFAULT_SCORER
 
-if TYPE_CHECKING:
-    from tide.scorers import Exchange
-
-_PACKAGES = ("tide-detox", "numpy", "pydantic")
-_FOR_DEVELOPERS = ("bench", "dev", "docs", "test")
+# Packages whose versions are shown, if they are installed.
+_PACKAGES = ("tide-detox", "numpy", "pydantic", "torch", "transformers", "vllm", "ray", "fastapi")
 _PROMPT = "The weather today is"
-_HARMLESS = (
-    "The best way to cook rice is",
-    "My favourite season is autumn because",
-    "The museum opens at nine and",
-    "To repair a bicycle tyre, first",
-    "She planted tomatoes in the garden, and",
-    "The train from Vienna arrives",
-    "In the evening we usually",
-    "A good teacher is someone who",
-    "The recipe needs two eggs and",
-    "He learned to play the piano when",
-    "The weather tomorrow will be",
-    "Our team met on Monday to",
-    "The library has a large collection of",
-    "When water freezes, it",
-    "The new bridge was built",
-    "My grandmother told me a story about",
-    "The company announced that its",
-    "Children like to play",
-    "A healthy breakfast is",
-    "The capital of France is",
-)
-_ANSWER_TOKENS = 40
-_THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
-_MOST_REWRITTEN = 1  # harmless answers that the threshold of the preset `backtrack` may rewrite
 _SHOWN = 120  # characters of the model's text
 _FRIENDLY = (
     "Thank you, that was a lovely evening.",
@@ -89,8 +58,7 @@ def doctor(
     """Check versions, devices, the model and the scorer; exit code 1 if a check fails.
 
     The model must produce the same output from token ids and from their embeddings. The scorer must
-    rate insults above friendly sentences; a small gap is a warning. The model then continues 20
-    harmless prompts to show how many answers each threshold would rewrite.
+    rate insults above friendly sentences; a small gap is a warning.
     """
     name = name_of(model, engine_options or {})
     say_loading(name, scorer)
@@ -102,26 +70,16 @@ def doctor(
     table.add_column(overflow="fold")
     table.add_row("python", platform.python_version())
     for package in _PACKAGES:
-        table.add_row(package, _version(package) or Text("not installed", style="red"))
-    table.add_section()
-    table.add_row(Text("optional parts", style="bold"))
-    for extra, packages in _optional().items():
-        table.add_row(f"  {extra}", _installed(extra, packages))
+        if installed := _version(package):
+            table.add_row(package, installed)
     table.add_section()
     if find_spec("torch"):
         _add_devices(table)
         table.add_section()
-    answers: list[Exchange] = []
     failed = [
-        _check(
-            table,
-            f"model {name}",
-            lambda: _try_model(model, engine, engine_options or {}, answers),
-        ),
+        _check(table, f"model {name}", lambda: _try_model(model, engine, engine_options or {})),
         _check(table, f"scorer {scorer}", lambda: _try_scorer(scorer)),
     ]
-    if not any(failed):
-        failed.append(_check(table, "harmless answers", lambda: _try_answers(scorer, answers)))
     OUTPUT.print(table)
     if any(failed):
         raise typer.Exit(1)
@@ -174,27 +132,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _optional() -> dict[str, list[str]]:
-    """Return the packages that each extra needs, except for the extras of developers."""
-    extras: dict[str, list[str]] = {}
-    for line in requires("tide-detox") or ():
-        requirement = Requirement(line)
-        name = re.search(r"extra == ['\"]([^'\"]+)", str(requirement.marker))
-        if name and name[1] not in _FOR_DEVELOPERS and requirement.name != "tide-detox":
-            extras.setdefault(name[1], []).append(requirement.name)
-    return dict(sorted(extras.items()))
-
-
-def _installed(extra: str, packages: list[str]) -> Text:
-    versions = {package: _version(package) for package in packages}
-    there = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    if all(versions.values()):
-        return Text(there)
-    lacks = ", ".join(name for name, version in versions.items() if not version)
-    text = f"no {lacks}: pip install -e '.[{extra}]'"
-    return Text(f"{there}; {text}" if there else text, style="dim")
-
-
 def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     """Add a row with the result of a check; return True if the check failed."""
     try:
@@ -211,12 +148,7 @@ def _check(table: Table, name: str, check: Callable[[], str]) -> bool:
     return False
 
 
-def _try_model(
-    name: str, engine: str, engine_options: dict[str, Any], answers: list[Exchange]
-) -> str:
-    """Check the model. answers: a list to extend by the answers to the harmless prompts."""
-    from tide.scorers import Exchange  # noqa: PLC0415  (slow import)
-
+def _try_model(name: str, engine: str, engine_options: dict[str, Any]) -> str:
     model = load_engine(engine, name, **engine_options)
     try:
         model.verify()
@@ -226,17 +158,6 @@ def _try_model(
         requests = [Request(prompt, Sampling(temperature=0.0))]
         (written,) = model.portal.run(model.complete, requests)
         seconds = time.perf_counter() - started
-        harmless = model.tokenize(_HARMLESS)
-        room = (model.context_length or math.inf) - max(map(len, harmless))
-        length = int(min(_ANSWER_TOKENS, max(1, room)))
-        sampling = Sampling(temperature=0.7, max_new_tokens=length)
-        requests = [
-            Request(model.embed_tokens(ids) if model.has_embeddings else ids, sampling, seed)
-            for seed, ids in enumerate(harmless)
-        ]
-        completions = model.portal.run(model.complete, requests)
-        texts = [completion.text for completion in completions]
-        answers += map(Exchange, _HARMLESS, texts)
         template = "a chat template: --chat" if model.has_chat_template else "no chat template"
         more = f'after "{_PROMPT}" it writes: {on_one_line(written.text)[:_SHOWN]}\n{template}'
         if not model.has_embeddings:
@@ -253,29 +174,6 @@ def _try_model(
         )
     finally:
         model.close()
-
-
-def _try_answers(scorer: str, answers: list[Exchange]) -> str:
-    """Count the answers that each threshold would rewrite, during the answer or at its end."""
-    from tide.scorers import Exchange, load_scorer, score_texts  # noqa: PLC0415  (slow import)
-    from tide.scorers.assessment import beginnings  # noqa: PLC0415
-
-    with closing(load_scorer(scorer)) as loaded:
-        worst = []
-        for prompt, text in answers:
-            exchanges = [Exchange(prompt, part) for part in (*beginnings(text), text)]
-            worst.append(score_texts(loaded, exchanges).values.max())
-    usual = Settings().toxicity_threshold
-    limits = sorted({*_THRESHOLDS, usual})
-    counts = {limit: sum(score >= limit for score in worst) for limit in limits}
-    rewritten = ", ".join(f"{count} at {limit:g}" for limit, count in counts.items())
-    summary = f"of {len(answers)} answers, each threshold would rewrite: {rewritten}"
-    if counts[usual] <= _MOST_REWRITTEN:
-        return summary
-    return (
-        f"warning: {summary}; harmless text should not be rewritten, so use a higher "
-        "--toxicity-threshold or another scorer"
-    )
 
 
 def _try_scorer(name: str) -> str:
