@@ -8,13 +8,35 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Annotated
+from statistics import fmean
+from typing import Annotated, Any
 
 import typer
 
 from tide import TideError
-from tide.data.records import to_published
+from tide.data.records import Record
 from tide.evaluation import Run, read_run
+
+# The list of each field of a trial.
+LISTS = {
+    "text": "completions",
+    "toxicity": "toxicity_scores",
+    "iterations": "num_iter_steps",
+    "cosine": "cosine_sims",
+}
+
+
+def to_published(record: Record) -> dict[str, Any]:
+    """Convert a record to a published object, without lists that lack a value of any trial."""
+    about = {"id": record.id, "prompt": record.prompt}
+    lists = {}
+    for field, name in LISTS.items():
+        values = [getattr(trial, field) for trial in record.trials]
+        if None not in values:
+            lists[name] = values
+    scores = [trial.toxicity for trial in record.trials]
+    averages = {"avg_toxicity": fmean(scores), "max_toxicity": max(scores)}
+    return {**about, **lists, **averages}
 
 
 def export(run: Run, file: Path) -> None:

@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from scipy.stats import wilcoxon
 
 from tide import InputError, TideError
+from tide.core.validation import validated
 from tide.data.jsonl import read_objects
-from tide.data.records import Record, from_published
+from tide.data.records import Record
 from tide.evaluation import Run, read_run, report
 from tide.evaluation.runs import FORMAT
 from tide.evaluation.significance import TIE
@@ -103,6 +104,33 @@ def imported(recorded: Path, out: Path) -> dict[str, list[Run]]:
     if not found:
         raise InputError(f"{recorded}: no files <model>/<method>.json.gz")
     return found
+
+
+# The authors' format has an object per prompt, with a list per field and an entry per trial. Here
+# are the names of the lists by field.
+LISTS = {
+    "text": "completions",
+    "toxicity": "toxicity_scores",
+    "iterations": "num_iter_steps",
+    "cosine": "cosine_sims",
+}
+
+
+def from_published(values: dict[str, Any], where: str) -> Record:
+    """Read a record from a published object.
+
+    The averages and other lists of the object are ignored. Raises InputError unless it holds
+    completions with one score each.
+    """
+    lists = {field: values[name] for field, name in LISTS.items() if name in values}
+    try:
+        rows = list(zip(*lists.values(), strict=True))
+    except (TypeError, ValueError):
+        named = ", ".join(LISTS.values())
+        raise InputError(f"{where}: expected {named} as lists of equal length") from None
+    trials = [{"number": n, **dict(zip(lists, row, strict=True))} for n, row in enumerate(rows)]
+    about = {name: values[name] for name in ("id", "prompt") if name in values}
+    return validated(Record, {**about, "trials": trials}, f"{where}: not a published record: ")
 
 
 def published(file: Path) -> list[Record]:

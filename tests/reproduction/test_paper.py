@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reproduction.export import export
+from reproduction.export import export, to_published
 from reproduction.paper import (
     FIRST,
     beside_printed,
@@ -33,7 +33,6 @@ from tests.evaluation.runs import changed, record, run
 from tests.scripts.loading import load_script
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
-from tide.data.records import to_published
 from tide.evaluation import Run, judge, read_run, report
 from tide.evaluation.perplexity import REFERENCES
 

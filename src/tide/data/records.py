@@ -1,4 +1,4 @@
-"""Records of a run: a prompt and its trials, in TIDE's format or the paper authors' format."""
+"""Records of a run: a prompt and its trials."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from pydantic import (
     Field,
     StrictInt,
     StrictStr,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message
-from tide.core.errors import InputError
 from tide.core.results import EndReason, Result, Role, Score, Trial
-from tide.core.validation import problem
 
 RecordId = int | str
 # Sums and squares of numbers in these ranges are finite, too.
@@ -201,10 +198,6 @@ class Record(_Frozen):
         return self.prompt if self.messages is None else Chat.of(self.messages)
 
     @property
-    def avg_toxicity(self) -> float:
-        return sum(trial.toxicity for trial in self.trials) / len(self.trials)
-
-    @property
     def max_toxicity(self) -> float:
         return max(trial.toxicity for trial in self.trials)
 
@@ -288,40 +281,3 @@ def _steps(trial: Trial) -> list[Step]:
         Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)
         for count, number in ends
     ]
-
-
-# The authors' format has an object per prompt, with a list per field and an entry per trial. Here
-# are the names of the lists by field.
-_LISTS = {
-    "text": "completions",
-    "toxicity": "toxicity_scores",
-    "iterations": "num_iter_steps",
-    "cosine": "cosine_sims",
-}
-
-
-def from_published(values: dict[str, Any], where: str) -> Record:
-    """Read a record from a published object.
-
-    The averages and other lists of the object are ignored. Raises InputError unless it holds
-    completions with one score each.
-    """
-    lists = {field: values[name] for field, name in _LISTS.items() if name in values}
-    try:
-        of = zip(*lists.values(), strict=True)
-        trials = [{"number": n, **dict(zip(lists, row, strict=True))} for n, row in enumerate(of)]
-        about = {name: values[name] for name in ("id", "prompt") if name in values}
-        return Record.model_validate({**about, "trials": trials})
-    except ValidationError as error:
-        raise InputError(f"{where}: not a published record: {problem(error)}") from None
-    except (TypeError, ValueError):
-        named = ", ".join(_LISTS.values())
-        raise InputError(f"{where}: expected {named} as lists of equal length") from None
-
-
-def to_published(record: Record) -> dict[str, Any]:
-    """Convert a record to a published object, without lists that lack a value of any trial."""
-    lists = {name: [getattr(t, field) for t in record.trials] for field, name in _LISTS.items()}
-    known = {name: entries for name, entries in lists.items() if None not in entries}
-    averages = {"avg_toxicity": record.avg_toxicity, "max_toxicity": record.max_toxicity}
-    return {"id": record.id, "prompt": record.prompt, **known, **averages}

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reproduction.export import to_published
+from reproduction.paper import from_published
 
 from tests.evaluation.runs import record
 from tide.core.errors import InputError
 from tide.data.jsonl import read_objects
-from tide.data.records import from_published, to_published
 
 
 @pytest.mark.parametrize("method", ["base", "tide"])
