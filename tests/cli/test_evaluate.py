@@ -135,8 +135,8 @@ def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> N
         "--temperature",
         0,
     ]
-    assert tide("eval", "mine.txt", *options, "--strict-language", "--device", "cpu") == 1
+    assert tide("eval", "mine.txt", *options, "--device", "cpu") == 1
     assert (called["actors"], called["temperature"], called["limit"]) == (3, 0.0, None)
-    assert called["judges"] == ["strict-language:(lexicon)"]
+    assert called["judges"] == ["lexicon"]
     assert (called["reference"], called["reference_options"]) == ("auto", {"n": 4})
     assert called["engine_options"] == {"device": "cpu"}

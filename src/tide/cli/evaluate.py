@@ -76,7 +76,6 @@ class Evaluation(Scores):
     ] = "base,tide,backtrack"
     model: options.Model = "pocket"
     scorer: options.Scorer = DEFAULT_SCORER
-    strict_language: options.StrictLanguage = False
     protocol: Annotated[
         str,
         options.option(
@@ -111,9 +110,7 @@ class Evaluation(Scores):
     def arguments(self, **engine_options: Any) -> dict[str, Any]:
         """Return the arguments of `tide.evaluate`; options of that name are passed as they are."""
         scores = super().arguments(**engine_options)
-        own = self.model_dump(exclude={*Scores.model_fields, "strict_language"})
-        own["scorer"] = options.strict(self.scorer, self.strict_language)
-        scores["judges"] = options.judges(self.judges, self.strict_language)
+        own = self.model_dump(exclude={*Scores.model_fields})
         return {**own, **scores, "reference": self.reference or "auto"}
 
 

@@ -119,14 +119,6 @@ Scorers = Annotated[
     list[str] | None,
     option("Scorer", f"A scorer; repeatable. [default: {DEFAULT_SCORER}]", "--scorer", "-s"),
 ]
-StrictLanguage = Annotated[
-    bool,
-    option(
-        "Scorer",
-        "A text in a language that the scorer does not read is an error, not a warning.",
-        "--strict-language",
-    ),
-]
 Judges = Annotated[
     list[str] | None,
     option(
@@ -229,19 +221,14 @@ def engine_options(
     return options
 
 
-def judges(values: Iterable[str] | None, strict_language: bool = False) -> list[str]:
+def judges(values: Iterable[str] | None) -> list[str]:
     """Return the specs in the values of --judges. Raises InputError for an invalid spec."""
     names = SCORERS.names()
     return [
-        strict(str(parse(spec, "--judges", WRAPPERS, names)), strict_language)
+        str(parse(spec, "--judges", WRAPPERS, names))
         for value in values or ()
         for spec in split_specs(value, "--judges", WRAPPERS, names)
     ]
-
-
-def strict(spec: str, strict_language: bool) -> str:
-    """Return the scorer's spec, changed to refuse other languages if `strict_language`."""
-    return f"strict-language:({spec})" if strict_language else spec
 
 
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:

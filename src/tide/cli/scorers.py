@@ -67,7 +67,6 @@ def score(
         options.option("Input", "What the texts answer, for scorers that read exchanges."),
     ] = "",
     scorers: options.Scorers = None,
-    strict_language: options.StrictLanguage = False,
     field: options.Field = "text",
     limit: options.Limit = None,
     overwrite: options.Overwrite = False,
@@ -92,10 +91,7 @@ def score(
             if input_file is not None
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
-        named = [
-            NamedScorer.of(options.strict(name, strict_language))
-            for name in scorers or [DEFAULT_SCORER]
-        ]
+        named = [NamedScorer.of(name) for name in scorers or [DEFAULT_SCORER]]
         check_names(named, "--scorer")
         loaded = [with_word_lists(judge.scorer) for judge in named]
         exchanges = [Exchange(row.context or context, row.text) for row in rows]

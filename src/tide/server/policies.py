@@ -257,7 +257,6 @@ class CommandLine:
     model: str = ""
     scorer: Any = DEFAULT_SCORER
     on_scorer_failure: str = REFUSE
-    strict_language: bool = False
     preset: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     mode: Mode = "enforce"
@@ -294,7 +293,7 @@ class CommandLine:
         )
         if second != REFUSE:
             spec = f"fallback:({spec}),({second})"
-        return f"strict-language:({spec})" if self.strict_language else spec
+        return spec
 
 
 @dataclass(frozen=True)

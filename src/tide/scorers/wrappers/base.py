@@ -163,7 +163,7 @@ class ConfirmScorer(ScorerWrapper):
 
 
 class StrictLanguageScorer(ScorerWrapper):
-    """Refuses texts plainly not English if `scorer` reads only English (`--strict-language`)."""
+    """Refuses texts plainly not English if `scorer` reads only English."""
 
     def __init__(self, scorer: Scorer) -> None:
         super().__init__(scorer)
