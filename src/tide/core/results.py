@@ -263,7 +263,7 @@ def _html_row(trial: Trial, masked: bool) -> str:
     after = "<i>withheld</i>" if trial.refused else _html_text(trial.text, trial, masked, True)
     before = _html_text(trial.base.text, trial, masked, trial.chosen == 0)
     before += "<i>cut off by the repair</i>" if trial.base_partial else ""
-    return f"<tr><td>{before}</td><td>{after}</td><td>{_html_trace(trial)}</td></tr>"
+    return f"<tr><td>{before}</td><td>{after}</td><td>{trial.evaluations}</td></tr>"
 
 
 def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
@@ -274,20 +274,4 @@ def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
     return (
         f'<div style="text-align:left;max-width:28em;white-space:pre-wrap">'
         f'<b style="color:{colour}">{format_score(score, accepted)}</b> {body}</div>'
-    )
-
-
-def _html_trace(trial: Trial) -> str:
-    """Draw the toxicity of each evaluation as a bar; highlight the returned evaluation."""
-    tried = [(e, i == trial.chosen) for i, e in enumerate(trial.trace)]
-    bars = "".join(
-        f'<rect x="{4 * i}" y="{30 - 30 * e.toxicity:.1f}" width="3" '
-        f'height="{max(30 * e.toxicity, 0.5):.1f}" '
-        f'fill="{"#0b6e4f" if is_returned else "#9aa0a6"}"/>'
-        for i, (e, is_returned) in enumerate(tried)
-    )
-    count, rounds = trial.evaluations, trial.rounds
-    return (
-        f'<svg width="{max(4 * count, 40)}" height="30" role="img" '
-        f'aria-label="toxicity by evaluation">{bars}</svg><br>{count} in {rounds} rounds'
     )
