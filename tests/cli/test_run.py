@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.command import tide
-from tests.models import save_causal_lm
 from tide.cli.display import on_one_line
 from tide.core.errors import EngineError
 from tide.engines import REGISTRY as ENGINES
@@ -51,8 +50,8 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("policy", "told", "after"),
     [
-        ("best", "returned nevertheless", ("1.000", "0.900", None)),
-        ("refuse", "it is withheld", ("0.000", "-", "1")),
+        ("best", "returned nevertheless", ("1.000",)),
+        ("refuse", "it is withheld", ("0.000", "1")),
     ],
 )
 def test_what_was_not_accepted_is_told_and_only_what_is_returned_counts_as_toxic(
@@ -67,9 +66,9 @@ def test_what_was_not_accepted_is_told_and_only_what_is_returned_counts_as_toxic
         said = " ".join(err.split())
         assert "1 prompt has a completion that the scorer did not accept; " in said
         assert told in said
-        cells = re.findall(r"│ +(toxic rate|toxicity|withheld) +│ .*│ +(\S+) │", out)
-        rows = dict(reversed(cells))  # the scorer's, not the judge's
-        assert (rows["toxic rate"], rows["toxicity"], rows.get("withheld")) == after
+        share, *_ = re.findall(r"│ +[01]\.\d{3} │ +(\S+) │", out)  # the judge's comes second
+        withheld = re.findall(r"│ +withheld +│ .*│ +(\S+) +│", out)
+        assert (share, *withheld) == after
     assert tide("run", "Hello", "--fail-on-unresolved") == 0
     assert "did not accept" not in capsys.readouterr().err
 
@@ -104,20 +103,6 @@ def test_lines_of_standard_input_are_prompts(
     assert [one["prompt"] for one in lines] == PROMPTS[:2]
     assert tide("run", "-i", "-") == 1  # standard input is used up
     assert "standard input: holds no prompts" in capsys.readouterr().err
-
-
-def test_a_terminal_is_told_how_to_see_a_run(
-    prompts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "an out.jsonl"
-    for is_terminal in (True, False):
-        written = io.StringIO()
-        console = CleanConsole(file=written, force_terminal=is_terminal, width=80, markup=False)
-        monkeypatch.setattr("tide.cli.run.OUTPUT", console)
-        command = ("run", "-i", prompts_file, "-o", output, "--limit", 1)
-        assert tide(*command) == 0
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", written.getvalue())
-        assert (f"Next: tide report '{output}'\n" in plain) == is_terminal
 
 
 def test_refused_prompts_are_counted_apart(
@@ -225,42 +210,19 @@ def test_formats_are_printed_in_order(
         assert message in capsys.readouterr().err
 
 
-HARD = ("--toxicity-threshold", "0.000001", "--max-iterations", "2")
-
-
-@pytest.mark.parametrize(
-    ("options", "model", "following"),
-    [
-        ((), "", "Next: --judges sentence "),
-        (("--judges", "lexicon"), "", "Next: --model FOLDER_OR_HUB_ID "),
-        (("--strategy", "tide", *HARD), "", "Next: --preset backtrack "),
-        (("--preset", "backtrack", *HARD), "", "Next: --max-iterations 30 "),
-        (("--max-iterations", "1"), "llama", "Next: -o out.jsonl "),
-    ],
-)
-def test_on_a_terminal_of_80_columns(
-    options: tuple[str, ...],
-    model: str,
-    following: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The output fits, states its cost and a next step, and marks toxic words."""
+def test_output_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output fits, states its cost, and marks toxic words."""
     written = io.StringIO()
     terminal = CleanConsole(
         file=written, force_terminal=True, color_system="standard", width=80, markup=False
     )
     monkeypatch.setattr("tide.cli.run.OUTPUT", terminal)
-    if model:
-        options = (*options, "--model", str(save_causal_lm(tmp_path / model, "llama", bos=True)))
-    assert tide("run", *PROMPTS[:2], *options) == 0
+    assert tide("run", *PROMPTS[:2]) == 0
     out = written.getvalue()
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert max(map(len, plain.splitlines())) <= 80
-    assert following in plain
-    for cost in ("tokens through the model", "texts scored", "rounds (calls of the model)"):
-        assert re.search(rf"{re.escape(cost)} +│ +│ +[0-9.]+ ", plain)
-    assert ("\x1b[1;4;31m" in out) == (not model)
+    assert re.search(r"tokens through the model per completion +│ +│ +[0-9.]+ ", plain)
+    assert "\x1b[1;4;31m" in out
 
 
 def test_options_that_decide_the_records_may_not_change(

@@ -205,4 +205,4 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     scores = tmp_path / "scores.jsonl"
     scores.write_bytes(mark + VALID[5])
     with RecordFile(path, scores) as file:
-        assert file.records[0].scores_by("new") == [0.25, 0.5]
+        assert [trial.judge_scores["new"] for trial in file.records[0].trials] == [0.25, 0.5]

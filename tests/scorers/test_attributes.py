@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.evaluation.runs import column, to_columns
 from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import ScorerError
-from tide.data.record_files import RecordFile, read_records
-from tide.data.records import Record, TrialRecord
-from tide.evaluation.judges import judge_records, judged
-from tide.evaluation.progress import Progress
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import Attributed, ask_attributes, attributes_of
 from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
@@ -88,32 +82,3 @@ def test_names_in_perspective_s_protocol() -> None:
     assert [perspective_name(name) for name in names] == [
         "TOXICITY", "SEVERE_TOXICITY", "IDENTITY_ATTACK", "SEXUALLY_EXPLICIT", "THREAT",
     ]  # fmt: skip
-
-
-def test_records_keep_what_a_judge_says(tmp_path: Path) -> None:
-    records = [
-        Record(
-            id=number,
-            prompt=f"prompt {number}",
-            trials=[TrialRecord(number=i, text=t, toxicity=0.25) for i, t in enumerate(texts)],
-        )
-        for number, texts in enumerate([("A KIND text", "x"), ("another", "a kind text")])
-    ]
-    path, scores, scorer = tmp_path / "records.jsonl", tmp_path / "scores.jsonl", TwoSides()
-    with RecordFile(path, scores) as file:
-        for one in records:
-            file.add(one)
-        assert judge_records(file, scorer, Progress()) == {}
-        assert judge_records(file, load_scorer("pocket"), Progress()) == {}
-    assert scorer.asked == 1
-    first, second = read_records(path, scores)
-    # "x" is too short to be scored, and has no attributes.
-    found = to_columns(first)
-    assert found["judge_attributes"] == {
-        "two@1": {"threat": [0.11, None], "insult": [5 / 11, None]}
-    }
-    assert found["judge_scores"]["two@1"] == [5 / 11, 0.0]
-    assert column(second, "judge_attributes")["two@1"]["threat"] == [0.07, 0.11]
-    for one, read in zip(records, (first, second), strict=True):
-        again = judged(one, scorer)
-        assert column(again, "judge_attributes") == column(read, "judge_attributes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -165,112 +164,82 @@ def summary_table(
     """Return the closing table of a run, or None if there are no records.
 
     scorer, judges: name and toxicity threshold of each.
-    Toxic rate: share of prompts with any completion at or above the threshold. Max and mean
-    toxicity: averages over prompts of the largest and the mean score of their completions.
-    `after` leaves out withheld completions, which are counted separately. `before` has no averages
-    if an answer was repaired while it was written, since its original is incomplete.
+    The share of toxic prompts, which have a completion at or above the threshold, is missing if an
+    answer was repaired while it was written: then only a part of the original exists. Withheld
+    completions are not toxic.
     """
-    sources = [scorer, *judges]
-    # For each source, the rates of each prompt before and after.
-    rates: list[tuple[list[_Rates], list[_Rates]]] = [([], []) for _ in sources]
-    counts: Counter[str] = Counter()
-    for record in records:
-        counts["prompts"] += 1
-        counts["trials"] += len(record.trials)
-        for trial in record.trials:
-            counts.update({label: getattr(trial, field) or 0 for label, field in _COSTS.items()})
-            counts["not accepted"] += trial.not_accepted
-            counts["withheld"] += trial.refused is True
-            counts["repaired while written"] += trial.base_partial is True
-            counts["cut off by max_new_tokens"] += (
-                bool(record.messages) and trial.finish_reason == "length"
-            )
-            counts["empty completions"] += trial.empty is True
-        for number, (name, threshold) in enumerate(sources):
-            before_and_after = _scores(record, name if number else None)
-            for rows, scores in zip(rates[number], before_and_after, strict=True):
-                if scores is not None:
-                    rows.append(_rates(scores, threshold))
-    if not counts:
+    rows = list(records)
+    if not rows:
         return None
     table = Table(title="before and after")
     table.add_column("")
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
-    labels = {0: "toxic rate", 1: "max toxicity", 2: "mean toxicity"}
-    if counts["trials"] == counts["prompts"]:  # one completion per prompt: max equals mean
-        labels = {0: "toxic rate", 2: "toxicity"}
-    for (name, threshold), columns in zip(sources, rates, strict=True):
-        heading = _heading(name, threshold, guide=scorer[0])
-        table.add_row(Text(heading, style="bold"))
-        for place, label in labels.items():
-            # An average over only some prompts would not be comparable.
-            whole = [rows if len(rows) == counts["prompts"] else [] for rows in columns]
-            known = [[v for row in rows if (v := row[place]) is not None] for rows in whole]
-            cells = (f"{fmean(values):.3f}" if values else "-" for values in known)
-            table.add_row(f"  {label}", *cells)
+    name, threshold = scorer
+    heading = f"toxic by {name} (from {threshold:g})"
+    table.add_row(heading, *_toxic_shares(rows, None, threshold))
+    for judge, threshold_of_judge in judges:
+        heading = _heading(judge, threshold_of_judge, guide=name)
+        table.add_row(heading, *_toxic_shares(rows, judge, threshold_of_judge))
     table.add_section()
-    always = {"prompts": counts["prompts"], "not accepted": counts["not accepted"]}
-    rare = {label: counts[label] for label in _RARE if counts[label]}
-    if counts["trials"] > counts["prompts"]:
-        rare["completions"] = counts["trials"]
-    for label, count in {**always, **rare}.items():
+    trials = [(record, trial) for record in rows for trial in record.trials]
+    counts = {"prompts": len(rows)}
+    if len(trials) > len(rows):
+        counts["completions"] = len(trials)
+    counts["not accepted"] = sum(trial.not_accepted for _, trial in trials)
+    rare = {
+        "withheld": sum(trial.refused is True for _, trial in trials),
+        "empty completions": sum(trial.empty is True for _, trial in trials),
+        "cut off by max_new_tokens": sum(
+            bool(record.messages) and trial.finish_reason == "length" for record, trial in trials
+        ),
+        "repaired while written": sum(trial.base_partial for _, trial in trials),
+    }
+    counts |= {label: count for label, count in rare.items() if count}
+    for label, count in counts.items():
         table.add_row(label, "", str(count))
     table.add_section()
-    table.add_row(Text("cost of a completion", style="bold"))
-    for label in _COSTS:
-        table.add_row(f"  {label}", "", f"{counts[label] / counts['trials']:.1f}")
+    for label, field in _COSTS.items():
+        cost = fmean(getattr(trial, field) or 0 for _, trial in trials)
+        table.add_row(f"{label} per completion", "", f"{cost:.1f}")
     table.add_row("seconds (this call)", "", f"{seconds:.1f}")
     return table
+
+
+def _toxic_shares(
+    records: Sequence[Record], judge: str | None, threshold: float
+) -> tuple[str, str]:
+    """Return the shares of toxic prompts before and after, by a judge or (None) by the scorer."""
+    before: list[list[float] | None] = []
+    after: list[list[float] | None] = []
+    for record in records:
+        before.append(all_or_none(trial.own_score(judge) for trial in record.trials))
+        returned = [trial for trial in record.trials if not trial.refused]
+        if judge is None:
+            after.append([trial.toxicity for trial in returned])
+        else:
+            after.append(all_or_none(trial.judge_scores.get(judge) for trial in returned))
+    return _share(before, threshold), _share(after, threshold)
+
+
+def _share(scores: Sequence[list[float] | None], threshold: float) -> str:
+    """Return the share of prompts with a toxic completion; "-" unless all prompts have scores."""
+    known = [of_prompt for of_prompt in scores if of_prompt is not None]
+    if len(known) < len(scores):
+        return "-"
+    return f"{fmean(any(score >= threshold for score in of_prompt) for of_prompt in known):.3f}"
 
 
 def _heading(name: str, threshold: float, guide: str) -> str:
     from tide.evaluation.runs import is_related  # noqa: PLC0415  (slow import)
 
-    heading = f"{name} (toxic from {threshold:g})"
+    heading = f"toxic by {name} (from {threshold:g})"
     if name != guide and is_related(name, guide):
         heading += ", which shares a model with the guide"
     return heading
 
 
-_RARE = (
-    *("withheld", "empty completions", "cut off by max_new_tokens"),
-    "repaired while written",  # before the repair, only a part of the answer existed
-)
-
-_Rates = tuple[float, float | None, float | None]
-
-
-def _scores(record: Record, judge: str | None) -> tuple[list[float] | None, list[float] | None]:
-    """Return the scores before and after, by the scorer if `judge` is None.
-
-    Withheld completions have no score in the second list.
-    """
-    trials = record.trials
-    if judge is None:
-        before = all_or_none(trial.own_score() for trial in trials)
-        after: list[float] | None = [trial.toxicity for trial in trials]
-    else:
-        before = all_or_none(trial.own_score(judge) for trial in trials)
-        after = record.scores_by(judge)
-    if after is not None:
-        after = [score for score, t in zip(after, trials, strict=True) if not t.refused]
-    return before, after
-
-
-def _rates(scores: Sequence[float], threshold: float) -> _Rates:
-    """Return the toxic rate (1.0 if any score is toxic), the largest and the mean score."""
-    if not scores:  # all completions were withheld
-        return 0.0, None, None
-    return float(max(scores) >= threshold), max(scores), fmean(scores)
-
-
-_COSTS = {
-    "tokens through the model": "forward_tokens",
-    "completions written": "evaluations",
-    "texts scored": "scorer_calls",
-    "rounds (calls of the model)": "rounds",
-}
+_COSTS = {"tokens through the model": "forward_tokens", "texts scored": "scorer_calls"}
 
 
 def compact(record: Record) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -27,7 +26,6 @@ from tide.cli.display import (
     summary_table,
 )
 from tide.core.errors import InputError, PromptRefusedError, TideError
-from tide.core.sanitize import visible
 from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.record_files import read_records
@@ -87,7 +85,6 @@ def run(
     model: options.Model = "pocket",
     scorer: options.Scorer = DEFAULT_SCORER,
     judges: options.Judges = None,
-    strict_language: options.StrictLanguage = False,
     preset: options.Preset = "auto",
     engine: options.EngineName = "transformers",
     engine_options: dict[str, Any] | None = None,
@@ -114,12 +111,11 @@ def run(
     from tide.evaluation.methods import method_of  # noqa: PLC0415
 
     # 2. Load judges, model and scorer.
-    scorer = options.strict(scorer, strict_language)
     chosen = chosen_settings(preset, model, overrides or {})
     says = "preset {preset}, strategy {strategy}, accepts below {toxicity_threshold:g}"
     name = name_of(model, engine_options or {})
     say_loading(name, scorer, says.format(**chosen))
-    loaded = [NamedScorer.of(spec) for spec in options.judges(judges, strict_language)]
+    loaded = [NamedScorer.of(spec) for spec in options.judges(judges)]
     check_names(loaded)
     with Detoxifier(
         model,
@@ -136,7 +132,7 @@ def run(
                 highlight=False,
                 soft_wrap=True,
             )
-        job = _PromptRun(detoxifier, method_of(detoxifier, preset, chats=chat), model, rows, loaded)
+        job = _PromptRun(detoxifier, method_of(detoxifier, preset, chats=chat), rows, loaded)
 
         # 3. Complete the prompts.
         if output is None:
@@ -194,7 +190,6 @@ class _PromptRun:
 
     detoxifier: Detoxifier
     method: Method
-    model: str
     rows: list[Row]
     judges: list[NamedScorer]
     errors: list[TideError] = dataclass_field(default_factory=list)
@@ -234,7 +229,6 @@ class _PromptRun:
                 accepted = self.method.settings.toxicity_threshold
                 OUTPUT.print(completions_table(records, accepted, words))
         self.summarize(records)
-        self.hint(self._next(records))
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:
         """Print completions as they finish, one per line, in the order of the prompts."""
@@ -264,7 +258,6 @@ class _PromptRun:
             self.summarize(_records_of(self.rows, files))
             if mask:
                 say_unmasked(output)
-            self.hint(f"Next: tide report {shlex.quote(visible(str(output)))}")
 
     def exit(self, fail_on_unresolved: bool) -> None:
         """Raise an error if prompts failed, or if completions were not accepted."""
@@ -276,27 +269,6 @@ class _PromptRun:
             )
         if fail_on_unresolved and self.unresolved:
             raise typer.Exit(3)
-
-    def hint(self, line: str) -> None:
-        """Print advice on the next step, on a terminal only."""
-        if OUTPUT.is_terminal:
-            OUTPUT.print(line, soft_wrap=True)
-
-    def _next(self, records: list[Record]) -> str:
-        """Return advice on the next command to try."""
-        guide = self.detoxifier.scorer
-        if self.unresolved and self.method.settings.strategy.partition(":")[0] != "backtrack":
-            return "Next: --preset backtrack resolves most prompts that this search did not."
-        if self.unresolved:
-            return "Next: --max-iterations 30 searches longer if no completion is accepted."
-        trials = [trial for record in records for trial in record.trials]
-        toxic = any((trial.base_toxicity or 0.0) >= guide.threshold for trial in trials)
-        if toxic and not self.judges:
-            judge = "lexicon" if guide.name.startswith("sentence") else "sentence"
-            return f"Next: --judges {judge} adds a scorer that took no part in the search."
-        if self.model == "pocket":
-            return "Next: --model FOLDER_OR_HUB_ID uses your own model."
-        return "Next: -o out.jsonl saves the records; `tide report out.jsonl` shows them."
 
     def summarize(self, records: Iterable[Record]) -> None:
         guide = self.detoxifier.scorer  # the scorer's threshold, not the run's, defines toxic text

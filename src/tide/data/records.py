@@ -68,8 +68,7 @@ class TrialRecord(_Frozen):
     first repair; `steps` then does not contain it.
     seconds: the trial's share of the time. judge_scores: by judge, the score of the completion
     (before it was withheld).
-    step_judge_scores: by judge, the score of each step. judge_attributes: by judge and attribute
-    (threat, insult...), the score; None for a completion that was too short to be scored.
+    step_judge_scores: by judge, the score of each step.
     perplexity: by reference model, the likelihood of the completion.
     """
 
@@ -99,7 +98,6 @@ class TrialRecord(_Frozen):
     steps: Annotated[list[Step], Field(min_length=1)] | None = None
     judge_scores: dict[str, Score] = {}
     step_judge_scores: dict[str, list[Score]] = {}
-    judge_attributes: dict[str, dict[str, Score | None]] = {}
     perplexity: dict[str, Likelihood] = {}
 
     @model_validator(mode="after")
@@ -117,8 +115,6 @@ class TrialRecord(_Frozen):
             update["perplexity"] = {**self.perplexity, score.reference: likelihood}
             return self.model_copy(update=update)
         update["judge_scores"] = {**self.judge_scores, score.judge: score.score}
-        if score.attributes:
-            update["judge_attributes"] = {**self.judge_attributes, score.judge: score.attributes}
         if score.steps:
             update["step_judge_scores"] = {**self.step_judge_scores, score.judge: score.steps}
         return self.model_copy(update=update)
@@ -151,7 +147,6 @@ class JudgeScore(_Frozen):
     judge: str
     score: Score
     steps: list[Score] = []
-    attributes: dict[str, Score | None] = {}
 
 
 class PerplexityScore(_Frozen):
@@ -210,10 +205,6 @@ class Record(_Frozen):
     def searched(self) -> bool:
         """Whether the unmodified model's completions are recorded, too."""
         return self.trials[0].base_text is not None
-
-    def scores_by(self, judge: str) -> list[float] | None:
-        """Return one score per trial, or None if the judge has not scored all trials."""
-        return all_or_none(trial.judge_scores.get(judge) for trial in self.trials)
 
     @property
     def seconds(self) -> float | None:

@@ -57,7 +57,6 @@ def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[R
 
     A judge that reads exchanges gets the prompts, too.
 
-    Also adds the attributes of completions, if the judge has attributes.
     Nearly empty completions score 0.0. Withheld texts are scored, too, so that withholding does not
     make a method look better.
     Raises ScorerUnavailableError, ScorerRefusedError and ScorerBrokenError.
@@ -110,7 +109,7 @@ def _exchanges(record: Record) -> list[Exchange]:
 
 
 def _judge_scores(judge: Scorer, record: Record, scores: Scores) -> list[JudgeScore]:
-    """Return the judge's scores of each trial, and attributes if it has any."""
+    """Return the judge's scores of each trial."""
     of_trials = scores.split([len(_steps(trial)) for trial in record.trials])
     lines = []
     for trial, of_trial in zip(record.trials, of_trials, strict=True):
@@ -121,7 +120,6 @@ def _judge_scores(judge: Scorer, record: Record, scores: Scores) -> list[JudgeSc
             judge=judge.name,
             score=values[-1],
             steps=values if trial.steps else [],
-            attributes=dict(of_trial.known(-1)),  # a text too short to be scored has none
         )
         lines.append(line)
     return lines

@@ -107,7 +107,7 @@ class _Config(_Section):
 _RETURNED = (
     *("text", "toxicity", "attributes", "cosine", "displacement", "accepted", "refused", "empty"),
     "num_tokens",
-    *("judge_scores", "judge_attributes", "perplexity"),
+    *("judge_scores", "perplexity"),
 )
 
 
@@ -266,7 +266,7 @@ def read_run(run: Path) -> Run:
     """Read a run: the only reader of a run's files, for reports and everything else.
 
     `Run.trials` has every trial, joined with the scores of judges (`judge_scores`,
-    `step_judge_scores`, `judge_attributes`) and the likelihoods under reference models
+    `step_judge_scores`) and the likelihoods under reference models
     (`perplexity`), which are empty where a judge or reference has not scored the trial. Trials of a
     prompt are in the order of their numbers, and prompts in the order of their ids. Prompts that
     lack trials after an interrupted extension are left out.
