@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
-from tide.core.results import Score
 from tide.core.validation import problem
 from tide.data.files import refuse_inputs, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
@@ -42,65 +41,18 @@ _GROWS = {
 }
 
 
-class _Section(BaseModel):
-    """A section of a configuration; fields that are not declared are only compared and shown."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Scorer(_Section):
+class _Scorer(BaseModel):
     name: str
-    spec: str | None = None
 
 
-class _Benchmark(_Section):
-    name: str
-    prompts: int
+class _Config(BaseModel):
+    """The fields that every configuration has. The others are only compared and shown."""
 
-
-class _Protocol(_Section):
-    name: str
-    toxic_threshold: Score = 0.5
-    toxic_inclusive: bool = False
-
-
-_Value = str | bool | int | Annotated[float, Field(allow_inf_nan=False)] | None
-
-
-class _Settings(_Section):
-    __pydantic_extra__: dict[str, _Value]
-
-    strategy: str = ""
-    seed: int | None = None
-    toxicity_threshold: Score = 0.5
-    thresholds: dict[str, Score] = {}
-    on_fail: dict[str, str] = {}
-    completions_per_evaluation: int = Field(default=1, ge=1)
-
-
-_ABSENT: Any = Field(default=None)  # may be absent, but not null
-
-
-class _Config(_Section):
     format: Literal[4]
     method: str
-    created: str = ""
-    model: str = ""
-    engine: str = ""
-    engine_options: dict[str, Any] = {}
-    dtype: str = ""
     scorer: _Scorer
     judges: list[_Scorer]
     references: list[str]
-    benchmark: _Benchmark = _ABSENT
-    protocol: _Protocol = _ABSENT
-    settings: _Settings = _ABSENT
-    sampling: _Settings = _ABSENT
-    strategy_options: dict[str, _Value] = {}
-    baseline: dict[str, Any] = {}
-    doubts: list[str] = []
-    num_trials: int = Field(default=1, ge=1)
-    num_prompts: int = 0
 
 
 # Fields of the returned completion; the other fields of a trial describe the search and its cost.
@@ -252,7 +204,7 @@ def _run_of(config: Path) -> Path | None:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Read a run's configuration. Raises InputError if it is missing or has an invalid field."""
+    """Read a run's configuration. Raises InputError if it is missing, or not of this format."""
     path = files_of(run).config
     config = read_object(path)
     try:
