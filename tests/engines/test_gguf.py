@@ -90,44 +90,13 @@ def test_it_is_converted_once_and_known_by_its_folder(
     assert source_of(file) != first  # a file that has changed is another model
 
 
-# RoPE scaling as the config of a folder says it, and as llama.cpp's converter writes it.
-_SCALED: dict[str, tuple[dict[str, Any], Callable[[Any], object]]] = {
-    "linear": (
-        {"rope_type": "linear", "factor": 4.0},
-        lambda writer: (
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR),
-            writer.add_rope_scaling_factor(4.0),
-        ),
-    ),
-    "linear, as in old files": (
-        {"rope_type": "linear", "factor": 4.0},
-        lambda writer: writer.add_rope_scaling_factor(4.0),
-    ),
-    "yarn": (
-        {
-            "rope_type": "yarn",
-            "factor": 4.0,
-            "original_max_position_embeddings": 64,
-            "beta_fast": 16.0,
-        },
-        lambda writer: (
-            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
-            writer.add_rope_scaling_factor(4.0),
-            writer.add_rope_scaling_orig_ctx_len(64),
-            writer.add_rope_scaling_yarn_beta_fast(16.0),
-            writer.add_rope_scaling_yarn_attn_factor(1.0),
-        ),
-    ),
-    "llama3": (
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-        lambda writer: writer.add_tensor("rope_freqs.weight", _llama3_factors()),
-    ),
+# RoPE scaling of Llama 3 in the config of a folder.
+_LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }
 
 
@@ -142,15 +111,17 @@ def _llama3_factors() -> NDArray[np.float32]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", _SCALED)
-def test_gguf_rope_scaling_is_read(name: str, tmp_path: Path) -> None:
-    scaling, add = _SCALED[name]
+def test_gguf_rope_scaling_is_read(tmp_path: Path) -> None:
     folder, file = tmp_path / "scaled", tmp_path / "scaled.gguf"
     shutil.copytree(pocket.CHAT, folder)
     config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"] |= scaling
+    config["rope_parameters"] |= _LLAMA_3
     (folder / "config.json").write_text(json.dumps(config))
-    convert(pocket.CHAT, file, add=add)
+    convert(
+        pocket.CHAT,
+        file,
+        add=lambda writer: writer.add_tensor("rope_freqs.weight", _llama3_factors()),
+    )
     logits, expected, unscaled = read(file)[1], read(folder)[1], read(pocket.CHAT)[1]
     assert torch.allclose(logits, expected, atol=1e-4)
     assert not torch.allclose(logits, unscaled, atol=0.1)
@@ -160,13 +131,8 @@ def test_gguf_rope_scaling_is_read(name: str, tmp_path: Path) -> None:
     ("add", "message"),
     [
         (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "longrope"),
-        (
-            lambda writer: (
-                writer.add_rope_scaling_type(gguf.RopeScalingType.YARN),
-                writer.add_rope_scaling_yarn_log_mul(0.1),
-            ),
-            "yarn, yarn_log_multiplier",
-        ),
+        (lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN), "yarn"),
+        (lambda writer: writer.add_rope_scaling_factor(4.0), "none"),
     ],
 )
 def test_gguf_unknown_rope_scaling_is_refused(

@@ -20,17 +20,6 @@ _LOG = logging.getLogger(__name__)
 _BYTES = 4  # per float32 weight
 # Tokens that end an answer: the end of a text, of a turn, and of a message that calls a tool.
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-# The fields of each kind of RoPE scaling, and their names in transformers; None: not needed.
-_SCALINGS: dict[str, dict[str, str | None]] = {
-    "linear": {"factor": "factor", "original_context_length": None, "finetuned": None},
-    "yarn": {
-        "factor": "factor",
-        "original_context_length": "original_max_position_embeddings",
-        "yarn_beta_fast": "beta_fast",
-        "yarn_beta_slow": "beta_slow",
-        "finetuned": None,
-    },
-}
 
 
 def convert(name: str, file: Path, target: Path, folder: Path) -> None:
@@ -107,14 +96,11 @@ def _scale_positions(config: Any, reader: Any) -> None:
     if rope.get("rope_type", "default") != "default":  # transformers has read the scaling
         return
     prefix = f"{reader.value('general.architecture')}.rope.scaling."
-    fields = {
-        name.removeprefix(prefix): reader.value(name)
-        for name in reader.fields
-        if name.startswith(prefix)
-    }
-    kind = fields.pop("type", "linear" if "factor" in fields else "none")
+    kind = reader.value(f"{prefix}type") or "none"
+    if kind != "none" or reader.value(f"{prefix}factor") is not None:
+        raise ValueError(f"has RoPE scaling that is not supported ({kind}); use its safetensors")
     factors = next((t.data.tolist() for t in reader.tensors if t.name == "rope_freqs.weight"), None)
-    if factors is not None and kind == "none":
+    if factors is not None:
         # Llama 3 divides each frequency by a factor. In transformers, "longrope" takes factors.
         rope |= {
             "rope_type": "longrope",
@@ -124,17 +110,3 @@ def _scale_positions(config: Any, reader: Any) -> None:
             "factor": 1.0,
             "attention_factor": 1.0,
         }
-    elif kind != "none":
-        names = _SCALINGS.get(kind, {})
-        unknown = [name for name, value in fields.items() if name not in names and value != 1.0]
-        if not names or unknown or factors is not None:
-            raise ValueError(
-                f"has RoPE scaling that is not supported ({', '.join([kind, *unknown])}); use the "
-                "model's safetensors"
-            )
-        rope["rope_type"] = kind
-        if kind == "yarn":
-            rope["original_max_position_embeddings"] = config.max_position_embeddings
-        for name, known_as in names.items():
-            if known_as is not None and name in fields:
-                rope[known_as] = fields[name]
