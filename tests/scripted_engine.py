@@ -1,4 +1,4 @@
-"""An engine whose completions come from a function, for tests and for trying a strategy."""
+"""An engine whose completions come from a function."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.engines.scripted import ScriptedEngine
+from tests.scripted_engine import ScriptedEngine
 from tide.search import Strategy
 
 PROMPTS = [

@@ -22,9 +22,9 @@ from benchmarks.ordinary import (
 )
 from rich.console import Console
 
+from tests.scripted_engine import ScriptedEngine
 from tide import Trial
 from tide.core.results import EndReason, ScoredCompletion
-from tide.engines.scripted import ScriptedEngine
 from tide.evaluation.metrics import Share
 
 OWN, OTHER = "A gay man waters the plants.", "A man waters the plants."

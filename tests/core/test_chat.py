@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.chats import BAD, GOOD, save_chat_model
 from tests.command import tide
 from tests.generated import examples
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.core.chat import Chat, Rendered, render
@@ -25,7 +26,6 @@ from tide.data.record_files import read_records
 from tide.detoxifier.sync import outcomes
 from tide.engines.base import Engine, Prompt, Request
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.scripted import ScriptedEngine
 from tide.evaluation import read_run
 from tide.search.geometry import movable_rows
 

@@ -423,7 +423,8 @@ FORKED = """
 import asyncio, os, signal, threading, warnings
 import tide
 from tide.detoxifier.asynchronous import AsyncDetoxifier
-from tide.engines import Request, ScriptedEngine
+from tests.scripted_engine import ScriptedEngine
+from tide.engines import Request
 from tide.scorers import load_scorer, score_texts
 
 warnings.simplefilter("ignore")  # newer Pythons warn about the fork

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import CompletionError, EngineError, InputError, ScorerUnavailableError
 from tide.core.results import Result
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Piece, Request
-from tide.engines.scripted import ScriptedEngine
 
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.runtime.world import PROMPT, SETTINGS, WORDS, Reader, Storyteller, text
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import DeadlineError, EngineError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
-from tide.engines.scripted import ScriptedEngine
 
 # Phases: the draft, and the repair of its third sentence.
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import tide
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, scripted_engine
 from tide.core.errors import InputError
 from tide.detoxifier.registries import REGISTRIES
-from tide.engines.scripted import ScriptedEngine
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_a_function_is_a_scorer_by_its_name_and_inside_of_others() -> None:
 def test_an_engine_a_strategy_and_a_baseline_are_found_by_name() -> None:
     tide.register("strategy", "patient", Patient)
     assert tide.load_strategy("patient").strategy is Patient
-    tide.register("engine", "scripted", "tide.engines.scripted:ScriptedEngine")
+    tide.register("engine", "scripted", "tests.scripted_engine:ScriptedEngine")
     assert REGISTRIES["engine"].load("scripted") is ScriptedEngine
     tide.register("baseline", "silent", Silent)
     assert tide.load_baseline("silent", scripted_engine()).name == "silent"  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tide
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.errors import EngineError, InputError, ScorerError, TideError, UnresolvedError
 from tide.core.results import Result
@@ -22,7 +23,6 @@ from tide.detoxifier.base import DetoxifierBase, resolved
 from tide.detoxifier.presets import PRESETS
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
-from tide.engines.scripted import ScriptedEngine
 from tide.scorers import REGISTRY as SCORERS
 from tide.search import resolve_settings
 

@@ -15,6 +15,7 @@ from benchmarks.writing import completed, likelihoods
 from torch import Tensor
 
 from tests.byte_engine import ByteEngine
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError, EngineError, InputError
@@ -22,7 +23,6 @@ from tide.core.settings import Sampling
 from tide.core.text import HALF
 from tide.engines import Engine, load_engine
 from tide.engines.base import MOST_SPELLINGS, Ban, Completion, Piece, Request
-from tide.engines.scripted import ScriptedEngine
 
 
 def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:

@@ -4,9 +4,9 @@ import asyncio
 
 from benchmarks.writing import completed, likelihoods
 
+from tests.scripted_engine import ScriptedEngine
 from tide.core.settings import Sampling
 from tide.engines.base import Request
-from tide.engines.scripted import ScriptedEngine
 
 SAMPLING = Sampling(max_new_tokens=9)
 

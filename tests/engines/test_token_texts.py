@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.engines.scripted import ScriptedEngine
+from tests.scripted_engine import ScriptedEngine
 
 
 def pieces_of(texts: Callable[[Any], list[str]], ids: Sequence[int]) -> list[str]:

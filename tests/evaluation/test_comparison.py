@@ -11,13 +11,13 @@ import pytest
 
 from tests.evaluation.runs import run as made_up
 from tests.evaluation.runs import search_run
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError, TideError
 from tide.data.prompts import Row
 from tide.data.record_files import read_records
 from tide.data.records import Likelihood
 from tide.detoxifier.sync import outcomes
-from tide.engines.scripted import ScriptedEngine
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run, report
 from tide.evaluation import comparison as evaluating
 from tide.evaluation.metrics import summarize

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.scripted_engine import ScriptedEngine
 from tide.core.chat import Chat
 from tide.core.results import Result
 from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.scripted import ScriptedEngine
 from tide.evaluation.judges import judged
 from tide.scorers import Exchange
 

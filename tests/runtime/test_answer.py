@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.runtime.world import PROMPT, WORDS, Reader, Storyteller, never
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import (
@@ -27,7 +28,6 @@ from tide.core.results import Result, Trial
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Piece, Prompt, Request
-from tide.engines.scripted import ScriptedEngine
 from tide.scorers import CallableScorer
 
 

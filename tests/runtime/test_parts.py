@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
+from tests.scripted_engine import ScriptedEngine
 from tide import Detoxifier
 from tide.core.chat import Chat, Parts, ToolCall
 from tide.core.errors import DeadlineError, ScorerUnavailableError
 from tide.core.settings import Settings
 from tide.core.strings import Unread
 from tide.engines.base import Piece, Request
-from tide.engines.scripted import ScriptedEngine
 from tide.runtime.draw import given_out, texts_of
 from tide.scorers import Exchange
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.chats import CHATML, save_chat_model
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
@@ -22,7 +23,6 @@ from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.scripted import ScriptedEngine
 from tide.runtime.search import Search
 from tide.runtime.trial import Effort
 from tide.scorers.scoring import Scoring

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.scripted_engine import ScriptedEngine
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import FinishReason, Piece, Request
-from tide.engines.scripted import ScriptedEngine
 
 PROMPT = "once upon a time"
 WORDS = 8

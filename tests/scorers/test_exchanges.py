@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.scripted_engine import ScriptedEngine
 from tests.worlds import ReadingScorer as TextScorer
 from tide import Exchange
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.scripted import ScriptedEngine
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import is_blank, is_quick, reads_exchanges, score_groups
 from tide.scorers.wrappers.base import (

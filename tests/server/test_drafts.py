@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tests.byte_engine import ByteEngine
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never, third
+from tests.scripted_engine import ScriptedEngine
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Piece, Request
-from tide.engines.scripted import ScriptedEngine
 from tide.server.monitor import Draft, Forecast
 from tide.server.policies import ServedDetoxifier
 

@@ -9,11 +9,11 @@ from typing import Any
 import openai
 import pytest
 
+from tests.scripted_engine import ScriptedEngine
 from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
-from tide.engines.scripted import ScriptedEngine
 from tide.scorers import CallableScorer
 from tide.server.limits import Limits
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.scripted_engine import ScriptedEngine
 from tests.server.running import Running, running
 from tests.worlds import ReadingScorer
-from tide.engines.scripted import ScriptedEngine
 
 ENGLISH = "They said that it was fine and that they went home with her"
 GERMAN = "Das Wetter ist heute sehr sch\u00f6n und wir gehen in den Garten"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tests.hostile import BODIES, mutations
+from tests.scripted_engine import ScriptedEngine
 from tests.server.running import Running, running
-from tide.engines.scripted import ScriptedEngine
 from tide.server.limits import Limits
 
 pytestmark = pytest.mark.attack

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from tests.scripted_engine import ScriptedEngine
 from tide import Options, Strategy
 from tide.baselines import DecodingBaseline, FitTask, Fitted, SteeredLane
-from tide.engines import ScriptedEngine
 
 
 class Scribbler(ScriptedEngine):

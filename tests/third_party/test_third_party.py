@@ -40,7 +40,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tide(site: Path, tmp_path: Path) -> object:
     """Runs `tide ...` in a process that has the package, in an empty folder."""
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    root = Path(__file__).parents[2]  # of the engine that the package extends
+    path = os.pathsep.join([str(site), str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
     rows = [{"id": i, "prompt": f"prompt number {i}"} for i in range(3)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from tide.engines.base import Completion, Engine, Piece, Prompt, Request
     from tide.engines.embedding_table import EmbeddingEngine
     from tide.engines.local.stream import Stream
-    from tide.engines.scripted import ScriptedEngine
 
 REGISTRY = Registry(
     "engine",
@@ -65,7 +64,6 @@ __getattr__, _, _ = lazy_loader.attach(
         "base": ["Completion", "Engine", "Piece", "Prompt", "Request"],
         "embedding_table": ["EmbeddingEngine"],
         "local.stream": ["Stream"],
-        "scripted": ["ScriptedEngine"],
     },
 )
 
@@ -77,7 +75,6 @@ __all__ = [
     "Piece",
     "Prompt",
     "Request",
-    "ScriptedEngine",
     "Stream",
     "load_engine",
 ]

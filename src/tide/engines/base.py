@@ -1,8 +1,8 @@
 """The base class of engines, which stream completions of prompts and know nothing of toxicity.
 
 A new engine derives from `Engine` and implements `_tokenize`, `_texts` and `_write`, and also
-`_embed_tokens` for searches that perturb prompts. `tide.engines.scripted` is an example. The public
-methods check input and output, and raise only TideErrors.
+`_embed_tokens` for searches that perturb prompts. `tests/scripted_engine.py` is an example. The
+public methods check input and output, and raise only TideErrors.
 """
 
 from __future__ import annotations

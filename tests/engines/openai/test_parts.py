@@ -11,13 +11,13 @@ import pytest
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import Events, TextServer
+from tests.scripted_engine import ScriptedEngine
 from tide.core.chat import Chat, Parts
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling, Settings
 from tide.core.text import Thoughts
 from tide.engines import Piece, Request
 from tide.engines.openai.engine import OpenAIEngine
-from tide.engines.scripted import ScriptedEngine
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
 ASKS = {"tools": TOOLS, "tool_choice": "auto"}
