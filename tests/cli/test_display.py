@@ -16,7 +16,7 @@ def shown(threshold: float, **trial: Any) -> str:
     changed(run, 0, **{name: [value] * trials for name, value in trial.items()})
     console = CleanConsole(width=100)
     with console.capture() as captured:
-        console.print(completions_table(run.records, threshold, None))
+        console.print(completions_table(run.records, threshold, False))
     return captured.get()
 
 

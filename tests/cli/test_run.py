@@ -211,7 +211,7 @@ def test_formats_are_printed_in_order(
 
 
 def test_output_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output fits, states its cost, and marks toxic words."""
+    """The output fits, and states its cost."""
     written = io.StringIO()
     terminal = CleanConsole(
         file=written, force_terminal=True, color_system="standard", width=80, markup=False
@@ -222,7 +222,6 @@ def test_output_on_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> 
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert max(map(len, plain.splitlines())) <= 80
     assert re.search(r"tokens through the model per completion +│ +│ +[0-9.]+ ", plain)
-    assert "\x1b[1;4;31m" in out
 
 
 def test_options_that_decide_the_records_may_not_change(
@@ -258,10 +257,6 @@ def test_options_that_decide_the_records_may_not_change(
         (["run", "hi", "--strategy", "tied"], "did you mean 'tide'"),
         (["run", "hi", "--engine", "transformer"], "did you mean 'transformers'"),
         (["run", "hi", "--engine", "openai"], "base_url: give the address of a server"),
-        (
-            ["run", "hi", "--engine", "openai", "--base-url", "http://a", "--base-url", "http://b"],
-            "base_url: takes one address; to share the load among servers, give the address of a",
-        ),
         (["run", "hi", "--engine", "openai", "--base-url", "x"], "base_url: expected an address"),
         (["run", "hi", "--base-url", "http://x"], "'transformers' has no option 'base_url'"),
         (["run", "hi", "--engine-option", "max_batch"], "expected NAME=VALUE (got 'max_batch')"),

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.text import Text
 
 from tide.core.results import mask
-from tide.evaluation.masking import MARK, marked, masked
+from tide.evaluation.masking import masked
 from tide.scorers.words import bundled_terms, listed_hashes, term_hashes
 
 
@@ -48,15 +47,6 @@ def test_bundled_list_has_no_plain_words(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     words = ["young", "white", "die", "kind", "window"]
     assert not any(term_hashes(word) & bundled_terms() for word in words)
-
-
-def test_marked_words_are_underlined_on_one_line() -> None:
-    text = marked("so RUDE a man,\n\x1b[2J rude! Good day")
-    assert text.plain == "so RUDE a man, \\x1b[2J rude! Good day"
-    spans = [text.plain[span.start : span.end] for span in text.spans if span.style == MARK]
-    assert sorted(spans) == ["RUDE", "rude!"]
-    assert not marked("a fine day").spans
-    assert marked("") == Text("")
 
 
 @given(st.lists(st.sampled_from(["rude", "Rude,", "kind", "so", "day."]), max_size=60))

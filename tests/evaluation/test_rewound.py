@@ -18,7 +18,6 @@ from tide.evaluation import Benchmark, Run, evaluate, report
 from tide.evaluation.metrics import summarize
 from tide.evaluation.progress import CleanConsole
 from tide.evaluation.reporting.page import page
-from tide.evaluation.runs import unmodified
 
 PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
 COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}
@@ -70,8 +69,6 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     base, rewound, whole = run(tmp_path, judges=Judge(lambda one: "Bad" in one))
     rates = [summarize(one).toxicity["judge"]["rate"].value for one in (base, rewound, whole)]
     assert rates == [1.0, 0.0, 0.0]
-    assert unmodified(rewound) is None
-    assert unmodified(whole) is not None
     assert all(trial.own_score() is None for one in rewound.records for trial in one.trials)
     assert all(trial.own_score("judge") is None for one in rewound.records for trial in one.trials)
     assert all(
@@ -89,7 +86,7 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
     told = [("reader", 0.5), ("judge", 0.5)]
     console = CleanConsole(width=600)
     with console.capture() as shown:
-        console.print(completions_table(rewound.records, 0.5, None))
+        console.print(completions_table(rewound.records, 0.5, False))
         console.print(summary_table(rewound.records, scorer=told[0], judges=told[1:], seconds=1.0))
     rows = [re.split(" *│ *", line)[1:-1] for line in shown.get().splitlines()]
     assert "cut off by the repair" in " ".join(shown.get().split())

@@ -10,12 +10,10 @@ import pytest
 from tests.evaluation.runs import (
     JUDGE,
     REFERENCE,
-    changed,
     column,
     likelihoods,
     record,
     run,
-    search_run,
     write,
 )
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
@@ -25,7 +23,7 @@ from tide.data.record_files import read_records
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.groups import grouped
 from tide.evaluation.reporting.reports import report
-from tide.evaluation.runs import carried, find_runs, read_run, unmodified
+from tide.evaluation.runs import carried, find_runs, read_run
 
 
 def test_a_trial_that_finds_nothing_less_toxic_repeats_the_one_before() -> None:
@@ -68,21 +66,6 @@ def test_the_published_protocol_keeps_what_each_trial_found_on_disk(tmp_path: Pa
     assert [carried(one) for one in raw] == tide.records
     assert raw != tide.records
     assert base.records == read_records(tmp_path / "base/records.jsonl")
-
-
-def test_what_the_model_wrote_by_itself_stands_beside_a_single_search() -> None:
-    one = search_run("tide")
-    for number, made in enumerate(one.records):
-        texts, scores = column(made, "text"), [0.9] * len(made.trials)
-        changed(one, number, base_text=texts, base_toxicity=scores)
-    own, found = report([one], draw=False, tests=False).summaries
-    assert (own.method, found.method) == ("unmodified", "tide")
-    assert own.toxicity[one.scorer]["max"].value == pytest.approx(0.9)
-    assert not own.fluency
-    two = report([one, search_run("shuffled")], draw=False, tests=False).summaries
-    assert [summary.method for summary in two] == ["tide", "shuffled"]
-    changed(one, 0, base_text=None)
-    assert unmodified(one) is None
 
 
 def test_records_that_an_interrupted_extension_left_are_left_out(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from tide.scorers import Scorer
     from tide.scorers.base import Scored
 
-# How a text is shown: `masked` or `marked`.
-Words = Callable[[str], str | Text]
-
 _CHUNK = 256  # texts scored between two updates of a progress bar
 # Scorer names and model texts are never markup: `:windows:` in them is not an emoji.
 OUTPUT = CleanConsole(markup=False, emoji=False)
@@ -38,25 +35,17 @@ def on_one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def scored_text(text: str, toxicity: float, threshold: float, words: Words | None) -> Text:
-    """Return the score (green if below `threshold`) and `text`, masked or marked by `words`."""
-    is_below = toxicity < threshold
-    body = words(text) if words else text
-    if isinstance(body, str):
-        body = Text(on_one_line(body))
-    score = format_score(toxicity, is_below)
-    return Text.assemble((f"{score} ", "green" if is_below else "red"), body or "(empty)")
-
-
 def _completion(
-    trial: TrialRecord, text: str, toxicity: float, threshold: float, words: Words | None
+    trial: TrialRecord, text: str, toxicity: float, threshold: float, mask: bool
 ) -> Text:
-    """Like `scored_text`, but without a score for an empty text, which was not scored."""
+    """Return the score (green if below `threshold`) and `text`; an empty text has no score."""
+    line = on_one_line(masked(text) if mask else text)
     if trial.empty and text == trial.text:
-        line = on_one_line(text)
         note = " (too short to score)" if line else "(empty)"
         return Text.assemble(("-    ", "dim"), line, (note, "dim"))
-    return scored_text(text, toxicity, threshold, words)
+    is_below = toxicity < threshold
+    score = format_score(toxicity, is_below)
+    return Text.assemble((f"{score} ", "green" if is_below else "red"), line or "(empty)")
 
 
 def name_of(model: str, engine_options: Mapping[str, Any]) -> str:
@@ -124,25 +113,25 @@ def say_unmasked(output: Path) -> None:
     ERRORS.print(warning, highlight=False, soft_wrap=True)
 
 
-def completions_table(records: Sequence[Record], threshold: float, words: Words | None) -> Table:
+def completions_table(records: Sequence[Record], threshold: float, mask: bool) -> Table:
     """Return a table of prompts and of their completions before and after; a row per trial.
 
-    words: `marked` marks the listed words of completions; `masked` masks them in all texts.
+    mask: mask the listed words of all texts.
     """
-    as_shown = masked if words is masked else str
     table = Table(show_lines=True)
     for name, ratio in (("prompt", 2), ("before", 3), ("after", 3)):
         table.add_column(name, ratio=ratio, overflow="fold")
     for record in records:
-        prompt = Text(visible(as_shown(_prompt_of(record)), unescaped="\n"))
+        text = _prompt_of(record)
+        prompt = Text(visible(masked(text) if mask else text, unescaped="\n"))
         for trial in record.trials:
-            after = _completion(trial, trial.text, trial.toxicity, threshold, words)
+            after = _completion(trial, trial.text, trial.toxicity, threshold, mask)
             if trial.refused:
                 after.append(" withheld", "yellow")
             elif trial.not_accepted:  # an empty completion is labelled already
                 after.append(" not accepted", "yellow")
             before = _completion(
-                trial, trial.base_text or "", trial.base_toxicity or 0.0, threshold, words
+                trial, trial.base_text or "", trial.base_toxicity or 0.0, threshold, mask
             )
             if trial.base_partial:
                 before.append(" (cut off by the repair)", "dim")

@@ -138,12 +138,7 @@ Preset = Annotated[
 ]
 EngineName = Annotated[str, option("Model", f"Engine that runs the model: {_ENGINES}.", "--engine")]
 BaseUrl = Annotated[
-    list[str] | None,
-    option(
-        "Model",
-        "Address of the server for --engine openai.",
-        "--base-url",
-    ),
+    str | None, option("Model", "Address of the server for --engine openai.", "--base-url")
 ]
 EngineOption = Annotated[
     list[str] | None,
@@ -236,8 +231,8 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         own = {name: values.pop(name) for name in _OF_ENGINES}
-        further, base_urls = own.pop("engine_option"), own.pop("base_url")
-        return engine_options(further, base_url=base_urls, **own)
+        further = own.pop("engine_option")
+        return engine_options(further, **own)
 
     return _with_options(command, "engine_options", _OF_ENGINES, collected)
 

@@ -15,7 +15,6 @@ from tide.cli import options, stopping
 from tide.cli.display import (
     ERRORS,
     OUTPUT,
-    Words,
     chosen_settings,
     compact,
     completions_table,
@@ -30,7 +29,7 @@ from tide.data.files import writing
 from tide.data.prompts import Row, read_rows
 from tide.data.record_files import read_records
 from tide.data.records import Record
-from tide.evaluation.masking import marked, masked
+from tide.evaluation.masking import masked
 from tide.evaluation.progress import Bars
 from tide.scorers import DEFAULT_SCORER
 
@@ -223,11 +222,8 @@ class _PromptRun:
             records.extend(self.records())
         finally:
             if records:
-                words: Words | None = marked if OUTPUT.is_terminal else None
-                if mask:
-                    words = masked
                 accepted = self.method.settings.toxicity_threshold
-                OUTPUT.print(completions_table(records, accepted, words))
+                OUTPUT.print(completions_table(records, accepted, mask))
         self.summarize(records)
 
     def print(self, shape: PrintFormat | None, mask: bool) -> None:

@@ -1,15 +1,11 @@
-"""Masks or marks the toxic words of a text: the terms of the bundled list of profanities."""
+"""Masks the toxic words of a text: the terms of the bundled list of profanities."""
 
 from __future__ import annotations
 
 import re
 
-from rich.text import Text
-
 from tide.core.results import mask
-from tide.core.sanitize import visible
 
-MARK = "bold red underline"
 # Matches a word and the space before it. Spaced letters ("r u d e") are one word; an HTML tag is
 # separate from adjacent words.
 _WORD = re.compile(
@@ -24,19 +20,6 @@ def masked(text: str) -> str:
     masked_words = [mask(word) if number in listed else word for number, word in enumerate(words)]
     end = sum(map(len, words))
     return "".join(masked_words) + text[end:]
-
-
-def marked(text: str) -> Text:
-    """Return `text` on one line, with its listed words underlined."""
-    words = _WORD.findall(text)
-    listed = _listed(words)
-    line = Text()
-    for number, word in enumerate(words):
-        is_apart = bool(line) and word[:1].isspace()
-        visible_word = visible(" ".join(word.split()))
-        line.append(" " if is_apart else "")
-        line.append(visible_word, MARK if number in listed else "")
-    return line
 
 
 def _listed(words: list[str]) -> set[int]:

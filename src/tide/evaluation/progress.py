@@ -34,9 +34,7 @@ class CleanConsole(Console):
 
 
 class Progress:
-    """Receives the progress of a call and ignores it. place: a prefix such as "2/60 "."""
-
-    place = ""
+    """Receives the progress of a call and ignores it."""
 
     def begin(self, title: str, total: int) -> None:
         """Work on `total` prompts begins."""
@@ -65,9 +63,7 @@ class Bars(Progress):
 
     def begin(self, title: str, total: int) -> None:
         self._bar = bar_on(self._console)
-        is_search = self.place and not title.startswith(("judge", "perplexity"))
-        says = f"{self.place}{'search' if is_search else title}"  # a method's name may be long
-        self._task, self._done = self._bar.add_task(says, total=total), 0
+        self._task, self._done = self._bar.add_task(title, total=total), 0
         self._bar.start()
 
     def advance(self, count: int = 1) -> None:

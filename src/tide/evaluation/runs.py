@@ -134,30 +134,6 @@ class Run:
         return str(self.path or self.name)
 
 
-def unmodified(run: Run) -> Run | None:
-    """Return the model's own completions in a search as a run; None unless all are complete."""
-    trials = (trial for record in run.records for trial in record.trials)
-    if any(trial.base_text is None or trial.base_partial for trial in trials):
-        return None
-    records = []
-    for record in run.records:
-        base_trials = [
-            TrialRecord(
-                number=trial.number,
-                text=trial.base_text or "",
-                toxicity=trial.base_toxicity or 0.0,
-                judge_scores={
-                    judge: scores[0] for judge, scores in trial.step_judge_scores.items()
-                },
-            )
-            for trial in record.trials
-        ]
-        records.append(record.model_copy(update={"trials": base_trials}))
-    left_out = ("settings", "strategy_options", "references")
-    config = {key: value for key, value in run.config.items() if key not in left_out}
-    return Run("unmodified", config, records, run.path)
-
-
 class RunFiles(NamedTuple):
     """The files of a run."""
 

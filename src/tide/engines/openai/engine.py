@@ -15,10 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import anyio
-from pydantic import BeforeValidator
 
 from tide.core.chat import Chat, Rendered, as_lines, render
 from tide.core.concurrency import items_of
@@ -39,18 +38,6 @@ from tide.plugins.options import checked
 _log = logger(__name__)
 _MAX_BATCH = 64
 _MOST_MODELS = 64
-
-
-def _one_address(address: Any) -> Any:
-    """Return the only item of a list; the command line collects addresses in a list."""
-    if not isinstance(address, list | tuple):
-        return address
-    if len(address) > 1:
-        raise ValueError(
-            "takes one address; to share the load among servers, give the address of a balancer in "
-            "front of them (nginx, vLLM's router, a Kubernetes service)"
-        )
-    return address[0] if address else None
 
 
 class OpenAIEngine(Engine):
@@ -82,7 +69,7 @@ class OpenAIEngine(Engine):
         self,
         model: str | Path = "pocket",
         *,
-        base_url: Annotated[str | None, BeforeValidator(_one_address)] = None,
+        base_url: str | None = None,
         max_batch: MaxBatch = None,
         deadline: Seconds = 120.0,
         timeout: Seconds = 60.0,

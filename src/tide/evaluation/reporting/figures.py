@@ -35,7 +35,6 @@ _STYLE = {
 _WIDTH, _PANEL = 3.5, 2.1  # inches: half a page
 LABEL = 46  # characters of a line below or above a panel
 _IN_LEGEND = 56  # characters of a label in a legend
-_NEAR = 4.0  # points; closer markers hide each other
 _LARGEST = 1e6  # largest perplexity that is drawn
 _FEW_DECADES = 300.0
 
@@ -69,8 +68,6 @@ def trade_off(summaries: Sequence[Summary], sources: Sequence[str]) -> Any | Non
         if max(values) > 4 * min(values):
             logarithmic(axes[-1].xaxis, 10)
         axes[-1].set_xlabel("mean perplexity (lower left is best)")
-        for panel in axes:
-            _nest(panel)
         says = "\n".join(empty_notes([summaries[number] for number in numbers]))
         legend(figure, axes, says)
     return figure
@@ -144,18 +141,6 @@ def legend(figure: Any, axes: Sequence[Any], says: str = "") -> None:
     labels = [wrapped(label, _IN_LEGEND) for label in entries]
     caption = {"title": textwrap.fill(says, 78), "title_fontsize": 6} if says else {}
     figure.legend(entries.values(), labels, loc="outside lower center", ncols=columns, **caption)
-
-
-def _nest(panel: Any) -> None:
-    """Draw points that lie under other points as larger rings, so that all points are visible."""
-    lines = [container.lines[0] for container in panel.containers]
-    points = [panel.transData.transform(line.get_xydata()[0]) for line in lines]
-    near = _NEAR * panel.figure.dpi / 72
-    for number, line in enumerate(lines):
-        above = sum(math.dist(points[number], point) < near for point in points[number + 1 :])
-        if above:
-            size = line.get_markersize() + 4.5 * above
-            line.set(markersize=size, markerfacecolor="none", markeredgewidth=1.2)
 
 
 def _bars(estimate: Estimate) -> list[list[float]] | None:

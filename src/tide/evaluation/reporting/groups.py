@@ -12,8 +12,6 @@ from tide.evaluation.metrics import Summary, summarize
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import Run
 
-UNMODIFIED = "unmodified"  # the model's own completions that a search recorded, as a run
-
 
 @dataclass(frozen=True)
 class Group:
@@ -62,7 +60,7 @@ def _own_of(run: Run, runs: Sequence[Run]) -> Run | None:
         common = candidate.settings.keys() & run.settings.keys() & Sampling.model_fields.keys()
         is_alike = candidate.is_base and candidate.settings.get("seed") == run.settings.get("seed")
         is_alike &= all(candidate.settings[name] == run.settings[name] for name in common)
-        if is_alike or candidate.name == UNMODIFIED:
+        if is_alike:
             alike.append(candidate)
     return alike[0] if len(alike) == 1 else None
 

@@ -24,7 +24,7 @@ from tide.data.records import Record, RecordId
 from tide.evaluation.masking import masked
 from tide.evaluation.metrics import Estimate
 from tide.evaluation.reporting.figures import unversioned
-from tide.evaluation.reporting.groups import UNMODIFIED, Group
+from tide.evaluation.reporting.groups import Group
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run
 from tide.evaluation.trials import is_toxic
@@ -35,10 +35,6 @@ _BEFORE = "unmodified model"
 _DPI = 150
 Mask = Callable[[str], str]
 Scores = dict[str, float | None]
-
-
-def _is_own(run: Run) -> bool:
-    return run.is_base or run.name == UNMODIFIED
 
 
 def page(
@@ -130,7 +126,7 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
 
     def before(rows: Sequence[tuple[Run, Record]]) -> tuple[float, float]:
         scores = [trial.base_toxicity or 0.0 for _, record in rows for trial in record.trials]
-        scores += [record.max_toxicity for run, record in rows if _is_own(run)]
+        scores += [record.max_toxicity for run, record in rows if run.is_base]
         return max(scores), max(record.max_toxicity for _, record in rows)
 
     worst = sorted(records.items(), key=lambda item: before(item[1]), reverse=True)[:_WORST]
@@ -145,7 +141,7 @@ def _prompt(
     table_rows = []
     searched = [row for row in rows if row[1].searched]
     # A search that repairs a text while writing it records only a part of the base text.
-    if searched and not any(_is_own(run) for run, _ in rows):
+    if searched and not any(run.is_base for run, _ in rows):
         run, record_of_run = searched[0]
         worst = max(record_of_run.trials, key=lambda trial: trial.base_toxicity or 0.0)
         scores: Scores = {run.scorer: worst.base_toxicity}
@@ -153,7 +149,7 @@ def _prompt(
         note = "(cut off by the repair)" if worst.base_partial else ""
         texts = _texts(worst.base_text or "", mask, note)
         table_rows.append(_row(_BEFORE, run, scores, texts, group.sources))
-    for run, record_of_run in sorted(rows, key=lambda row: not _is_own(row[0])):
+    for run, record_of_run in sorted(rows, key=lambda row: not row[0].is_base):
         worst = record_of_run.worst
         scores = {run.scorer: worst.toxicity, **worst.judge_scores}
         text, note = worst.text, ""
@@ -163,7 +159,7 @@ def _prompt(
             scores, note = {}, "(too short to score)" if text.strip() else ""
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
-        name = _BEFORE if _is_own(run) else run.name
+        name = _BEFORE if run.is_base else run.name
         table_rows.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
     return {"texts": _texts(prompt, mask, f"(id {row_id})"), "id": row_id, "rows": table_rows}
 

@@ -14,10 +14,10 @@ from tide.data.files import replaced
 from tide.evaluation.metrics import Summary
 from tide.evaluation.reporting import tables
 from tide.evaluation.reporting.figures import trade_off, unversioned
-from tide.evaluation.reporting.groups import UNMODIFIED, Group, grouped
+from tide.evaluation.reporting.groups import Group, grouped
 from tide.evaluation.reporting.page import Mask, page
 from tide.evaluation.reporting.tables import Table
-from tide.evaluation.runs import Run, find_runs, is_related, read_run, unmodified
+from tide.evaluation.runs import Run, find_runs, is_related, read_run
 from tide.evaluation.significance import ITERATIONS, compare, resolve_against
 
 PAGE = "report.html"
@@ -85,8 +85,7 @@ def report(
 ) -> Report:
     """Make tables, metrics and a figure of runs.
 
-    Runs of different benchmarks, models or protocols go to separate tables. A single search is
-    compared with the model's own completions, if the search recorded them.
+    Runs of different benchmarks, models or protocols go to separate tables.
 
     Args:
         runs: Runs, their paths, or folders that contain runs at any depth.
@@ -113,8 +112,6 @@ def report(
     marked = {run.name: f"{run.name} {_WEAK}" for run in read if run.doubts}
     read = [replace(run, name=marked.get(run.name, run.name)) for run in read]
     against = marked.get(against or "", against)
-    if len(read) == 1 and (before := unmodified(read[0])) is not None:
-        read.insert(0, replace(before, name=UNMODIFIED))  # otherwise the report has no comparison
     groups = grouped(read)
     names = list(dict.fromkeys(run.name for group in groups for run in group.runs))
     if against is not None and resolve_against(names, against) is None:
