@@ -337,7 +337,7 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
     job.progress.begin(method.name, count)
     try:
         for trials, rows in left.items():
-            for row, record in method.records(rows, trials, progress=job.progress):
+            for row, record in method.records(rows, trials):
                 if isinstance(record, TideError):
                     failed[row.id] = record
                     job.progress.failed(method.name, row.id, record)

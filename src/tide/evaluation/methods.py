@@ -24,7 +24,6 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
-from tide.evaluation.progress import Progress
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
@@ -119,12 +118,10 @@ class SearchMethod:
         trials: Sequence[int],
         *,
         ordered: bool = False,
-        progress: Progress | None = None,
     ) -> Outcomes:
         """Yield each row with its record of `trials`, or with its error.
 
         A row that fails does not affect the others. ordered: yield in the order of the rows.
-        progress: receives a baseline's progress within a batch.
         Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
         shares = TimeShares()
@@ -178,37 +175,31 @@ class BaselineMethod:
         trials: Sequence[int],
         *,
         ordered: bool = False,
-        progress: Progress | None = None,
     ) -> Outcomes:
         # Run one batch at a time, so that its records are on disk as soon as the batch is done.
         size = max(1, self._engine.max_batch // len(trials))
-        progress = progress or Progress()
         try:
             for start in range(0, len(rows), size):
-                yield from self._batch(rows[start : start + size], trials, progress)
+                yield from self._batch(rows[start : start + size], trials)
         finally:
             # Free the memory of the baseline's models for the next method.
             if (close := getattr(self._baseline, "close", None)) is not None:
                 close()
 
-    def _batch(self, rows: Sequence[Row], trials: Sequence[int], progress: Progress) -> Outcomes:
-        from tide.baselines.common.decoding import DecodingBaseline  # noqa: PLC0415  (slow import)
-
+    def _batch(self, rows: Sequence[Row], trials: Sequence[int]) -> Outcomes:
         started, seed = time.perf_counter(), self.settings.seed
         try:
             texts = [self._engine.text_of(row.asked) for row in rows]
             prompts = [text for text in texts for _ in trials]
             trial_seeds = (derive_seed(seed, text, trial) for text in texts for trial in trials)
             seeds = [derive_seed(trial_seed, "sampling", 0) for trial_seed in trial_seeds]
-            if isinstance(self._baseline, DecodingBaseline):
-                self._baseline.on_progress = lambda share: progress.under_way(share * len(rows))
             generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
         except (InputError, CompletionError) as error:
             if len(rows) == 1:
                 yield rows[0], error
             else:  # run each prompt alone, so that only the faulty prompt fails
                 for row in rows:
-                    yield from self._batch([row], trials, progress)
+                    yield from self._batch([row], trials)
             return
         count = len(trials)
         of = [generated[start : start + count] for start in range(0, len(generated), count)]

@@ -42,9 +42,6 @@ class Progress:
     def advance(self, count: int = 1) -> None:
         """`count` more prompts are done, and on disk."""
 
-    def under_way(self, count: float) -> None:
-        """Progress within the unfinished prompts, in units of a prompt."""
-
     def end(self) -> None:
         """The current work has ended, whether or not it is complete."""
 
@@ -63,16 +60,11 @@ class Bars(Progress):
 
     def begin(self, title: str, total: int) -> None:
         self._bar = bar_on(self._console)
-        self._task, self._done = self._bar.add_task(title, total=total), 0
+        self._task = self._bar.add_task(title, total=total)
         self._bar.start()
 
     def advance(self, count: int = 1) -> None:
-        self._done += count
-        self.under_way(0)
-
-    def under_way(self, count: float) -> None:
-        completed = self._bar.tasks[self._task].completed  # the bar never moves back
-        self._bar.update(self._task, completed=max(completed, self._done + count))
+        self._bar.advance(self._task, count)
 
     def end(self) -> None:
         self._bar.stop()

@@ -29,7 +29,6 @@ from tide.engines.base import FinishReason, Piece, Request
 from tide.engines.local.batch import Batch, Stopped
 from tide.engines.local.cache import PrefixCache
 from tide.engines.local.engine import TransformersEngine
-from tide.engines.local.sampler import LOOK_EVERY
 
 # Makes a lane, given the arguments of `SteeredLane`.
 MakeLane = Callable[..., SteeredLane]
@@ -107,7 +106,6 @@ class DecodingBaseline(ABC):
     scored: ClassVar[bool] = False
     fan_out: ClassVar[int] = 1
     artefact: Artefact  # set only if `artefact_kind` names a baseline
-    on_progress: Callable[[float], None] | None = None  # called with the finished share of a call
 
     def __init__(
         self,
@@ -190,20 +188,9 @@ class DecodingBaseline(ABC):
     ) -> list[Generated]:
         """See `Baseline.generate`. Raises CompletionError for the first prompt that fails."""
         pairs = zip(self.engine.tokenize(prompts), seeds, strict=True)
-        piece_tokens = None if self.on_progress is None else LOOK_EVERY
-        requests = [
-            Request(tuple(ids), sampling, seed, piece_tokens=piece_tokens) for ids, seed in pairs
-        ]
+        requests = [Request(tuple(ids), sampling, seed) for ids, seed in pairs]
         for request in requests:
             self.engine.check(request)
-        drawn = 0
-
-        def on_drawn(count: int) -> None:
-            nonlocal drawn
-            drawn += count
-            if self.on_progress is not None:
-                self.on_progress(drawn / (len(prompts) * sampling.max_new_tokens))
-
         widest = max(self.fan_out, getattr(self._options, "candidates", 1))
         with guarded(EngineError, f"baseline {self.name}: failed"):
             reader, lanes = self.drawn_from(), self.lanes()
@@ -217,7 +204,6 @@ class DecodingBaseline(ABC):
                 self.engine.stop_ids,
                 self.engine.stopped,
                 max(1, self.engine.max_batch // widest),
-                on_drawn,
             )
             completions = self.engine.completions(
                 [(ids, reason) for ids, reason, _ in written], [sampling] * len(written)
