@@ -64,7 +64,7 @@ def test_every_column_is_explained_where_it_stands() -> None:
         assert all(note in tables.to_html(table).replace("&#x27;", "'") for note in table.legend)
     cost = tables.to_markdown(tables.cost_table(summaries, "t", "n"))
     assert "K-bar: mean iterations; the prompt itself is the first" in cost
-    without = tables.cost_table(summaries, "t", "n")
+    without = tables.cost_table(summaries[:1], "t", "n")
     assert "K-bar: " not in tables.to_markdown(without)
 
 
