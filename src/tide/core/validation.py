@@ -15,21 +15,16 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _FOLLOWING = "default_factory_not_called"
 
 
-def unknown(
-    name: str, known: Iterable[str], kind: str = "", guesses: Mapping[str, str] | None = None
-) -> str:
-    """Return a message for a name that is not among `known`, with the nearest known name.
-
-    guesses: known names by their lower-case synonyms.
-    """
+def unknown(name: str, known: Iterable[str], kind: str = "") -> str:
+    """Return a message for a name that is not among `known`, with the nearest known name."""
     problem = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
     names = list(known)
-    return f"{problem}; {nearest(name, names, guesses)}known: {', '.join(names)}"
+    return f"{problem}; {nearest(name, names)}known: {', '.join(names)}"
 
 
-def nearest(name: str, known: Iterable[str], guesses: Mapping[str, str] | None = None) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return the hint `did you mean 'X'? `, or "" if no name in `known` is similar."""
-    meant = {candidate.lower(): candidate for candidate in known} | dict(guesses or {})
+    meant = {candidate.lower(): candidate for candidate in known}
     near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
     return f"did you mean {meant[near[0]]!r}? " if near else ""
 

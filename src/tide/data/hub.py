@@ -73,7 +73,7 @@ SOURCES = {
 }
 
 
-def read(source: Source) -> Iterator[dict[str, Any]]:
+def _read(source: Source) -> Iterator[dict[str, Any]]:
     """Yield the rows of the source's file, numbered by `id`.
 
     Raises InputError if the hub cannot be reached or the dataset has another format, and
@@ -99,7 +99,7 @@ def read(source: Source) -> Iterator[dict[str, Any]]:
 def get(name: str, folder: Path, *, overwrite: bool = False) -> Path:
     """Write a dataset to its file in `folder` atomically; keep an existing file.
 
-    Raises InputError for an unknown name, and the errors of `read`.
+    Raises InputError for an unknown name, and the errors of reading.
     """
     if name not in SOURCES:
         raise InputError(unknown(name, SOURCES, "dataset"))
@@ -110,6 +110,6 @@ def get(name: str, folder: Path, *, overwrite: bool = False) -> Path:
     with replaced(path) as file:
         packed = path.suffix == ".gz"
         with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) if packed else nullcontext(file) as to:
-            for row in read(source):
+            for row in _read(source):
                 to.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     return path

@@ -1,9 +1,8 @@
 """Loads benchmarks: RealToxicityPrompts-challenging, AttaQ, BOLD, `dialogues`, or any file.
 
-The first three are read from a local file (in `$TIDE_DATA` or `data/`, or in the subfolders
-`benchmarks` and `corpus`), or else from the Hugging Face hub (extra `hub`). `dialogues` consists of
-300 provoking comments to answer, held out from the bundled chat model; it is read only from a local
-file.
+They are read from a local file (in `$TIDE_DATA` or `data/`, or in the subfolders `benchmarks` and
+`corpus`). `dialogues` consists of 300 provoking comments to answer, held out from the bundled chat
+model.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tide.core.errors import InputError, MissingDependencyError
+from tide.core.errors import InputError
 from tide.core.sanitize import logger
 from tide.core.validation import unknown
-from tide.data.hub import SOURCES, Source, read
+from tide.data.hub import SOURCES, Source
 from tide.data.prompts import Row, read_rows
 
 _LOG = logger(__name__)
@@ -32,7 +30,7 @@ _DIGEST_LENGTH = 12
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Prompts with their ids. source: the file or hub dataset of the prompts."""
+    """Prompts with their ids. source: the file of the prompts."""
 
     name: str
     source: str
@@ -89,8 +87,7 @@ def load_benchmark(
     A name may select a range, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`.
     Empty prompts are skipped in known benchmarks (BOLD has five) and refused in a file.
     chats: passed to `read_rows` for a file.
-    Raises InputError for an unknown name, an unreadable or empty file, or a hub that cannot be
-    reached, and MissingDependencyError if the hub is needed and `datasets` is not installed.
+    Raises InputError for an unknown name, and for a missing, unreadable or empty file.
     """
     known, _, span = name.partition(":")
     if span and known in BENCHMARKS:
@@ -114,18 +111,10 @@ def load_benchmark(
             return Benchmark(name, file.name, read_dialogues(file)[:limit])
         rows = read_rows(file, group=wanted.group, limit=limit, skip_empty=True)
         return Benchmark(name, file.name, rows)
-    way_out = f"put {file_name} into a folder and set TIDE_DATA to that folder"
-    if wanted is None:
-        raise InputError(f"{file_name} not found: {way_out}")
-    fetched = (
-        Row(row["id"], row["prompt"], row[wanted.group] if wanted.group else None)
-        for row in read(wanted)
-        if row["prompt"].strip()
+    fetch = f"run `tide data get {name}`, or " if wanted else ""
+    raise InputError(
+        f"{file_name} not found: {fetch}put it into a folder and set TIDE_DATA to that folder"
     )
-    try:
-        return Benchmark(name, wanted.hub, list(islice(fetched, limit)))
-    except (InputError, MissingDependencyError) as error:
-        raise type(error)(f"{file_name} not found, nor fetched ({error}); {way_out}") from error
 
 
 def open_benchmark(

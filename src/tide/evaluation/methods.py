@@ -39,11 +39,6 @@ OnCluster = Callable[
 Outcomes = Iterator[tuple[Row, Record | TideError]]
 # Settings of `base`: one completion of the unmodified model and no search.
 _BASE = {"strategy": "resample:n=1"}
-# Synonyms of method names, for hints in errors.
-_GUESSES = {
-    **dict.fromkeys(("unmodified", "none", "plain", "vanilla", "raw", "original", "model"), "base"),
-    **dict.fromkeys(("best-of-n", "rejection", "rejection-sampling", "sampling"), "resample"),
-}
 # Settings of every method, even of one that does not search.
 _OF_ALL = (*Sampling.model_fields, "num_trials", "seed")
 # Absolute and relative scales; at most one of each pair is set.
@@ -401,7 +396,7 @@ def _check_name(name: str) -> None:
     """Raise InputError for an unknown baseline."""
     if name not in BASELINES.names() and ":" not in name:
         known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
-        raise InputError(f"methods: {unknown(name, known, guesses=_GUESSES)}")
+        raise InputError(f"methods: {unknown(name, known)}")
 
 
 def _baseline(
