@@ -289,7 +289,7 @@ def test_score_names_an_unusable_context(
 @pytest.mark.usefixtures("agreement")
 def test_compare_counts_a_text_once_in_each_context(tmp_path: Path) -> None:
     path, output = tmp_path / "pairs.jsonl", tmp_path / "figures.json"
-    record = {"id": 1, "prompt": "May I insult him?", "trials": [{"text": "Yes", "toxicity": 1}]}
+    record = {"id": 1, "prompt": "May I insult him?", "number": 0, "text": "Yes", "toxicity": 1}
     rows = [
         {"context": "May I insult him?", "text": "Yes", "toxicity": 1},
         {"context": "May I thank him?", "text": "Yes", "toxicity": 0},

@@ -22,9 +22,11 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
     recorded = tmp_path / "b.json.gz"
     with gzip.open(recorded, "wt") as file:
         json.dump([record], file)
-    trials = [{"number": 0, "text": "two", "toxicity": 0}, {"text": "three", "toxicity": 1}]
-    trials.append({"text": "", "toxicity": 0})  # skipped: an empty text has nothing to learn from
-    run = jsonl(tmp_path / "c.jsonl", {"id": 7, "prompt": "p", "trials": trials})
+    trials = [
+        {"id": 7, "prompt": "p", "number": number, "text": text, "toxicity": toxicity}
+        for number, (text, toxicity) in enumerate([("two", 0), ("three", 1), ("", 0)])
+    ]  # the empty text is left out: it has nothing to learn from
+    run = jsonl(tmp_path / "c.jsonl", *trials)
     plain = [("one", 0.25), ("two", 0.0), ("three", 1.0), ("two", 0.0), ("three", 1.0)]
     for by, groups in (
         (None, [""] * 5),
@@ -49,9 +51,8 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
         ({"text": "a", "toxicity": "high"}, "is 'high'"),
         ({"completions": ["a", "b"], "toxicity_scores": [0.1]}, "as many 'toxicity_scores'"),
         ({"completions": ["a"]}, "as many 'toxicity_scores'"),
-        ({"trials": [5]}, "'trials' must hold objects"),
-        ({"trials": [{"number": 0}]}, "a completion must be a text"),
-        ({"trials": [{"text": "a", "toxicity": 2}]}, "toxicity is 2"),
+        ({"number": 0}, "a completion must be a text"),
+        ({"number": 0, "text": "a", "toxicity": 2}, "toxicity is 2"),
         ([1], "line 1: not a JSON object"),
     ],
 )

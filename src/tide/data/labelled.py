@@ -55,9 +55,10 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
     """Yield the rows of .jsonl or .json files (a list of objects), plain or gzipped.
 
     A row is a labelled text (`text`, `toxicity`, and optionally `context`: a text or a list of
-    messages), a pair (`toxic`, and `neutral`: a text or a list of texts), or a record of a run
-    (`trials`, or `completions` and `toxicity_scores` in the authors' format), which holds several
-    texts; their context is the record's prompt. A pair without neutral texts yields its toxic text.
+    messages), a pair (`toxic`, and `neutral`: a text or a list of texts), a trial of a run, or a
+    record in the authors' format (`completions` and `toxicity_scores`). The context of a trial or
+    record is its prompt, and its empty completions are left out. A pair without neutral texts
+    yields its toxic text.
     by: the field that names a row's group, or "file".
     Raises InputError, with the row's line, for any other row.
     """
@@ -67,7 +68,7 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
             if "toxic" in row:
                 pair = _pair(row, where)
                 yield pair if pair.neutral else pair.texts[0]
-            elif "completions" in row or "trials" in row:
+            elif "completions" in row or "number" in row:
                 prompt = row.get("messages") or row.get("prompt")
                 context = context_of(prompt if isinstance(prompt, str | list) else None, where)
                 for text, score in _completions(row, where):
@@ -77,18 +78,14 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
             else:
                 text = row.get("text")
                 if not isinstance(text, str) or not text.strip():
-                    raise InputError(
-                        f"{where}: needs a text in 'text', or 'toxic' and 'neutral', or 'trials'"
-                    )
+                    raise InputError(f"{where}: needs a text in 'text', or 'toxic' and 'neutral'")
                 context = context_of(row.get("context"), where)
                 yield _labelled(text, row.get("toxicity"), group, context, where)
 
 
 def _completions(row: dict[str, Any], where: str) -> list[tuple[Any, Any]]:
-    if isinstance(trials := row.get("trials"), list):
-        if not all(isinstance(trial, dict) for trial in trials):
-            raise InputError(f"{where}: 'trials' must hold objects")
-        return [(trial.get("text"), trial.get("toxicity")) for trial in trials]
+    if "number" in row:
+        return [(row.get("text"), row.get("toxicity"))]
     texts, scores = row.get("completions"), row.get("toxicity_scores")
     if isinstance(texts, list) and isinstance(scores, list) and len(texts) == len(scores):
         return list(zip(texts, scores, strict=True))
