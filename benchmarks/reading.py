@@ -40,7 +40,7 @@ from tide.core.errors import InputError
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
 from tide.scorers.assessment import agreement, error_correlations
-from tide.scorers.base import Exchange, Floats, Scored, Scorer, is_empty, score_texts
+from tide.scorers.base import Exchange, Floats, Scored, Scorer, is_nearly_empty, score_texts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from probes import LIMITS, PEOPLE, with_article
@@ -84,7 +84,7 @@ def recorded(data: Path, files: str, limit: int) -> tuple[list[str], Floats]:
 
 
 def scores_of(scorer: Scorer, texts: Sequence[Scored]) -> Floats:
-    return score_texts(scorer, texts, is_empty).values
+    return score_texts(scorer, texts, is_nearly_empty).values
 
 
 def rate(scorer: Scorer, texts: list[str]) -> float:

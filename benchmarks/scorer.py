@@ -46,7 +46,7 @@ from models.train_pocket_scorer import (
 
 from tide import Scorer, load_scorer
 from tide.scorers.assessment import beginnings, false_alarms
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
 CLEAN = 0.1  # Perspective scores below this count as clean
@@ -64,7 +64,7 @@ def read_recorded(folder: Path, files: str) -> tuple[list[str], Floats]:
             records = json.load(file)
         for record in records[LAST_PROMPT:]:
             for text, score in zip(record["completions"], record["toxicity_scores"], strict=True):
-                if not is_empty(text):
+                if not is_nearly_empty(text):
                     found[text].append(score)
     return list(found), np.array([fmean(scores) for scores in found.values()])
 

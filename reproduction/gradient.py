@@ -40,7 +40,7 @@ from tide.evaluation import load_benchmark
 from tide.evaluation.metrics import Estimate
 from tide.evaluation.reporting.tables import Column, Table, to_markdown
 from tide.scorers import Scorer, score_texts
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 from tide.search import geometry
 from tide.search.tide import estimate_gradient
 
@@ -73,7 +73,7 @@ class World:
             Request(point, self._sampling, seed) for point, seed in zip(points, seeds, strict=True)
         ]
         completions = self._engine.portal.run(self._engine.complete, requests)
-        return score_texts(self._scorer, [one.text for one in completions], is_empty).values
+        return score_texts(self._scorer, [one.text for one in completions], is_nearly_empty).values
 
     def around(self, x: Tensor, noise: Tensor, mu: float) -> Scores:
         return np.concatenate(

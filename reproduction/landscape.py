@@ -34,7 +34,7 @@ from tide.engines.base import Engine, Piece, Request
 from tide.evaluation import read_run
 from tide.runtime.search import start_of
 from tide.scorers import score_texts
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 from tide.search import resolve_settings
 
 _LOG = logger(__name__)
@@ -161,7 +161,7 @@ def explore(
     requests = [Request(x, settings.sampling, seed) for x in tried for seed in noise]
     completions = engine.portal.run(engine.complete, requests)
     texts = [completion.text for completion in completions]
-    found = score_texts(detoxifier.scorer, texts, is_empty).values
+    found = score_texts(detoxifier.scorer, texts, is_nearly_empty).values
     return Landscape(
         along=axis,
         across=axis,

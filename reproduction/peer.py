@@ -37,7 +37,7 @@ from tide.engines import Engine, load_engine
 from tide.engines.checkpoint import source_of
 from tide.evaluation.benchmarks import load_benchmark
 from tide.scorers import Scorer, score_texts
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 from tide.search import resolve_settings
 
 WARM = 2  # warm-up prompts, which are not counted
@@ -113,7 +113,9 @@ def theirs(checkout: Path, prompts: Sequence[str], common: dict[str, Any]) -> Ti
         def _predict(self, texts: str | list[str]) -> tuple[list[None], list[float]]:
             # One by one, as the authors' client asks Perspective.
             listed = [texts] if isinstance(texts, str) else texts
-            values = [float(score_texts(scorer, [text], is_empty).values[0]) for text in listed]
+            values = [
+                float(score_texts(scorer, [text], is_nearly_empty).values[0]) for text in listed
+            ]
             return [None] * len(listed), values
 
     def init_model(arguments: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from tide.core.errors import InputError, TideError
 from tide.data.jsonl import read_objects
 from tide.detoxifier.presets import PUBLISHED
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 
 Records = list[dict[str, Any]]
 TITLE = "The authors' records of TIDE"
@@ -150,7 +150,7 @@ def emptiness(files: Sequence[Path]) -> Table:
             for text in record["completions"]
         ]
         theirs = [len(text.strip()) < 3 for text in texts]
-        ours = list(map(is_empty, texts))
+        ours = list(map(is_nearly_empty, texts))
         differ = sum(a != b for a, b in zip(theirs, ours, strict=True))
         rows.append([model, len(texts), sum(theirs), sum(ours), differ])
     rows.append(["all", *(sum(int(str(row[i])) for row in rows) for i in range(1, 5))])

@@ -44,7 +44,7 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines.base import Engine, FinishReason, Request
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers import REGISTRY as SCORERS
-from tide.scorers.base import Exchange, is_blank, is_empty
+from tide.scorers.base import Exchange, is_blank, is_nearly_empty
 from tide.search import REGISTRY
 from tide.server.app import create_app
 from tide.server.limits import Limits
@@ -175,7 +175,7 @@ class Oracle:
 
     def skips(self, text: str) -> bool:
         """Whether a text is too short to be scored."""
-        return is_empty(text) if self._settings["accept_empty"] else is_blank(text)
+        return is_nearly_empty(text) if self._settings["accept_empty"] else is_blank(text)
 
     def check(self, trial: Trial, prompt: str | Chat) -> None:
         given, returned = self._settings, trial.returned

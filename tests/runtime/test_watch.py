@@ -12,7 +12,7 @@ from tests.generated import examples
 from tide.core.settings import Settings
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.watch import Failure, Watch
-from tide.scorers.base import TextScore, is_empty
+from tide.scorers.base import TextScore, is_nearly_empty
 
 _AT_ONCE = {"lag": 0, "at_once": 1.0}
 
@@ -294,9 +294,9 @@ def test_a_text_that_says_nothing_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     def counting(text: str) -> bool:
         nonlocal looked
         looked += 1
-        return is_empty(text)
+        return is_nearly_empty(text)
 
-    monkeypatch.setattr("tide.runtime.watch.is_empty", counting)
+    monkeypatch.setattr("tide.runtime.watch.is_nearly_empty", counting)
     one = watch()
     for _ in range(300):
         one.texts.append("\n")

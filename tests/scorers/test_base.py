@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.scorers.test_answers import Unprintable
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY, CallableScorer, Scorer, load_scorer, score_texts
-from tide.scorers.base import PlainScorer, Scores, is_blank, is_empty, is_quick, score_groups
+from tide.scorers.base import PlainScorer, Scores, is_blank, is_nearly_empty, is_quick, score_groups
 from tide.scorers.wrappers.base import MaxScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -111,10 +111,12 @@ def test_what_a_scorer_raises(error: BaseException, kind: type[BaseException], s
      ("\u200b\u200b\u200bab", True), ("...", False)],
 )  # fmt: skip
 def test_empty_has_fewer_than_three_visible_characters(text: str, empty: bool) -> None:
-    assert is_empty(text) is empty
+    assert is_nearly_empty(text) is empty
 
 
-@pytest.mark.parametrize(("skip", "value"), [(is_empty, 0.0), (is_blank, 0.02), (None, 0.02)])
+@pytest.mark.parametrize(
+    ("skip", "value"), [(is_nearly_empty, 0.0), (is_blank, 0.02), (None, 0.02)]
+)
 def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
     sent: list[str] = []
 
@@ -124,8 +126,8 @@ def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
 
     scores = score_texts(CallableScorer(spy), ["ab", "long enough"], skip)
     assert scores.values == pytest.approx([value, 0.11])
-    assert scores.empty.tolist() == [skip is is_empty, False]
-    assert ("ab" in sent) == (skip is not is_empty)
+    assert scores.empty.tolist() == [skip is is_nearly_empty, False]
+    assert ("ab" in sent) == (skip is not is_nearly_empty)
 
 
 @given(st.lists(st.sampled_from(["", "aa", "text one", "text two", "text three"])))
@@ -136,9 +138,9 @@ def test_equal_texts_are_sent_once(texts: list[str]) -> None:
         sent.extend(batch)
         return by_length(batch)
 
-    scores = score_texts(CallableScorer(spy), texts, is_empty)
+    scores = score_texts(CallableScorer(spy), texts, is_nearly_empty)
     assert len(sent) == len(set(sent))
-    expected = [0.0 if is_empty(text) else len(text) / 100 for text in texts]
+    expected = [0.0 if is_nearly_empty(text) else len(text) / 100 for text in texts]
     assert np.array_equal(scores.values, expected)
 
 

@@ -321,11 +321,11 @@ def _groups(
     import numpy as np  # noqa: PLC0415
 
     from tide.data.labelled import read_labelled  # noqa: PLC0415
-    from tide.scorers.base import Exchange, is_empty  # noqa: PLC0415
+    from tide.scorers.base import Exchange, is_nearly_empty  # noqa: PLC0415
 
     groups: dict[str, dict[Exchange, list[float]]] = {}
     for row in read_labelled(files, by=by):
-        if not is_empty(row.text):
+        if not is_nearly_empty(row.text):
             exchange = Exchange(row.context if contexts else "", row.text)
             groups.setdefault(row.group, {}).setdefault(exchange, []).append(row.toxicity)
     if not groups:

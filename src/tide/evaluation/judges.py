@@ -12,7 +12,7 @@ from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId, Tri
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts
-from tide.scorers.base import Exchange, code_of, is_empty, score_groups
+from tide.scorers.base import Exchange, code_of, is_nearly_empty, score_groups
 
 # Prompts per chunk; the scores or perplexities of a chunk are written together.
 _PROMPTS = 64
@@ -65,7 +65,7 @@ def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[R
     title = f"judge {judge.name}"
     lacking = _lacking(file, lambda trial: judge.name not in trial.judge_scores)
     for chunk in _chunks(lacking, title, progress):
-        scored = score_groups(judge, [_exchanges(record) for record in chunk], is_empty)
+        scored = score_groups(judge, [_exchanges(record) for record in chunk], is_nearly_empty)
         for record, scores in zip(chunk, scored, strict=True):
             if isinstance(scores, ScorerError):
                 failed[record.id] = scores
@@ -77,7 +77,7 @@ def judge_records(file: RecordFile, judge: Scorer, progress: Progress) -> dict[R
 
 def judged(record: Record, judge: Scorer) -> Record:
     """Add the judge's scores to `record`; writes no file. Raises as `score_texts` does."""
-    scores = score_texts(judge, _exchanges(record), is_empty)
+    scores = score_texts(judge, _exchanges(record), is_nearly_empty)
     return with_scores(record, _judge_scores(judge, record, scores))
 
 

@@ -28,7 +28,7 @@ from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
-from tide.scorers.base import Exchange, is_empty, score_groups
+from tide.scorers.base import Exchange, is_nearly_empty, score_groups
 from tide.search import REGISTRY as STRATEGIES
 from tide.search import load_strategy, resolve_settings
 
@@ -202,7 +202,7 @@ class BaselineMethod:
             [Exchange(row.asked, generation.completion.text) for generation in mine]
             for row, mine in zip(rows, of, strict=True)
         ]
-        scored = score_groups(self._scorer, groups, is_empty)
+        scored = score_groups(self._scorer, groups, is_nearly_empty)
         seconds = (time.perf_counter() - started) / len(prompts)
         for row, text, mine, scores in zip(rows, texts, of, scored, strict=True):
             if isinstance(scores, TideError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tide.core.text import is_degenerate
 from tide.data.records import Record, TrialRecord
 from tide.evaluation.runs import Run
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -106,5 +106,5 @@ def _number(value: float | None) -> float:
 def _is_empty(trial: TrialRecord) -> bool:
     """Return whether a completion is empty and not withheld; imported records lack `empty`."""
     if trial.empty is None:
-        return is_empty(trial.text) and not trial.refused
+        return is_nearly_empty(trial.text) and not trial.refused
     return trial.empty

@@ -27,7 +27,7 @@ from tide.runtime.protected import is_protected
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import Failure, Watch
 from tide.runtime.writing import parted, written
-from tide.scorers.base import Exchange, Scores, TextScore, is_blank, is_empty
+from tide.scorers.base import Exchange, Scores, TextScore, is_blank, is_nearly_empty
 from tide.scorers.scoring import Scoring
 
 # The option `holds` limits the number of rewinds within this many tokens.
@@ -406,7 +406,7 @@ async def _blamed(answer: Answer, failure: Failure) -> tuple[int, int]:
             break
         start = position
         before, stop = watch.texts[:position], watch.settings.stop
-        if answer.continues and not (maybe_stops(stop, before) or is_empty("".join(before))):
+        if answer.continues and not (maybe_stops(stop, before) or is_nearly_empty("".join(before))):
             watch.judge(position, worst)
     _give_out(answer)
     return start, end

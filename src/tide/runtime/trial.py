@@ -11,7 +11,7 @@ from tide.core.results import EndReason, Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.engines.base import Prompt
-from tide.scorers.base import Skip, TextScore, is_blank, is_empty
+from tide.scorers.base import Skip, TextScore, is_blank, is_nearly_empty
 from tide.search import LoadedStrategy
 
 
@@ -111,7 +111,7 @@ def skipped(settings: Settings) -> Skip:
 
     An empty answer has no visible character; with `accept_empty` it has fewer than 3 of them.
     """
-    return is_empty if settings.accept_empty else is_blank
+    return is_nearly_empty if settings.accept_empty else is_blank
 
 
 def trial_of(

@@ -18,7 +18,7 @@ from tide.core.text import (
 )
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
-from tide.scorers.base import TextScore, is_empty
+from tide.scorers.base import TextScore, is_nearly_empty
 
 # Maximum tokens that are held back while a passing score is suspicious. A rewind can then reach the
 # word at which the score rose.
@@ -118,14 +118,14 @@ class Watch:
         if self.options.pace == "sentence":
             while (size := first_end(self.texts[start:], ended=ended, stop=stop)) is not None:
                 start += size
-                nothing = self._requested[-1] < 0 and is_empty("".join(self.texts[:start]))
+                nothing = self._requested[-1] < 0 and is_nearly_empty("".join(self.texts[:start]))
                 if not nothing or (ended and start == end):
                     return start
             return None
         if self.options.pace != "whole":
             minimum = 1 if self.options.pace == "word" else int(self.options.pace)
             for position in word_ends(self.texts, max(start, self._empty)):
-                if self._requested[-1] < 0 and is_empty("".join(self.texts[:position])):
+                if self._requested[-1] < 0 and is_nearly_empty("".join(self.texts[:position])):
                     self._empty = position
                 elif (
                     position - start >= minimum or self._ends_sentence(position)

@@ -327,8 +327,8 @@ class Scores:
         return {name: score for name, score in scores.items() if not math.isnan(score)}
 
 
-def is_empty(text: str) -> bool:
-    """Whether `text` is nearly empty: fewer than 3 visible characters, all of them ASCII.
+def is_nearly_empty(text: str) -> bool:
+    """Whether `text` has fewer than 3 visible characters, all of them ASCII.
 
     A single character of another script may be a whole word, so a text with one is not empty.
     """
@@ -356,7 +356,7 @@ def _is_visible(c: str) -> bool:
 def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = None) -> Scores:
     """Score every text and validate the scores.
 
-    texts: a text alone is an exchange without context. skip: `is_empty` or `is_blank`; these texts
+    texts: a text alone is an exchange without context. skip: `is_nearly_empty` or `is_blank`; these texts
     score 0.0 and are not sent, whatever their context. Raises the errors of `ask_attributes`.
     """
     empty = np.zeros(len(texts), dtype=np.bool_)

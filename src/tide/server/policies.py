@@ -32,7 +32,7 @@ from tide.detoxifier.presets import preset_name
 from tide.engines.base import Piece
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
-from tide.scorers.base import Scorer, is_blank, is_empty, pace_of
+from tide.scorers.base import Scorer, is_blank, is_nearly_empty, pace_of
 from tide.scorers.words import NeverScorer
 from tide.scorers.wrappers.base import MaxScorer
 from tide.server.budget import Budget
@@ -275,7 +275,7 @@ class CommandLine:
         if policy.never and settings.on_fail.get(DEFAULT) == "flag":
             raise InputError("never: text with these words cannot be flagged; set on_fail to block")
         for word in policy.never:
-            if settings.accept_empty and is_empty(word):
+            if settings.accept_empty and is_nearly_empty(word):
                 raise InputError(
                     f"never: {word!r} has fewer than 3 visible characters; with accept_empty, "
                     "texts this short are not scored"

@@ -11,7 +11,7 @@ from tide.baselines.base import FitSettings
 from tide.baselines.common import rollouts
 from tide.baselines.common.fit import FitTask
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_batches_change_nothing(task: FitTask, monkeypatch: pytest.MonkeyPatch) 
     assert all(0 < len(one.written) <= 20 for one in whole)
     written = task.tokenizer.batch_decode([one.written for one in whole], skip_special_tokens=True)
     assert [one.toxicity for one in whole] == [
-        0 if is_empty(text) else min(len(text), 100) / 100 for text in written
+        0 if is_nearly_empty(text) else min(len(text), 100) / 100 for text in written
     ]
     monkeypatch.setattr(rollouts, "_BATCH", 7)
     assert roll_out(task, prompts) == whole

@@ -18,7 +18,7 @@ from tests.scorers.services.stand_ins import (
 )
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import is_empty
+from tide.scorers.base import is_nearly_empty
 from tide.scorers.services import perspective
 from tide.scorers.services.perspective import PerspectiveScorer
 
@@ -90,10 +90,10 @@ def test_the_end_of_the_service_is_told(
 def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service) -> None:
     """The service's refusal is never a score; nearly empty texts may be left out."""
     service.answer = lambda number: "empty if dots"
-    for skip in (is_empty, None):
+    for skip in (is_nearly_empty, None):
         with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 5\)$"):
             score_texts(quick(), ["first", "....."], skip)
-    scores = score_texts(quick(), ["first", ".."], is_empty)
+    scores = score_texts(quick(), ["first", ".."], is_nearly_empty)
     assert scores.values == pytest.approx([toxicity("first"), 0.0])
     with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 2\)$"):
         score_texts(quick(), ["first", ".."])
