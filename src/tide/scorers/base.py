@@ -356,8 +356,8 @@ def _is_visible(c: str) -> bool:
 def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = None) -> Scores:
     """Score every text and validate the scores.
 
-    texts: a text alone is an exchange without context. skip: `is_nearly_empty` or `is_blank`; these texts
-    score 0.0 and are not sent, whatever their context. Raises the errors of `ask_attributes`.
+    texts: a text alone is an exchange without context. skip: `is_nearly_empty` or `is_blank`; these
+    texts score 0.0 and are not sent, whatever their context. Raises the errors of `ask_attributes`.
     """
     empty = np.zeros(len(texts), dtype=np.bool_)
     if skip is not None:
