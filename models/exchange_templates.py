@@ -2,9 +2,10 @@
 
 Each kind has its opposite. A toxic line is agreed with, or contradicted; a question about a grave
 matter is answered, or answered by an insult; a word that insults in one sentence is a name, a dish
-or a command in another; and every sentence about people is made for all groups alike. The words are
-mild: the labelled texts have the others. No line is taken from `probes.py`, `sentence_templates.py`
-or a benchmark.
+or a command in another; and every sentence about people is made for all groups alike. A threat or
+an insult without a rude word has a harmless sentence of the same form beside it, and so has what is
+denied, contradicted or reported beside what is meant. The words are mild: the labelled texts have
+the others. No line is taken from `probes.py`, `sentence_templates.py` or a benchmark.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from typing import NamedTuple
 
 # groups: adjective, singular, plural. slots: fillers of the patterns. patterns: a line and an
 # answer, the number of exchanges that are made of them, and their label. harmless: questions and
-# answers with their own fillers. topics, frames: of questions for models (`write_ordinary.py`).
+# answers with their own fillers. sentences: single sentences, with their number and label. calm:
+# neutral answers. openings, assents: how answers begin; assents agree or comply. asked: harmless
+# questions with awkward words. awkward: harmless questions and answers that need grave words.
+# rejected, meant: frames of a toxic text that is reported, or said in earnest. topics, frames: of
+# questions for models (`write_ordinary.py`).
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 _HARMLESS = 40  # exchanges of each harmless pattern
 _SLOT = re.compile(r"\{([^}]+)\}")
@@ -36,7 +41,8 @@ GROUPS = [Group(*names) for names in _DATA["groups"]]
 def questions() -> list[str]:
     """Return questions of everyday life and about grave matters, in a fixed random order."""
     made = [frame.format(topic) for topic in _DATA["topics"] for frame in _DATA["frames"]]
-    return random.Random(0).sample(made, len(made))
+    asked = [pair["line"] for pair in _DATA["awkward"]]
+    return [*random.Random(0).sample(made, len(made)), *asked]
 
 
 def exchanges(seed: int = 0) -> Iterator[tuple[str, str, float]]:
@@ -47,6 +53,10 @@ def exchanges(seed: int = 0) -> Iterator[tuple[str, str, float]]:
             group = rng.choice(GROUPS)
             line, answer = (_filled(pattern[part], group, rng) for part in ("line", "answer"))
             yield line, answer, pattern["label"]
+    yield from _harmless(rng)
+
+
+def _harmless(rng: random.Random) -> Iterator[tuple[str, str, float]]:
     for pattern in _DATA["harmless"]:
         for _ in range(_HARMLESS):
             words = {name: rng.choice(fillers) for name, fillers in pattern["slots"].items()}
@@ -55,6 +65,44 @@ def exchanges(seed: int = 0) -> Iterator[tuple[str, str, float]]:
             if rng.random() < 0.4:
                 sentences = sentences[: rng.randint(1, len(sentences))]
             yield (line if rng.random() < 0.8 else ""), " ".join(sentences), 0.0
+
+
+def sentences(seed: int = 0) -> Iterator[tuple[str, float]]:
+    """Yield sentences, each with 1.0 if it is meant to hurt, else 0.0."""
+    rng = random.Random(seed)
+    for pattern in _DATA["sentences"]:
+        for _ in range(pattern["count"]):
+            yield _filled(pattern["text"], rng.choice(GROUPS), rng), pattern["label"]
+
+
+def calm(count: int, rng: random.Random) -> list[str]:
+    """Return neutral answers, and beginnings of answers that neither agree nor comply."""
+    patterns = _DATA["calm"] + _DATA["openings"]
+    return [_filled(rng.choice(patterns), rng.choice(GROUPS), rng) for _ in range(count)]
+
+
+def openings(count: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Return harmless questions, most with awkward words, and how an answer to each may begin."""
+    lines = [*_DATA["asked"], *(pair["line"] for pair in _DATA["awkward"])]
+    lines += rng.sample(questions(), len(lines))
+    lines += [line for line, _, _ in _harmless(rng) if line][::8]
+    begun = _DATA["openings"] + _DATA["assents"]
+    return [
+        (_filled(rng.choice(lines), rng.choice(GROUPS), rng),
+         _filled(rng.choice(begun), rng.choice(GROUPS), rng))
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def awkward() -> list[tuple[str, str]]:
+    """Return harmless questions and answers that need grave words."""
+    return [(pair["line"], pair["answer"]) for pair in _DATA["awkward"]]
+
+
+def framed(text: str, rng: random.Random, *, rejected: bool) -> str:
+    """Put a text into a frame that rejects it, or in which it is meant."""
+    frame: str = rng.choice(_DATA["rejected" if rejected else "meant"])
+    return frame.format(text)
 
 
 def about_people() -> list[list[str]]:
@@ -78,6 +126,8 @@ def _filled(pattern: str, group: Group, rng: random.Random) -> str:
 def _filler(slot: str, named: Mapping[str, str], rng: random.Random) -> str:
     if slot in named:
         return named[slot]
+    if slot[0].isupper():
+        return _capital(_filler(slot[0].lower() + slot[1:], named, rng))
     filler: str = rng.choice(_DATA["slots"][slot.removeprefix("an ")])
     if not slot.startswith("an "):
         return filler

@@ -4,6 +4,7 @@
     python models/write_ordinary.py smollm2 --out answers.jsonl --questions
     python models/train_exchange_scorer.py --written answers.jsonl --passes 3 --out first.onnx
     python models/train_exchange_scorer.py --start FILE --start FILE --written answers.jsonl
+        [--passes 0]
 
 The network is the first four layers of all-MiniLM-L6-v2. It reads `[CLS] context [SEP] answer
 [SEP]`, and only the vectors of the answer reach its last layer. The vectors of the wordpieces stay
@@ -32,6 +33,11 @@ beginnings and pieces of them; beginnings of safe answers; and sentences of Wiki
 **Exchanges of our own** come from `exchange_templates.py`. GROUPS_SWAPPED rows that name a group
 are added with another group and the same label.
 
+**The answer decides, not its question.** UNRELATED rows are harmless answers after a line that has
+nothing to do with them: a toxic one, a prompt of RealToxicityPrompts, an awkward question. And
+sentences of our own get such a line as their context. Labelled toxic sentences stand once more in
+frames that reject what they say, with a low target, and in frames that mean it, with their label.
+
 **Calibration.** The weights are rounded first. Platt scaling is then fitted to a mixture of
 held-out texts, of which ORDINARY_SHARE is ordinary.
 """
@@ -42,7 +48,7 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -66,7 +72,16 @@ from encoder_training import (
     train,
     vocabulary,
 )
-from exchange_templates import GROUPS, about_people, exchanges
+from exchange_templates import (
+    GROUPS,
+    about_people,
+    awkward,
+    calm,
+    exchanges,
+    framed,
+    openings,
+    sentences,
+)
 from rich.console import Console
 from train_pocket_scorer import LAST_PROMPT, disguised, read_labelled, read_ordinary, rows
 from train_sentence_scorer import POCKET_SEED
@@ -92,8 +107,12 @@ SAFE = 0.03
 REPEATED = {"Toxicity Agreement": 1, "Offending User": 4, "Biased Opinion": 4}
 # Rows of a pass.
 LABELLED, WIKIPEDIA, OWN, GROUPS_SWAPPED, SPLIT, IN_CONTEXT, CALM = (
-    9_000, 5_000, 7_000, 5_000, 3_000, 2_500, 1_000,
+    7_000, 4_000, 5_000, 4_000, 2_500, 2_000, 1_000,
 )  # fmt: skip
+UNRELATED, OPENINGS, REJECTED, MEANT, AWKWARD = 12_000, 10_000, 2_500, 1_500, 600
+AFTER_A_LINE = 0.4  # share of our own sentences that follow an unrelated line
+FRAMED = 20  # words of a text in a frame, at most
+REPORTED = 0.04  # target of a toxic text in a frame that rejects it
 HARDLY = 0.15  # completions with at least this score occur twice
 HELD_OUT = 24  # one row in this many is held out to calibrate
 ORDINARY_SHARE = 0.9
@@ -203,6 +222,12 @@ def mixture(corpus: Corpus, rng: random.Random) -> list[Row]:
            for line, text, label in exchanges(rng.randrange(10**6))]  # fmt: skip
     made += some_of(own, OWN, rng)
     made += [Row("", text, ORDINARY) for texts in about_people() for text in rng.sample(texts, 25)]
+    lines = unrelated_lines(kinds)
+    made += unrelated(kinds, lines, rng)
+    for text, label in sentences(rng.randrange(10**6)):
+        context = rng.choice(lines) if rng.random() < AFTER_A_LINE else ""
+        made.append(Row(context, text, TOXIC if label else ORDINARY))
+    made += in_frames(labelled, rng)
     # A safe answer is safe from its first word on.
     safe = [row for row in made if row.context and row.target < 0.1]
     made += [row._replace(text=span(row.text, rng)) for row in some_of(safe, len(safe) // 5, rng)]
@@ -218,8 +243,8 @@ def mixture(corpus: Corpus, rng: random.Random) -> list[Row]:
         words = row.text.split()
         cut = rng.randint(1, max(1, len(words) - 3))
         made.append(Row(" ".join(words[:cut]), " ".join(words[cut:]), ORDINARY))
-    lines = [row.text for row in wikipedia]
-    made += [row._replace(context=rng.choice(lines)) for row in some_of(labelled, IN_CONTEXT, rng)]
+    prose = [row.text for row in wikipedia]
+    made += [row._replace(context=rng.choice(prose)) for row in some_of(labelled, IN_CONTEXT, rng)]
     toxic = [row.text for row in labelled if row.target > 0.7]
     made += [row._replace(context=rng.choice(toxic)) for row in some_of(wikipedia, CALM, rng)]
     earlier = [f"{row.context}\n{row.text}\n" for row in kinds["replies"] if row.context]
@@ -228,6 +253,50 @@ def mixture(corpus: Corpus, rng: random.Random) -> list[Row]:
         if row.context and earlier and rng.random() < 0.1 else row
         for row in made if row.text.strip()
     ]  # fmt: skip
+
+
+def unrelated_lines(kinds: Mapping[str, list[Row]]) -> list[str]:
+    """Return toxic lines, prompts and awkward questions: a harmless answer may follow each."""
+    read = (*CATEGORIES, "replies", "completions")
+    said = dict.fromkeys(row.context for kind in read for row in kinds.get(kind, []))
+    toxic = [row.text for row in kinds["labelled"] if row.target > 0.7]
+    own = [line for line, _, _ in exchanges()] + [text for text, label in sentences() if label]
+    asked = [line for line, _ in openings(2_000, random.Random(0))]
+    # Each source has about as many lines as the first.
+    sources = ([text for text in said if text], toxic, own, asked)
+    rng, most = random.Random(0), max(len(sources[0]), 1)
+    return [line for texts in sources for line in rng.choices(texts, k=most) if line]
+
+
+def unrelated(
+    kinds: Mapping[str, list[Row]], lines: Sequence[str], rng: random.Random
+) -> list[Row]:
+    """Return harmless answers after lines to which they do not belong."""
+    written = [row.text for row in kinds.get("written", [])]
+    harmless = [answer for _, answer in awkward()]
+    harmless += [answer for _, answer, label in exchanges(1) if not label and len(answer) > 60]
+    wikipedia = [row.text for row in kinds["wikipedia"]]
+    sources = (calm(UNRELATED, rng), written or wikipedia, wikipedia, harmless)
+    chosen = (rng.choice(source) for source in rng.choices(sources, k=UNRELATED))
+    made = [Row(rng.choice(lines), span(text, rng), ORDINARY) for text in chosen]
+    pairs = [pair for pair in awkward() for _ in range(max(1, AWKWARD // len(awkward())))]
+    made += [Row(line, span(text, rng), ORDINARY) for line, text in pairs]
+    return made + [Row(line, text, ORDINARY) for line, text in openings(OPENINGS, rng)]
+
+
+def in_frames(labelled: Sequence[Row], rng: random.Random) -> list[Row]:
+    """Return toxic sentences in frames that reject them, and in frames in which they are meant."""
+    short = [
+        row.text.strip()
+        for row in labelled
+        if row.target > 0.7 and len(row.text.split()) <= FRAMED and '"' not in row.text
+    ]
+    short += [text for text, label in sentences(rng.randrange(10**6)) if label]
+    made = []
+    for most, rejected, target in ((REJECTED, True, REPORTED), (MEANT, False, TOXIC)):
+        for text in rng.choices(short, k=most):
+            made.append(Row("", framed(text, rng, rejected=rejected), target))
+    return made
 
 
 def some_of(found: Sequence[Row], most: int, rng: random.Random) -> list[Row]:
@@ -282,10 +351,10 @@ def write_scorer(
     return ExchangeScorer(out)
 
 
-def new_network() -> tuple[Network, list[str]]:
+def new_network(dropout: float) -> tuple[Network, list[str]]:
     pieces = vocabulary()
     sizes = sizes_of(len(pieces), SHAPE.tokens, LAYERS, pair=True)
-    return minilm(sizes, range(len(pieces)), DROPOUT), pieces
+    return minilm(sizes, range(len(pieces)), dropout), pieces
 
 
 def main(
@@ -301,6 +370,8 @@ def main(
         typer.Option(help="Continue from the weights of an earlier run, or the mean of several."),
     ] = None,
     passes: Annotated[int, typer.Option(help="Passes over the texts; 0 trains nothing.")] = 1,
+    share: Annotated[float, typer.Option(help="Share of the rows that is read.")] = 1.0,
+    dropout: Annotated[float, typer.Option(help="Dropout before the last layer.")] = DROPOUT,
     seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = RATE,
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 1,
@@ -310,11 +381,12 @@ def main(
     torch.manual_seed(seed)
     corpus = read(data, written)
     console.print({kind: len(found) for kind, found in corpus.kinds.items()})
-    network, pieces = load(start, DROPOUT) if start else new_network()
+    network, pieces = load(start, dropout) if start else new_network(dropout)
     network.tokens.weight.requires_grad_(False)
     if passes:
         rng = random.Random(seed)
         made = [row for _ in range(passes) for row in mixture(corpus, rng)]
+        made = some_of(made, int(share * len(made)), rng)
         console.print(f"{len(made):,} rows")
         reader = Reader(pieces, SHAPE, pair=True)
         windows = [next(reader.windows(Exchange(row.context, row.text))) for row in made]

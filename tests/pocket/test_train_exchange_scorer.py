@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from benchmarks.ordinary import Set, pairs, questions_of
 from models.probes import LIMITS
 
 from tests.pocket.test_train_sentence_scorer import SCRIPTS, write_foundation, write_lines
@@ -28,7 +29,8 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
 
     monkeypatch.setattr(encoder_training, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
-    monkeypatch.setattr(script, "OWN", 100)
+    for count in ("OWN", "UNRELATED", "OPENINGS", "REJECTED", "MEANT"):
+        monkeypatch.setattr(script, count, 100)
     write_foundation(tmp_path / "foundation")
     threads = torch.get_num_threads()
     yield script
@@ -113,13 +115,59 @@ def test_another_group_gets_the_same_label(script: ModuleType) -> None:
     assert script.of_another_group(row._replace(text="No."), random.Random(0)) is None
 
 
-def test_own_exchanges_share_no_eight_words_with_what_measures(script: ModuleType) -> None:
+def own_texts() -> set[str]:
+    """All texts of our own, as the script draws them with one seed."""
+    import exchange_templates as own
+
+    rng = random.Random(0)
+    pairs = [(line, answer) for line, answer, _ in own.exchanges(0)]
+    pairs += [*own.awkward(), *own.openings(3_000, rng)]
+    texts = {text for pair in pairs for text in pair}
+    texts.update(text for text, _ in own.sentences(0))
+    texts.update(own.calm(3_000, rng), own.questions())
+    texts.update(text for people in own.about_people() for text in people)
+    texts.update(own.framed("", rng, rejected=i < 100) for i in range(200))
+    return texts - {""}
+
+
+def test_own_texts_share_no_eight_words_with_what_measures(script: ModuleType) -> None:
+    from benchmarks.reading import NEUTRAL
     from sentence_templates import sentences
 
-    known = script.Known(
-        [*(text for limit in LIMITS for text in limit.sentences), *(t for t, _ in sentences())]
-    )
-    own = list(script.exchanges(0))
-    assert len(own) > 9_000
-    assert not [text for _, text, _ in own if len(text.split()) >= 8 and text in known]
-    assert 0.3 < sum(label for _, _, label in own) / len(own) < 0.5
+    probes = [text for limit in LIMITS for text in limit.sentences]
+    asked = [question.text for name in Set if name not in (Set.BOLD, Set.PAIRS)
+             for question in questions_of(name)]  # fmt: skip
+    measured = [*asked, *NEUTRAL, *(text for pair in pairs() for text in pair)]
+    judge = [text for text, _ in sentences()]
+    texts = own_texts()
+    assert len(texts) > 9_000
+    known = script.Known([*probes, *measured, *judge])
+    assert not [text for text in texts if len(text.split()) >= 8 and text in known]
+    assert not texts & set(measured)
+
+
+def test_own_texts_are_of_both_kinds(script: ModuleType) -> None:
+    own = [label for _, _, label in script.exchanges(0)]
+    assert 0.3 < sum(own) / len(own) < 0.5
+    alone = [label for _, label in script.sentences(0)]
+    assert 0.3 < sum(alone) / len(alone) < 0.5
+
+
+def test_any_line_may_come_before_a_harmless_answer(script: ModuleType, data: Path) -> None:
+    kinds = script.read(data, None).kinds
+    lines = script.unrelated_lines(kinds)
+    assert any(line.startswith("Dummy ") for line in lines)
+    assert any(line.startswith("A house ") for line in lines)
+    assert set(lines) & {line for line, _ in script.awkward()}
+    rows = script.unrelated(kinds, lines, random.Random(0))
+    assert {row.target for row in rows} == {script.ORDINARY}
+    assert all(row.context for row in rows)
+
+
+def test_a_frame_decides_what_a_toxic_text_is(script: ModuleType) -> None:
+    rows = script.in_frames([script.Row("", "You dummy.", 0.9)] * 5_000, random.Random(0))
+    rejected = {row.text for row in rows if row.target < 0.1 and "You dummy." in row.text}
+    meant = {row.text for row in rows if row.target > 0.9 and "You dummy." in row.text}
+    assert rejected
+    assert meant
+    assert not rejected & meant
