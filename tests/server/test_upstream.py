@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,6 +26,17 @@ from tide.engines.openai.engine import OpenAIEngine
 NAMES = [name for name in FAULTS if name != "hangs"]
 
 
+@contextmanager
+def gateway(upstream: TextServer) -> Iterator[Running]:
+    with (
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(
+            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
+        ) as server,
+    ):
+        yield server
+
+
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[TextServer]:
     with TextServer() as upstream:
@@ -33,13 +45,11 @@ def upstream() -> Iterator[TextServer]:
 
 @pytest.fixture(scope="module")
 def server(upstream: TextServer) -> Iterator[Running]:
-    with (
-        OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(
-            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
-        ) as server,
-    ):
-        yield server
+    """A gateway whose engine sends the key `KEY`."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OPENAI_API_KEY", KEY)
+        with gateway(upstream) as server:
+            yield server
 
 
 def ready(server: Running) -> int:
@@ -58,22 +68,22 @@ def test_a_request_that_fails_fails_alone_and_soon(
             clients.submit(server.ask, f"A <{name}> text", max_tokens=6, stream=stream)
             for name in NAMES
         ]
-        while not all(one.done() for one in asked):
+        while not all(request.done() for request in asked):
             assert ready(server) == 200
             assert server.ask("A kind text", max_tokens=6).status_code == 200
         for name, answer in zip(NAMES, asked, strict=True):
-            found = answer.result()
+            response = answer.result()
             status, said = STATUSES.get(name, (0, None))
             if status >= 400:
-                assert found.status_code == status
-                assert "x-should-retry" not in found.headers
+                assert response.status_code == status
+                assert "x-should-retry" not in response.headers
                 message = said["error"] if isinstance(said, dict) and "error" in said else ""
                 message = message["message"] if isinstance(message, dict) else message
-                assert message in found.json()["error"]["message"]
+                assert message in response.json()["error"]["message"]
             else:
-                code = found.json()["error"]["code"]
-                assert (found.status_code, code) == (500, "completion_error")
-                assert found.headers["x-should-retry"] == "false"
+                code = response.json()["error"]["code"]
+                assert (response.status_code, code) == (500, "completion_error")
+                assert response.headers["x-should-retry"] == "false"
             assert sum(f"<{name}>" in str(body) for body in upstream.requests) <= 5
     assert time.monotonic() - began < 30
 
@@ -101,13 +111,7 @@ def test_a_busy_server_is_asked_once(stream: bool, upstream: TextServer, server:
 
 def test_upstream_that_is_gone_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "PATIENCE", 0.3)
-    with (
-        TextServer() as upstream,
-        OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(
-            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
-        ) as server,
-    ):
+    with TextServer() as upstream, gateway(upstream) as server:
         assert server.ask("A kind text", max_tokens=6).status_code == 200
         upstream.stop()
         failed = server.ask("A kind text", max_tokens=6)
@@ -133,34 +137,38 @@ ERRORS: dict[str, Any] = {
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_messages_of_upstream_are_sanitised(
-    name: str, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str,
+    stream: bool,
+    upstream: TextServer,
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("TIDE_DEBUG", "1")
-    with (
-        TextServer() as upstream,
-        OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(
-            engine, lambda texts: [0.1] * len(texts), strategy="backtrack", toxicity_threshold=0.5
-        ) as server,
-        caplog.at_level(logging.DEBUG),
-    ):
-        upstream.faults = {"<broken>": ERRORS[name]}
+    monkeypatch.setattr(upstream, "faults", {"<broken>": ERRORS[name]})
+    with caplog.at_level(logging.DEBUG):
         answer = server.ask("A <broken> text", max_tokens=6, stream=stream)
-        detox = Detoxifier(engine, scorer=lambda texts: [0.1] * len(texts))
+        detox = Detoxifier(server.engine, scorer=lambda texts: [0.1] * len(texts))
         (error,) = detox.batch(["A <broken> text"], return_exceptions=True)
-        assert isinstance(error, CompletionError)
-        told = [str(error), "".join(traceback.format_exception(error)), answer.text]
-        upstream.faults = {}
-        upstream.lie = upstream.dialect = changed(-1, finish_reason=SAID[:60])
-        with pytest.raises(EngineError) as refused:
-            OpenAIEngine("tiny", base_url=upstream.url)
-        told.append(str(refused.value))
+    assert isinstance(error, CompletionError)
+    told = [str(error), "".join(traceback.format_exception(error)), answer.text]
     assert "***" in told[0]
     for text in [*told, *caplog.messages]:
         assert KEY not in text
         assert "\x1b" not in text
         assert "\u202e" not in text
+
+
+def test_finish_reason_that_an_engine_is_refused_for_is_sanitised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with TextServer() as upstream:
+        upstream.lie = upstream.dialect = changed(-1, finish_reason=SAID[:60])
+        with pytest.raises(EngineError) as refused:
+            OpenAIEngine("tiny", base_url=upstream.url)
+    assert KEY not in str(refused.value)
+    assert "\x1b" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

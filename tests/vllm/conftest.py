@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import cpu_environment
+from tests.vllm.servers import VllmProcess, cpu_environment
+from tide import pocket
 from tide.data.prompts import read_rows
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
@@ -28,9 +30,23 @@ def local() -> TransformersEngine:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[VllmEngine]:
-    os.environ.update(cpu_environment(0))
+    os.environ.update(cpu_environment())
     engine = VllmEngine("pocket", dtype="float32", enforce_eager=True)
     yield engine
     engine.close()
     del engine
     gc.collect()  # what vLLM leaves open warns here, and not at the end of all tests
+
+
+@pytest.fixture(scope="session")
+def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    """A server whose chat model has a sampling of its own, without prompt embeddings."""
+    sampling = {"temperature": 0.0, "repetition_penalty": 1.3, "max_new_tokens": 30}
+    options = ("--max-model-len", "512", "--override-generation-config", json.dumps(sampling))
+    server = VllmProcess(tmp_path_factory.mktemp("server") / "log", pocket.CHAT, options)
+    try:
+        server.start()
+        server.wait()
+        yield server
+    finally:
+        server.kill()

@@ -15,12 +15,13 @@ import httpx
 _START_SECONDS = 600.0  # of which a busy machine needs a few minutes
 
 
-def cpu_environment(number: int) -> dict[str, str]:
-    """Environment of the `number`th vLLM on this machine: little memory, one core."""
+def cpu_environment() -> dict[str, str]:
+    """Environment of a vLLM: little memory, and one core, another in each process of tests."""
     cores = sorted(os.sched_getaffinity(0))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     return {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": str(cores[number % len(cores)]),
+        "VLLM_CPU_OMP_THREADS_BIND": str(cores[worker % len(cores)]),
         "VLLM_LOGGING_LEVEL": "WARNING",
         "OMP_NUM_THREADS": "1",
     }
@@ -54,7 +55,7 @@ class VllmProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **cpu_environment(0)},
+                env={**os.environ, **cpu_environment()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

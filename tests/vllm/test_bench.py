@@ -38,7 +38,7 @@ def test_vllm_bench_serve(tmp_path: Path, rate: str) -> None:
                 "--custom-output-len", "40", "--num-prompts", "12", "--disable-tqdm",
                 "--save-result", "--save-detailed", "--result-filename", str(tmp_path / "found"),
             ],
-            env={**os.environ, **cpu_environment(0)},
+            env={**os.environ, **cpu_environment()},
             capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]

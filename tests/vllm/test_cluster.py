@@ -22,7 +22,11 @@ from tide.core.errors import EngineError
 from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import outcomes
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.xdist_group("cluster"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

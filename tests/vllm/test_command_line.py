@@ -25,7 +25,7 @@ def test_the_command_line_with_vllm_in_process(shared_data: Path, tmp_path: Path
         "--input", str(shared_data / "benchmarks" / "rtp_challenging.jsonl"), "--limit", "200",
         "--output", str(output),
     ]  # fmt: skip
-    environment = {**os.environ, **cpu_environment(0)}
+    environment = {**os.environ, **cpu_environment()}
     del environment["VLLM_LOGGING_LEVEL"]  # quiet by itself
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,4 +1,4 @@
-"""The engine openai before vLLM's own server, which was started without prompt embeddings."""
+"""The engine openai before vLLM's own server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from benchmarks.writing import completed
 from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, serving
 from tests.vllm.servers import VllmProcess
-from tide import pocket
 from tide.core.chat import Chat
 from tide.core.errors import CompletionError
 from tide.core.settings import Sampling
@@ -24,7 +23,11 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.openai.engine import OpenAIEngine
 
 # Warnings are vLLM's own.
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.xdist_group("chat_server"),
+]
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
 CHAT = Chat.of(
@@ -36,26 +39,14 @@ CHAT = Chat.of(
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    server = VllmProcess(log, pocket.CHAT, ("--max-model-len", "512"))
-    try:
-        server.start()
-        server.wait()
-        yield server
-    finally:
-        server.kill()
-
-
-@pytest.fixture(scope="module")
 def chat_model() -> Iterator[TransformersEngine]:
     with TransformersEngine("pocket-chat", dtype="float32") as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def engine(server: VllmProcess) -> Iterator[OpenAIEngine]:
-    with OpenAIEngine("pocket-chat", base_url=server.url) as engine:
+def engine(chat_server: VllmProcess) -> Iterator[OpenAIEngine]:
+    with OpenAIEngine("pocket-chat", base_url=chat_server.url) as engine:
         yield engine
 
 
@@ -116,7 +107,7 @@ def test_a_chat_goes_on(engine: OpenAIEngine, chat_model: TransformersEngine) ->
         )
 
 
-def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, server: VllmProcess) -> None:
+def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, chat_server: VllmProcess) -> None:
     async def leave() -> int:
         long = Sampling(temperature=1.0, max_new_tokens=400)
         begun = 0
@@ -128,7 +119,7 @@ def test_pieces_and_an_abandoned_request(engine: OpenAIEngine, server: VllmProce
 
     assert asyncio.run(leave()) >= 2
     end = time.monotonic() + 20.0
-    while under_way(server):
+    while under_way(chat_server):
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -147,13 +138,13 @@ def test_a_prompt_that_is_too_long_fails_alone(engine: OpenAIEngine) -> None:
     assert len(completed(engine, engine.tokenize(["kind"]), GREEDY, [0])) == 1
 
 
-def test_the_gateway(server: VllmProcess, prompts: list[str]) -> None:
+def test_the_gateway(chat_server: VllmProcess, prompts: list[str]) -> None:
     """`tide serve` before it, by its defaults: the openai client's completions, chats, streams."""
     import openai
 
     command = [
         *TIDE, "--engine", "openai",
-        "--model", "pocket-chat", "--base-url", server.url, "--served-model-name", "safe",
+        "--model", "pocket-chat", "--base-url", chat_server.url, "--served-model-name", "safe",
     ]  # fmt: skip
     with serving(*command) as gateway:
         client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)

@@ -25,7 +25,11 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
 
 # Warnings are vLLM's own.
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.xdist_group("engine"),
+]
 
 LONG = Sampling(temperature=0.0, max_new_tokens=200, min_new_tokens=200)
 SHORT = Sampling(temperature=0.0, max_new_tokens=24)
@@ -167,7 +171,7 @@ def children(process: int) -> set[int]:
 @pytest.fixture
 def another(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmEngine, set[int]]]:
     """An engine, and the processes that it has started."""
-    for name, value in cpu_environment(1).items():
+    for name, value in cpu_environment().items():
         monkeypatch.setitem(os.environ, name, value)
     before = children(os.getpid())
     engine = VllmEngine("pocket", dtype="float32", enforce_eager=True)
