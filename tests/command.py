@@ -1,4 +1,4 @@
-"""Calls the command line in the process of the tests."""
+"""Calls the command line in the process of the tests, or in another."""
 
 from __future__ import annotations
 
@@ -12,6 +12,23 @@ from typer import main as typer_main
 
 from tide.cli import main
 
+# For a process of its own: runs the command lines from standard input, and prints the exit code,
+# stdout and stderr of each.
+SEVERAL = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from tide.cli import main
+done = []
+for sys.argv[1:] in json.load(sys.stdin):
+    code = 0
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    done.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(done))
+"""
 # Without a cache, Typer inspects the parameters of all commands at each call.
 _get_command = cache(typer_main.get_command)
 

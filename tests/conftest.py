@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # No deadlines: machines may be slow. The profile `explore` tries new cases in each run, and the
 # others the same cases: pytest --hypothesis-profile=explore -m attack
-hypothesis.settings.register_profile("ordinary", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("ordinary", max_examples=40, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("long", max_examples=LONG, deadline=None, derandomize=True)
 # 5,000 cases per test of the promise: pytest --hypothesis-profile=oracle -m attack -k promise
 hypothesis.settings.register_profile("oracle", max_examples=5000, deadline=None, derandomize=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
@@ -33,10 +32,9 @@ def test_an_independent_judge_agrees(results: list[Result]) -> None:
     assert after.mean() <= 0.6 * before.mean()
 
 
-@pytest.mark.slow
 def test_the_batch_does_not_matter(results: list[Result], shared_data: Path) -> None:
-    rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=60)
-    small = Detoxifier(preset="relative", scorer="pocket", max_batch=5)
-    again = islice(small.map(row.text for row in rows), 30)
-    same = [a.text == b.text for a, b in zip(again, results[:30], strict=True)]
-    assert sum(same) >= 29  # float summation order may differ with the batch
+    rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=8)
+    small = Detoxifier(preset="relative", scorer="pocket", max_batch=3)
+    again = list(small.map(row.text for row in rows))
+    same = [a.text == b.text for a, b in zip(again, results[:8], strict=True)]
+    assert sum(same) >= 7  # float summation order may differ with the batch

@@ -1,7 +1,6 @@
 """Each claim of the paper has a command in docs/paper.md, and the command runs.
 
-These tests have a file of their own because one process has to run them in the order of the page:
-some claims read the run folder of an earlier one.
+Some claims read the run folder of an earlier one.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import pytest
 from tests.docs_pages import REPOSITORY, Claim, claims
 from tests.docs_world import prepare, run_command
 
+# One process runs the commands, in the order of the page.
+pytestmark = pytest.mark.xdist_group("claims")
 PAPER = REPOSITORY / "docs" / "paper.md"
 CLAIMS = "## Every table, figure and claim"
 

@@ -1,6 +1,6 @@
 """The light gateway: the packages of `pip install '.[gateway]'` are enough, and they are small.
 
-Most tests imitate its environment in a subprocess that cannot import anything else. A slow test
+Most tests imitate its environment in a subprocess that cannot import anything else. A nightly test
 installs it, and runs the command of the Dockerfile.
 """
 
@@ -25,6 +25,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.command import SEVERAL
 from tests.engines.openai.server import TextServer
 from tests.server.processes import serving
 from tide.core.optional import LOCAL
@@ -42,22 +43,6 @@ blocked = set(sys.argv.pop(1).split(","))
 sys.meta_path.insert(0, Finder)
 """
 TIDE = f"{BLOCKED}from tide.cli import program; program()"
-# Runs the command lines from standard input; prints the exit code, stdout and stderr of each.
-SEVERAL = f"""{BLOCKED}
-import io, json
-from contextlib import redirect_stderr, redirect_stdout
-from tide.cli import main
-done = []
-for sys.argv[1:] in json.load(sys.stdin):
-    code = 0
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code or 0
-    done.append((code, out.getvalue(), err.getvalue()))
-print(json.dumps(done))
-"""
 STARTING = [
     ("--help",),
     *((name, "--help") for name in ("serve", "doctor", "scorers")),
@@ -115,7 +100,7 @@ def test_the_imitated_environment_is_the_gateways() -> None:
 
 def test_commands_start_or_say_what_to_install() -> None:
     lines = [*LACKING, *STARTING]
-    done = run(SEVERAL, given=json.dumps(lines))
+    done = run(BLOCKED + SEVERAL, given=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
     for line, (code, out, err) in zip(lines, json.loads(done.stdout), strict=True):
         if line in LACKING:
@@ -202,7 +187,7 @@ def test_the_dockerfile_runs_as_nobody_in_particular_and_holds_no_secret() -> No
         assert f"!{source}" in allowed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_the_dockerfile_installs_is_small_and_serves(tmp_path: Path) -> None:
     """Needs a package index, like the Dockerfile."""
     found = dockerfile()

@@ -305,7 +305,7 @@ def called(
     return [found[number] for number in range(len(PROMPTS))], oracle
 
 
-@examples(60, 5000)
+@examples(40, 5000)
 @example(HALVES, {}, HONEST, 1)
 @given(overrides, st.just({}) | choices, worlds, st.sampled_from([1, 2, 16]))
 def test_what_is_accepted_was_scored(
@@ -322,7 +322,7 @@ def test_what_is_accepted_was_scored(
         assert called(given | further, world, 3)[0] == found
 
 
-@examples(60, 5000)
+@examples(40, 5000)
 @example({**BLANK, "stop": (), "num_samples": 1, "max_iterations": 1}, SILENT)
 @given(overrides, worlds)
 def test_what_is_streamed_was_accepted(given: dict[str, Any], world: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.openai.server import TextServer
+
 TIDE = [sys.executable, "-m", "tide"]
 SLOW = """
 import time
@@ -59,10 +61,11 @@ def test_a_scorer_that_is_inside_of_torch_does_not_abort_the_end(tmp_path: Path)
     assert stopped(process, signal.SIGINT) == "stopped"
 
 
-def test_in_the_middle_it_says_what_is_kept(tmp_path: Path) -> None:
+def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, text_server: TextServer) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "prompts.txt").write_text("".join(f"Prompt number {i}\n" for i in range(2000)))
-    options = ["-i", "prompts.txt", "-o", "out.jsonl", "-s", "slow.py:Slow", "--max-batch", "4"]
+    options = ["-i", "prompts.txt", "-o", "out.jsonl", "-s", "slow.py:Slow"]
+    options += ["--engine", "openai", "--base-url", text_server.url]
     process = subprocess.Popen(
         [*TIDE, "run", *options],
         cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
@@ -77,9 +80,8 @@ def test_in_the_middle_it_says_what_is_kept(tmp_path: Path) -> None:
 
 
 PHASES = {
-    "the scorer hangs": (signal.SIGTERM, "time.sleep(1000)", ["--preset", "backtrack"]),
-    "going back": (signal.SIGINT, "pass", ["--preset", "backtrack", "--max-new-tokens", "100"]),
-    "moving": (signal.SIGTERM, "pass", ["--strategy", "tide", "--max-iterations", "1000"]),
+    "the scorer hangs": (signal.SIGTERM, "time.sleep(1000)", []),
+    "going back": (signal.SIGINT, "pass", ["--max-new-tokens", "100"]),
 }
 NEVER = """
 import time
@@ -112,13 +114,21 @@ def ends_at_once(
     assert stderr.splitlines()[-1] == "stopped"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-def test_at_once_in_each_phase_and_nothing_is_given_out(tmp_path: Path, phase: str) -> None:
-    number, then, options = PHASES[phase]
+def test_at_once_in_each_phase_and_nothing_is_given_out(
+    tmp_path: Path, text_server: TextServer, phase: str
+) -> None:
+    number, then, more = PHASES[phase]
     (tmp_path / "never.py").write_text(NEVER.format(then=then))
-    called = tmp_path / "called"
-    ends_at_once([*options, "-s", "never.py:Never"], tmp_path, number, called.exists)
+    options = ["--engine", "openai", "--base-url", text_server.url, "-s", "never.py:Never", *more]
+    ends_at_once(options, tmp_path, number, (tmp_path / "called").exists)
+
+
+@pytest.mark.slow
+def test_at_once_while_embeddings_move(tmp_path: Path) -> None:
+    (tmp_path / "never.py").write_text(NEVER.format(then="pass"))
+    options = ["--strategy", "tide", "--max-iterations", "1000", "-s", "never.py:Never"]
+    ends_at_once(options, tmp_path, signal.SIGTERM, (tmp_path / "called").exists)
 
 
 def test_at_once_while_a_server_does_not_answer(tmp_path: Path) -> None:
@@ -189,9 +199,12 @@ class HalfBuilt:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_at_a_bad_moment_still_ends_it(tmp_path: Path, moment: str) -> None:
+def test_a_signal_at_a_bad_moment_still_ends_it(
+    tmp_path: Path, text_server: TextServer, moment: str
+) -> None:
     (tmp_path / "slow.py").write_text(MOMENTS[moment])
     command = [*TIDE, "run", "A prompt", "-s", "slow.py:Slow"]
+    command += ["--engine", "openai", "--base-url", text_server.url]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, lines[-2:]) == (130, ["stopping...", "stopped"])

@@ -371,7 +371,7 @@ JSON = st.recursive(
 
 @pytest.mark.attack
 @given(JSON)
-@examples(100, 3000)
+@examples(50, 3000)
 def test_no_other_shape_is_a_chat(messages: Any) -> None:
     try:
         chat = Chat.of(messages)

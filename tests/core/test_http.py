@@ -252,7 +252,7 @@ def test_api_root(url: str, root: str) -> None:
     st.sampled_from(["\n", "\r\n", "\r"]),
     st.data(),
 )
-@examples(200, 2000)
+@examples(80, 2000)
 def test_events_do_not_depend_on_chunks(lines: list[str], end: str, data: st.DataObject) -> None:
     stream = "".join(lines).replace("\n", end).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=5)))

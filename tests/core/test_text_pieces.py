@@ -106,7 +106,7 @@ pieces_of_text = st.lists(
 )
 
 
-@examples(200, 5000)
+@examples(80, 5000)
 @given(pieces_of_text, st.integers(0, 200))
 def test_sentences_hold_everything_once_and_do_not_depend_on_chunks(
     pieces: list[str], known: int
@@ -166,7 +166,7 @@ def test_white_space_around_it_decides_nothing(text: str) -> None:
     assert is_degenerate(f"  {text.strip()} ") == is_degenerate(text.strip())
 
 
-@examples(300, 20000)
+@examples(100, 20000)
 @given(st.text(st.sampled_from("a \r\n\u0301\u0600\u00e9\u1100\u1161\u200d\U0001f600"), max_size=6))
 def test_a_character_is_a_grapheme_cluster(text: str) -> None:
     ends = {match.end() for match in regex.finditer(r"\X", text)} | {0}

@@ -94,7 +94,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return lambda end: folder / f"{next(numbers)}{end}"
 
 
-@examples(300, 10_000)
+@examples(100, 10_000)
 @given(contents(), st.sampled_from(SUFFIXES), st.integers(0, 8))
 @example(b'{"prompt": "\\ud800"}\n', ".jsonl", 8)
 @example(b'id,prompt\n1,"one\n2,two\n', ".csv", 8)
@@ -150,7 +150,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-@examples(150, 3_000)
+@examples(60, 3_000)
 @given(st.data())
 def test_a_run_with_a_field_of_another_kind(
     fresh: Callable[[str], Path], data: st.DataObject
@@ -178,7 +178,7 @@ def test_a_run_with_a_field_of_another_kind(
         check_line(error, folder)
 
 
-@examples(100, 1_000)
+@examples(50, 1_000)
 @given(st.lists(st.text(), min_size=1, max_size=4), st.text(), st.text() | st.integers(0))
 def test_records_of_any_text_come_back(
     fresh: Callable[[str], Path], texts: list[str], prompt: str, row_id: str | int

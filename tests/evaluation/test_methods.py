@@ -165,7 +165,7 @@ def test_no_two_configurations_have_one_name() -> None:
     named: dict[str, dict[str, Any]] = {}
 
     @given(_SPECS)
-    @examples(300, 3_000)
+    @examples(100, 3_000)
     def check(spec: str) -> None:
         try:
             method = load_method(spec, *runner, PROTOCOLS["tide"], {})

@@ -48,8 +48,10 @@ class Case:
     count: int = 200
     streams: bool = False
 
-    def results(self) -> Iterator[Result]:
-        prompts = list(islice(_prompts(self.prompts), self.start, self.start + self.count))
+    def results(self, count: int | None = None) -> Iterator[Result]:
+        """Return the results of all its prompts, or of the first `count`."""
+        end = self.start + (count or self.count)
+        prompts = list(islice(_prompts(self.prompts), self.start, end))
         with Detoxifier(self.model, scorer="pocket", preset=self.preset, **self.settings) as detox:
             if self.streams:
                 for prompt in prompts:

@@ -17,7 +17,7 @@ rounded = runpy.run_path(str(SCRIPT))["rounded"]
 WEIGHTS = [folder / "model.safetensors" for folder in (MODEL, REFERENCE, CHAT)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_wheels_stay_below_40_megabytes() -> None:
     packed = sum(len(zlib.compress(file.read_bytes())) for file in (*WEIGHTS, SCORER, SENTENCE))
     assert packed < 39.5e6  # the code takes half of one

@@ -237,7 +237,7 @@ def of(recorded: Models, model: str, name: str) -> Run:
     return next(run for run in recorded[model] if run.name == name)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("model", "count"), [*zip(MODELS, (14, 8, 14, 14), strict=True)])
 def test_our_metrics_are_the_printed_ones(recorded: Models, model: str, count: int) -> None:
     """All rows of all models but one, whose records are those of another run than the printed."""
@@ -253,14 +253,14 @@ def test_our_metrics_are_the_printed_ones(recorded: Models, model: str, count: i
             assert (abs(cells[11]) <= 0.03) is not other_run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tide_on_llama_is_another_run_than_the_printed(recorded: Models) -> None:
     row = by_name(beside_printed("llama-3.1-8b", recorded["llama-3.1-8b"]))["tide"]
     assert [row[1], row[4]] == pytest.approx([0.213, 0.159], abs=5e-4)
     assert row[10] == pytest.approx(3.23, abs=5e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 def test_a_trial_of_tide_begins_with_the_best_before(recorded: Models, model: str) -> None:
     """So the largest of three scores is the first, in every prompt."""
@@ -272,7 +272,7 @@ def test_a_trial_of_tide_begins_with_the_best_before(recorded: Models, model: st
     assert 0.54 <= np.mean([first.text == second.text for first, second in pairs]) <= 0.61
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
 def test_recorded_files_pair_prompt_by_prompt(recorded: Models, model: str) -> None:
     prompts = [{(one.id, one.prompt) for one in run.records} for run in recorded[model]]
@@ -280,7 +280,7 @@ def test_recorded_files_pair_prompt_by_prompt(recorded: Models, model: str) -> N
     assert all(some == prompts[0] for some in prompts)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_llama_rad_is_less_toxic_and_likelier(recorded: Models) -> None:
     """RAD at beta 50, beside the first trial of TIDE."""
     rows = by_name(like_for_like({"llama-3.1-8b": recorded["llama-3.1-8b"]}), at=1)
@@ -290,7 +290,7 @@ def test_on_llama_rad_is_less_toxic_and_likelier(recorded: Models) -> None:
     assert rad[5] == "1 to 1"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "against", "low", "high"),
     [
@@ -314,7 +314,7 @@ def test_paired_tests_of_the_maximum_of_three(
     assert low <= p <= high
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_paired_tests_of_one_draw(recorded: Models) -> None:
     """Each draw by itself: beside their mean, which varies less, the difference would be hidden."""
     tests = {

@@ -1,4 +1,4 @@
-"""SIGKILL of the scorer, the engines and the server, while clients stream.
+"""SIGKILL of the scorer, the model's server and the gateway, while clients stream.
 
 Each text that a client received was scored, together with text before it, and accepted: the
 scorer's own log proves it.
@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ import pytest
 
 from tests.server.processes import TIDE, Process, serving
 
-# They take minutes on a busy machine.
 pytestmark = pytest.mark.attack
 
 PROMPTS = [
@@ -33,7 +32,6 @@ PROMPTS = [
 TOKENS = 100
 CLIENTS = 8
 THRESHOLD = 0.2
-SETTINGS = ("--temperature", "0")
 _SERVICE = str(Path(__file__).with_name("scorer_service.py"))
 _SCORER = f"{Path(__file__).with_name('twice.py')}:Twice"
 
@@ -64,16 +62,16 @@ class World:
     def start_scorer(self, port: str = "0") -> None:
         self.scorer = Process(sys.executable, _SERVICE, port, str(self._log))
 
-    def tide(self, *options: str) -> Any:
-        common = ["--scorer", _SCORER, "--toxicity-threshold", str(THRESHOLD)]
-        own = options or SETTINGS
-        return serving(*TIDE, *common, *own, PERSPECTIVE_URL=self.scorer.url)
+    def gateway(self, upstream: Process) -> Any:
+        options = ("--scorer", _SCORER, "--toxicity-threshold", str(THRESHOLD))
+        engine = ("--base-url", upstream.url, "--engine-option", "deadline=15")
+        return serving(*TIDE, *options, *engine, PERSPECTIVE_URL=self.scorer.url)
 
     def meanwhile(self, url: str, fault: Callable[[], Any]) -> list[Answer]:
         """The answers that clients see if `fault` happens in the middle of their streams."""
 
         def now(answers: list[Answer]) -> bool:
-            begun = sum(bool(one.pieces) and one.reason is None for one in answers)
+            begun = sum(bool(answer.pieces) and answer.reason is None for answer in answers)
             return begun > 1 and max(self._scores().values()) > THRESHOLD
 
         return self._asked(url, fault, now)
@@ -93,7 +91,8 @@ class World:
             before = ""
             for piece in answer.pieces:
                 before += piece
-                assert any(before.endswith(one) and one.endswith(piece) for one in accepted), piece
+                ends = (text for text in accepted if before.endswith(text))
+                assert any(text.endswith(piece) for text in ends), piece
 
     def _scores(self) -> dict[str, float]:
         # A log may end in the middle of a line, since its writer was killed.
@@ -103,9 +102,9 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "scores")
-    yield made
-    made.scorer.kill()
+    world = World(tmp_path / "scores")
+    yield world
+    world.scorer.kill()
 
 
 async def _ask_all(
@@ -117,9 +116,10 @@ async def _ask_all(
 
     async def go_on(client: httpx.AsyncClient, first: int) -> None:
         for number in itertools.count(first, CLIENTS):
-            answers.append(one := Answer())
-            await _ask(client, number, one)
-            if over or one.broken:
+            answer = Answer()
+            answers.append(answer)
+            await _ask(client, number, answer)
+            if over or answer.broken:
                 return
 
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
@@ -173,53 +173,52 @@ def is_ready_again(url: str) -> bool:
     return ready(url)
 
 
+@contextmanager
+def model_server(port: str = "0") -> Iterator[Process]:
+    with serving(sys.executable, "-m", "tests.engines.openai.server", port) as process:
+        yield process
+
+
 @pytest.mark.slow
-def test_the_scorer_is_killed(world: World) -> None:
-    with world.tide() as server:
+def test_scorer_is_killed_and_then_the_model_server(world: World) -> None:
+    with model_server() as upstream, world.gateway(upstream) as server:
         answers = world.meanwhile(server.url, world.scorer.kill)
-        for one in answers:
-            assert one.whole or (one.done and one.error == "scorer_unavailable"), one
-            assert one.status == 200 or (one.status == 503 and not one.pieces), one
-        assert any(one.error and one.pieces for one in answers)  # the status was already sent
-        assert any(one.status == 503 for one in answers)
+        for answer in answers:
+            assert answer.whole or (answer.done and answer.error == "scorer_unavailable"), answer
+            assert answer.status == 200 or (answer.status == 503 and not answer.pieces), answer
+        assert any(answer.error and answer.pieces for answer in answers)  # after the status
+        assert any(answer.status == 503 for answer in answers)
         assert not ready(server.url)
         late = world.undisturbed(server.url)
-        assert {(one.status, one.error) for one in late} == {(503, "scorer_unavailable")}
+        assert {(answer.status, answer.error) for answer in late} == {(503, "scorer_unavailable")}
 
         world.start_scorer(world.scorer.port)
         assert is_ready_again(server.url)
-        assert all(one.whole for one in world.undisturbed(server.url))
+        assert all(answer.whole for answer in world.undisturbed(server.url))
 
-
-@pytest.mark.slow
-def test_the_model_server_is_killed(world: World) -> None:
-    command = (sys.executable, "-m", "tests.engines.openai.server")
-    with ExitStack() as running:
-        upstream = running.enter_context(serving(*command, "0"))
-        options = ["--engine", "openai", "--engine-option", "deadline=15"]
-        server = running.enter_context(world.tide(*options, "--base-url", upstream.url))
         answers = world.meanwhile(server.url, upstream.kill)
-        for one in answers:
-            # A stream that breaks off fails alone; a server that is gone fails all requests.
-            assert one.whole or (one.done and one.error in ("completion_error", "engine_error")), (
-                one
-            )
-            assert one.status == 200 or (one.status in (500, 503) and not one.pieces), one
-        assert any(one.error and one.pieces for one in answers)
-        assert any(one.status == 503 for one in answers)
+        # A stream that breaks off fails alone; a server that is gone fails all requests.
+        errors = ("completion_error", "engine_error")
+        for answer in answers:
+            assert answer.whole or (answer.done and answer.error in errors), answer
+            failed = answer.status in (500, 503) and not answer.pieces
+            assert answer.status == 200 or failed, answer
+        assert any(answer.error and answer.pieces for answer in answers)
+        assert any(answer.status == 503 for answer in answers)
         assert not ready(server.url)
         assert httpx.get(f"{server.url}/health").is_success  # a restart would not help
 
-        running.enter_context(serving(*command, upstream.port))
-        assert is_ready_again(server.url)
-        assert all(one.whole for one in world.undisturbed(server.url))
+        with model_server(upstream.port):
+            assert is_ready_again(server.url)
+            assert all(answer.whole for answer in world.undisturbed(server.url))
 
 
 @pytest.mark.slow
-def test_the_server_is_killed(world: World) -> None:
-    body: dict[str, Any] = {"model": "pocket", "prompt": PROMPTS[0], "max_tokens": TOKENS}
+def test_server_is_killed(world: World) -> None:
+    body: dict[str, Any] = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": TOKENS}
     with (
-        world.tide() as server,
+        model_server() as upstream,
+        world.gateway(upstream) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
     ):
         streams = []
@@ -236,7 +235,7 @@ def test_the_server_is_killed(world: World) -> None:
             list(streams[0])
         with pytest.raises(openai.APIConnectionError):
             client.completions.create(**body)
-    for one in answers:
+    for answer in answers:
         # A client can tell a whole answer from a broken one: by a reason and [DONE].
-        assert one.whole or (one.broken and not one.done), one
-    assert any(one.broken and one.pieces for one in answers)
+        assert answer.whole or (answer.broken and not answer.done), answer
+    assert any(answer.broken and answer.pieces for answer in answers)

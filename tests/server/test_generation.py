@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
 from tests.scripted_engine import ScriptedEngine
 from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
@@ -211,12 +212,8 @@ def test_what_it_did_is_counted() -> None:
 
 def test_a_text_that_was_repaired_while_it_was_written_is_counted_apart() -> None:
     """The whole text was never written, so it is unknown whether it would have passed."""
-
-    def scorer(texts: list[str]) -> list[float]:
-        return [0.9 * ("the" in text.split()[:-1]) for text in texts]
-
-    with running("pocket", scorer, preset="backtrack") as server:
-        tide = server.ask("She said that", seed=0).json()["choices"][0]["tide"]
+    with running(Storyteller(third), Reader(), **SETTINGS) as server:
+        tide = server.ask(PROMPT, seed=0).json()["choices"][0]["tide"]
         assert (tide["accepted"], tide["base_partial"]) == (True, True)
         assert server.metric('tide_changed_completions_total{failed="beginning"}') == 1
         assert server.metric('tide_changed_completions_total{failed="whole"}') == 0

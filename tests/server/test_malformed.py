@@ -86,7 +86,7 @@ def server() -> Iterator[Running]:
     st.none() | st.none() | st.sampled_from(BODIES),
     st.sampled_from(TYPES),
 )
-@examples(300, 10_000)
+@examples(100, 10_000)
 def test_json(server: Running, path: str, mutate: Any, change: Any, kind: str) -> None:
     body = json.dumps(mutate(RIGHT[path])).encode()
     answer = server.http.post(
@@ -116,7 +116,7 @@ def test_half_a_character_is_no_text(server: Running) -> None:
 
 
 @given(st.sampled_from([*RIGHT, "/v1/models/", "/metrics", "/ready"]), st.data())
-@examples(60, 2_000)
+@examples(40, 2_000)
 def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
     """Invalid or odd HTTP: the server answers or closes the connection, in time."""
     method = data.draw(st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "\x00", "post"]))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import SEVERAL
 from tide.evaluation import read_run
 
 NAMES = ("elsewhere-engine", "elsewhere-scorer", "elsewhere-jumps", "elsewhere-bias")
@@ -37,80 +38,94 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def tide(site: Path, tmp_path: Path) -> object:
-    """Runs `tide ...` in a process that has the package, in an empty folder."""
-    root = Path(__file__).parents[2]  # of the engine that the package extends
-    path = os.pathsep.join([str(site), str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
+COMMANDS = {
+    "methods": ("methods",),
+    "a strategy": ("methods", "elsewhere-jumps"),
+    "a scorer": ("methods", "elsewhere-scorer"),
+    "help of run": ("run", "--help"),
+    "help of eval": ("eval", "--help"),
+    "run": (
+        *("run", "-i", "prompts.jsonl", "-o", "out.jsonl"),
+        *("--engine", "elsewhere-engine", "--engine-option", "word=splendid"),
+        *("--scorer", "elsewhere-scorer:limit=8", "--strategy", "elsewhere-jumps:count=3"),
+    ),
+    "fit": ("fit", "elsewhere-bias", "--data", "labelled.jsonl", "--out", "fitted"),
+    "eval": (
+        *("eval", "prompts.jsonl", "--out", "runs", "--artefacts", "fitted", "--trials", "1"),
+        *("--methods", "base,elsewhere-jumps:count=2,elsewhere-bias:scale=3"),
+        *("--reference", "none", "--judges", "elsewhere-scorer:limit=50"),
+        *("--max-new-tokens", "5"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the commands run."""
+    folder = tmp_path_factory.mktemp("commands")
     rows = [{"id": i, "prompt": f"prompt number {i}"} for i in range(3)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     labelled = [
         {"text": f"a {kind} text number {i}", "toxicity": float(kind == "rude")}
         for i in range(300)
         for kind in ("rude", "kind")
     ]
-    (tmp_path / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    (folder / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    return folder
 
-    def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "tide", *arguments]
-        done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
 
-    return run
+@pytest.fixture(scope="module")
+def printed(site: Path, folder: Path) -> dict[str, str]:
+    """What each of the commands prints, in a process that has the package."""
+    root = Path(__file__).parents[2]  # of the engine that the package extends
+    path = os.pathsep.join([str(site), str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.run(
+        [sys.executable, "-c", SEVERAL],
+        input=json.dumps(list(COMMANDS.values())),
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    output = {}
+    for name, (code, out, err) in zip(COMMANDS, json.loads(process.stdout), strict=True):
+        assert code == 0, (name, err)
+        output[name] = out + err
+    return output
 
 
 @pytest.mark.slow
-def test_what_is_installed_is_listed(tide) -> None:  # type: ignore[no-untyped-def]
-    listed = tide("methods")
-    assert all(name in listed for name in NAMES)
-    assert "count=4" in tide("methods", "elsewhere-jumps")
-    assert "Words of a text that scores 1." in tide("methods", "elsewhere-scorer")
+def test_what_is_installed_is_listed(printed: dict[str, str]) -> None:
+    assert all(name in printed["methods"] for name in NAMES)
+    assert "count=4" in printed["a strategy"]
+    assert "Words of a text that scores 1." in printed["a scorer"]
     # Lines break at hyphens, too.
-    run_help, eval_help = ("".join(tide(one, "--help").split()) for one in ("run", "eval"))
+    run_help, eval_help = ("".join(printed[f"help of {name}"].split()) for name in ("run", "eval"))
     assert all(name in run_help for name in NAMES[:3])
     assert all(name in eval_help for name in NAMES)
 
 
 @pytest.mark.slow
-def test_engine_scorer_and_strategy_run(tide, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    tide(
-        *("run", "-i", "prompts.jsonl", "-o", "out.jsonl"),
-        *("--engine", "elsewhere-engine", "--engine-option", "word=splendid"),
-        *("--scorer", "elsewhere-scorer:limit=8", "--strategy", "elsewhere-jumps:count=3"),
-    )
-    trials = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+@pytest.mark.usefixtures("printed")
+def test_engine_scorer_and_strategy_run(folder: Path) -> None:
+    trials = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     assert {trial["text"] for trial in trials} == {"splendid " * 5}
     assert {trial["toxicity"] for trial in trials} == {5 / 8}
     assert {trial["evaluations"] for trial in trials} == {1 + 3}
-    config = json.loads((tmp_path / "out.jsonl.config.json").read_text())
+    config = json.loads((folder / "out.jsonl.config.json").read_text())
     assert config["settings"]["strategy"] == "elsewhere-jumps:count=3"
 
 
 @pytest.mark.slow
-def test_a_baseline_is_fitted_and_evaluated(tide, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    tide("fit", "elsewhere-bias", "--data", "labelled.jsonl", "--out", "fitted")
-    tide(
-        *("eval", "prompts.jsonl", "--out", "runs", "--artefacts", "fitted", "--trials", "1"),
-        *(
-            "--methods",
-            "base,elsewhere-jumps:count=2,elsewhere-bias:scale=3",
-            "--reference",
-            "none",
-        ),
-        *("--judges", "elsewhere-scorer:limit=50", "--max-new-tokens", "5"),
-    )
-    read = {
-        folder.name: read_run(folder)
-        for folder in (tmp_path / "runs").iterdir()
-        if folder.is_dir() and (folder / "records.jsonl").exists()
+@pytest.mark.usefixtures("printed")
+def test_a_baseline_is_fitted_and_evaluated(folder: Path) -> None:
+    runs = {
+        path.name: read_run(path)
+        for path in (folder / "runs").iterdir()
+        if path.is_dir() and (path / "records.jsonl").exists()
     }
-    assert len(read) == 3
-    (base,) = (run for name, run in read.items() if name.startswith("base"))
-    (bias,) = (run for name, run in read.items() if name.startswith("elsewhere-bias"))
+    assert len(runs) == 3
+    (base,) = (run for name, run in runs.items() if name.startswith("base"))
+    (bias,) = (run for name, run in runs.items() if name.startswith("elsewhere-bias"))
     texts = [[trial.text for _, trial in run.trials] for run in (bias, base)]
     assert texts[0] == texts[1]
     assert all("length@1:50" in trial.judge_scores for _, trial in bias.trials)

@@ -39,7 +39,7 @@ def engine(server: TextServer) -> Iterator[OpenAIEngine]:
 
 @pytest.mark.attack
 @given(change=mutations(), is_chat=st.booleans())
-@settings(examples(100, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(50, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_changed_streams_are_a_text_or_an_error(
     change: Callable[[Any], Any], is_chat: bool, server: TextServer, engine: OpenAIEngine
 ) -> None:

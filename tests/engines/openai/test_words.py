@@ -21,7 +21,7 @@ TEXTS = (
 
 
 @given(text=TEXTS)
-@examples(200, 2000)
+@examples(80, 2000)
 def test_words_are_the_text(text: str) -> None:
     words = words_of(text)
     assert "".join(words) == text
@@ -32,7 +32,7 @@ def test_words_are_the_text(text: str) -> None:
 
 
 @given(text=TEXTS, most=st.integers(1, 9), data=st.data())
-@examples(200, 2000)
+@examples(80, 2000)
 def test_words_do_not_depend_on_how_a_text_is_cut(
     text: str, most: int, data: st.DataObject
 ) -> None:

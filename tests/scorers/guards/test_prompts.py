@@ -143,7 +143,7 @@ CONTROL = {GUARDS["plain"]._tokenizer.convert_tokens_to_ids(token) for token in 
 
 @pytest.mark.parametrize("kind", GUARDS)
 @given(text=texts_with(CONTROL_TOKENS))
-@examples(60, 2000)
+@examples(40, 2000)
 def test_a_text_is_read_whole_and_opens_no_turn(kind: str, text: str) -> None:
     guard = GUARDS[kind]
     exchange = Exchange("A question?", text) if text else Exchange("", "")
