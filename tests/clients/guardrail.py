@@ -10,6 +10,6 @@ from tests.clients.conftest import KEY
 from tests.server.running import running
 
 if __name__ == "__main__":
-    with running(scorer="tests.server.test_drafts:Rude", keys=(KEY,)) as server:
+    with running(scorer="tests.fakes:RudeScorer", keys=(KEY,)) as server:
         print(json.dumps({"serving": server.url}), file=sys.stderr, flush=True)
         threading.Event().wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 import threading
@@ -16,15 +17,20 @@ import httpx
 import uvicorn
 from pydantic import SecretStr
 
+from tests.fakes import Babbler
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.serve import _listening, _server
+from tide.core.seeds import derive_seed
+from tide.core.settings import Sampling
 from tide.engines import load_engine
+from tide.engines.base import Request
 from tide.server.app import create_app
 from tide.server.limits import Limits
 from tide.server.monitor import Monitor
 from tide.server.policies import CommandLine, Mode, Policies
 
 MODEL = "scripted"
+BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 # Seconds that a test waits before it fails; on a busy machine every step may take many.
 PATIENCE = 120.0
 
@@ -95,9 +101,9 @@ def running(
         made.start(engine)
         app = create_app(made, MODEL, Monitor(made, monitor_log, monitor_texts))
         with listening(app, drain) as (url, server):
-            found = Running(url, engine, scorer, made, server)
-            with found.http:
-                yield found
+            started = Running(url, engine, scorer, made, server)
+            with started.http:
+                yield started
 
 
 @contextmanager
@@ -122,3 +128,37 @@ def wait_until(true: Callable[[], bool], seconds: float = PATIENCE) -> None:
     while not true():
         assert time.monotonic() < until, "timed out"
         time.sleep(0.005)
+
+
+def plain(seed: int, prompt: str, stop: tuple[str, ...] = ()) -> tuple[str, str]:
+    """The text of `Babbler` itself for a request with this seed, and its finish reason."""
+    engine = Babbler()
+    sampling_seed = derive_seed(derive_seed(seed, prompt, 0), "sampling", 0)
+    sampling = Sampling(max_new_tokens=400, stop=stop)
+    request = Request(engine.tokenize([prompt])[0], sampling, sampling_seed)
+    (completion,) = engine.portal.run(engine.complete, [request])
+    engine.close()
+    return completion.text, completion.finish_reason
+
+
+def streamed(server: Running, prompt: str, **more: Any) -> tuple[list[str], str, dict[str, Any]]:
+    """The pieces of a stream, its finish reason, and its `tide` object."""
+    *events, last = server.events(prompt=prompt, **more)
+    pieces = [event["choices"][0]["text"] for event in events]
+    return pieces, last["choices"][0]["finish_reason"], last["tide"]
+
+
+def counted(server: Running, outcome: str, policy: str = "default") -> float:
+    """The number of monitored answers with an outcome."""
+    labels = f'outcome="{outcome}",policy="{policy}"'
+    return server.metric(f"tide_monitor_answers_total{{{labels}}}")
+
+
+def digest_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def written(path: Path, **content: Any) -> Path:
+    """Write a policy file; JSON is YAML, too."""
+    path.write_text(json.dumps(content))
+    return path

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.server.running import running, wait_until
-from tests.server.test_drafts import Babbler, Rude
-from tests.server.test_monitor import counted
+from tests.fakes import Babbler, FakeScorer, RudeScorer
+from tests.server.running import BACKTRACK, counted, running, wait_until
 from tide.scorers.wrappers.base import ConfirmScorer
 from tide.server.budget import Budget
 from tide.server.metrics import Metrics
-
-BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 
 
 @pytest.mark.parametrize("mode", ["enforce", "monitor"])
@@ -31,7 +26,7 @@ def test_a_policy_over_its_budget_warns_once(
     babbler = Babbler(0.2)
     with (
         caplog.at_level(logging.WARNING, "tide.server"),
-        running(babbler, Rude(), policies=path, **BACKTRACK) as server,
+        running(babbler, RudeScorer(), policies=path, **BACKTRACK) as server,
     ):
         for seed in range(4):
             assert server.ask("x y", n=5, seed=seed).status_code == 200
@@ -56,25 +51,12 @@ def test_a_policy_within_its_budget_does_not_warn(caplog: pytest.LogCaptureFixtu
     assert 'policy="without"' not in text
 
 
-class Rising:
-    """Scores a text by its number of words, a hundredth each."""
-
-    name, threshold, pace = "rising", 0.5, "word"
-
-    def score(self, texts: Sequence[str]) -> np.ndarray:
-        return np.array([min(1.0, len(text.split()) / 100) for text in texts])
-
-    def close(self) -> None: ...
+# A hundredth for each word; and the same with a screen that doubts every text.
+LENGTH = FakeScorer(lambda text: min(1.0, len(text.split()) / 100), pace="word")
+SCREENED = ConfirmScorer([FakeScorer(lambda text: 0.95, pace="word"), LENGTH])
 
 
-class Doubting(Rising):
-    """A screen that doubts every text."""
-
-    def score(self, texts: Sequence[str]) -> np.ndarray:
-        return np.full(len(texts), 0.95)
-
-
-@pytest.mark.parametrize("scorer", [Rising(), ConfirmScorer([Doubting(), Rising()])])
+@pytest.mark.parametrize("scorer", [LENGTH, SCREENED], ids=["one", "screened"])
 def test_the_monitor_log_has_the_score_that_a_threshold_must_exceed(
     scorer: Any, tmp_path: Path
 ) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-from torch import Tensor
 
 from tests.byte_engine import ByteEngine
+from tests.fakes import Babbler, FakeEngine, RudeScorer
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never, third
 from tests.scripted_engine import ScriptedEngine
 from tide.core.seeds import derive_seed
@@ -22,42 +20,6 @@ from tide.server.monitor import Draft, Forecast
 from tide.server.policies import ServedDetoxifier
 
 BACKTRACK = {"preset": "backtrack", "max_new_tokens": 400}
-WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")
-
-
-class Babbler(ScriptedEngine):
-    """Writes 10 to 40 words, a random share of them rude; word by word if requested."""
-
-    def __init__(self, share: float = 0.02, rude: Sequence[str] = ("idiot",)) -> None:
-        def respond(x: Tensor, seed: int) -> str:
-            dice = random.Random(seed)
-            words = dice.choices(WORDS, k=dice.randint(10, 40))
-            return "".join(f" {dice.choice(rude) if dice.random() < share else w}" for w in words)
-
-        super().__init__(respond, context_length=None, max_batch=64)
-
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        most, size = request.sampling.max_new_tokens, request.piece_tokens or 1000
-        async for whole in super()._write(request):
-            ids = whole.token_ids[:most]
-            for start in range(0, len(ids) or 1, size):
-                ended = whole.finish_reason if start + size >= len(ids) else None
-                yield Piece(ids[start : start + size], ended)
-
-
-class Rude:
-    """1.0 for a text with a rude word; called at each word."""
-
-    name, threshold, pace = "rude", 0.5, "word"
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def score(self, texts: Sequence[str]) -> np.ndarray:
-        self.asked += 1
-        return np.array([float("idiot" in text) for text in texts])
-
-    def close(self) -> None: ...
 
 
 async def monitored(
@@ -70,7 +32,7 @@ async def monitored(
 
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_the_text_is_what_the_engine_writes_and_nothing_is_scored_before(in_pieces: bool) -> None:
-    engine, scorer = Babbler(0.2), Rude()
+    engine, scorer = Babbler(0.2), RudeScorer()
     with ServedDetoxifier(engine, scorer=scorer, **BACKTRACK) as detox:
 
         async def check() -> None:
@@ -79,11 +41,11 @@ def test_the_text_is_what_the_engine_writes_and_nothing_is_scored_before(in_piec
                 ids = engine.tokenize(["x y"])[0]
                 request = Request(ids, Sampling(max_new_tokens=400, stop=("fine",)), own)
                 (plain,) = await engine.complete([request])
-                before = scorer.asked
+                before = len(scorer.calls)
                 stream = detox.draft("x y", in_pieces=in_pieces, seed=seed, stop=("fine",))
                 pieces = [text async for text in stream]
                 draft = stream.result
-                assert scorer.asked == before
+                assert len(scorer.calls) == before
                 assert (draft.text, draft.finish_reason) == (plain.text, plain.finish_reason)
                 assert draft.num_tokens == len(plain.token_ids)
                 assert "".join(pieces) == (draft.text if in_pieces else "")
@@ -96,7 +58,7 @@ def test_the_forecast_is_what_enforcing_does(pace: str) -> None:
     """For each request, and for the share of changed texts to within one point."""
     settings: dict[str, Any] = {**BACKTRACK, "strategy": f"backtrack:pace={pace}"}
     prompts = [f"prompt number {number % 7}" for number in range(60)]
-    with ServedDetoxifier(Babbler(), scorer=Rude(), **settings) as detox:
+    with ServedDetoxifier(Babbler(), scorer=RudeScorer(), **settings) as detox:
 
         async def both(seed: int, prompt: str) -> tuple[bool, bool]:
             draft, _, forecast = await monitored(detox, prompt, seed=seed)
@@ -140,13 +102,13 @@ def test_the_forecast_says_where_a_text_would_be_rewound() -> None:
 @pytest.mark.parametrize("in_pieces", [False, True])
 def test_a_text_without_visible_characters_would_be_withheld(in_pieces: bool) -> None:
     for text, would_change in ((" \n", True), (" 4", False)):
-        engine = ScriptedEngine(lambda x, seed, text=text: text, context_length=None)  # type: ignore[misc]
-        with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+        engine = FakeEngine(text, context_length=None)
+        with ServedDetoxifier(engine, scorer=RudeScorer(), **BACKTRACK) as detox:
             draft, _, forecast = asyncio.run(monitored(detox, "x", in_pieces))
             assert draft.text == text
             assert forecast.would_change is would_change
-    engine = ScriptedEngine(lambda x, seed: "", context_length=None)
-    with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+    engine = FakeEngine("", context_length=None)
+    with ServedDetoxifier(engine, scorer=RudeScorer(), **BACKTRACK) as detox:
         draft, pieces, forecast = asyncio.run(monitored(detox, "x", in_pieces))
         assert (draft.text, pieces, forecast.would_change) == ("", [], False)
 
@@ -161,7 +123,7 @@ def test_characters_and_stop_strings_are_not_cut() -> None:
                 yield Piece((one,), "stop" if number == len(ids) - 1 else None)
 
     for stop, said in (((), text), (("END",), text.partition("END")[0])):
-        with ServedDetoxifier(Bytes(), scorer=Rude(), **BACKTRACK) as detox:
+        with ServedDetoxifier(Bytes(), scorer=RudeScorer(), **BACKTRACK) as detox:
             draft, pieces, forecast = asyncio.run(monitored(detox, "x", True, stop=stop))
         assert "".join(pieces) == draft.text == said
         assert "\ufffd" not in "".join(pieces)
@@ -198,7 +160,7 @@ def test_a_monitored_text_is_the_engine_s_own_if_the_decoder_rewrites_text(
     size: int, stop: tuple[str, ...], in_pieces: bool
 ) -> None:
     engine = Rewriting(size)
-    with ServedDetoxifier(engine, scorer=Rude(), **BACKTRACK) as detox:
+    with ServedDetoxifier(engine, scorer=RudeScorer(), **BACKTRACK) as detox:
 
         async def check() -> None:
             ids = engine.tokenize(["x"])[0]

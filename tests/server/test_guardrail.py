@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from tests.fakes import FakeScorer
 from tests.server.running import Running, running
 from tide.core.chat import Chat
 from tide.core.strings import Unread
@@ -178,29 +179,18 @@ USER = {"role": "user", "content": "May I insult him?"}
 ASSISTANT = {"role": "assistant", "content": "No."}
 
 
-class ExchangeScorer:
-    """Objects to a prompt without an answer, and to "Yes" after it. asked: all exchanges."""
-
-    name, threshold, reads = "exchanges", 0.5, "exchange"
-
-    def __init__(self) -> None:
-        self.asked: list[Exchange] = []
-
-    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
-        self.asked += exchanges
-        bad = Chat.of([USER])
-        return [float(context == bad and text in ("", "Yes")) for context, text in exchanges]
-
-    def close(self) -> None: ...
-
-
 def test_scorer_of_exchanges_reads_the_conversation() -> None:
-    scorer = ExchangeScorer()
+    bad = Chat.of([USER])
+    # Objects to a prompt without an answer, and to "Yes" after it.
+    scorer = FakeScorer(
+        lambda exchange: float(exchange.context == bad and exchange.text in ("", "Yes")),
+        reads="exchange",
+    )
     with running(scorer=scorer) as server:
         messages = {"structured_messages": [USER]}
         assert action(server, input_type="request", texts=["x"], **messages) == "BLOCKED"
-        assert Exchange(Chat.of([USER]), "") in scorer.asked
-        assert Exchange("", "x") in scorer.asked  # every text is scored, too
+        assert Exchange(Chat.of([USER]), "") in scorer.texts
+        assert Exchange("", "x") in scorer.texts  # every text is scored, too
         assert action(server, texts=["Yes"], **messages) == "BLOCKED"
         assert action(server, texts=["Yes"]) == "NONE"
         assert action(server, texts=["Perhaps"], **messages) == "NONE"

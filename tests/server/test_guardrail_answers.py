@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.server.running import Running, running
-from tests.server.test_drafts import Rude
-from tests.server.test_policies import digest_of, written
+from tests.fakes import RudeScorer
+from tests.server.running import Running, digest_of, running, written
 from tide.core.errors import ScorerUnavailableError
 from tide.server.limits import Limits
 
@@ -34,7 +31,7 @@ def counted(server: Running, outcome: str, policy: str = "default") -> float:
 
 
 def test_guardrail_blocks_and_logs_without_text(caplog: pytest.LogCaptureFixture) -> None:
-    with running(scorer=Rude()) as server, caplog.at_level(logging.INFO, "tide.server"):
+    with running(scorer=RudeScorer()) as server, caplog.at_level(logging.INFO, "tide.server"):
         assert action(server, CLEAN) == "NONE"
         assert action(server, CLEAN, FAILING) == "BLOCKED"
         assert (counted(server, "passed"), counted(server, "blocked")) == (1, 1)
@@ -48,9 +45,9 @@ def test_guardrail_judges_more_texts_than_one_scoring_request_may_have() -> None
     arguments = {f"argument {n}": {"type": f"kind {n}"} for n in range(300)}
     for last, expected in (("fine", "NONE"), ("idiot", "BLOCKED")):
         function = {"name": "ask", "parameters": {"properties": arguments, "last": last}}
-        with running(scorer=Rude(), limits=Limits(max_texts=50)) as server:
+        with running(scorer=RudeScorer(), limits=Limits(max_texts=50)) as server:
             assert action(server, CLEAN, tools=[{"function": function}]) == expected
-            assert server.scorer.asked > 10
+            assert len(server.scorer.calls) > 10
 
 
 def test_guardrail_and_moderation_judge_by_the_threshold_of_the_policy() -> None:
@@ -65,11 +62,10 @@ def test_guardrail_and_moderation_judge_by_the_threshold_of_the_policy() -> None
 
 
 def test_guardrail_is_503_while_the_scorer_fails() -> None:
-    class Dead(Rude):
-        def score(self, texts: Sequence[str]) -> np.ndarray:
-            raise ScorerUnavailableError("down")
+    def down(texts: list[str]) -> list[float]:
+        raise ScorerUnavailableError("down")
 
-    with running(scorer=Dead()) as server:
+    with running(scorer=down) as server:
         body = {"input_type": "response", "texts": [FAILING]}
         assert server.http.post(PATH, json=body).status_code == 503
         assert counted(server, "failed") == 1
@@ -93,7 +89,7 @@ def test_guardrail_applies_the_policy_of_the_key(tmp_path: Path) -> None:
     policies: dict[str, Any] = {"new": {"never": ["fine"]}, "old": {}}
     keys = {name: {"sha256": digest_of(f"sk-{name}"), "policies": [name]} for name in policies}
     path = written(tmp_path / "tide.yaml", policies=policies, keys=keys)
-    with running(scorer=Rude(), policies=path) as server:
+    with running(scorer=RudeScorer(), policies=path) as server:
         actions = {}
         for name in keys:
             server.http.headers["authorization"] = f"Bearer sk-{name}"

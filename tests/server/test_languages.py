@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scripted_engine import ScriptedEngine
+from tests.fakes import FakeEngine, FakeScorer
 from tests.server.running import Running, running
-from tests.worlds import ReadingScorer
 
 ENGLISH = "They said that it was fine and that they went home with her"
 GERMAN = "Das Wetter ist heute sehr sch\u00f6n und wir gehen in den Garten"
 COUNTER = 'tide_unread_answers_total{language="de"}'
-
-
-class Reader(ReadingScorer):
-    languages: tuple[str, ...] | None = ("en",)
 
 
 def ask(server: Running) -> dict[str, object]:
@@ -30,8 +25,6 @@ def ask(server: Running) -> dict[str, object]:
 def test_an_answer_names_a_language_that_the_scorer_does_not_read(
     languages: tuple[str, ...] | None, text: str, language: str | None
 ) -> None:
-    scorer = Reader()
-    scorer.languages = languages
-    with running(ScriptedEngine(lambda x, seed: text), scorer) as server:
+    with running(FakeEngine(text), FakeScorer(languages=languages)) as server:
         assert ask(server).get("language") == language
         assert server.metric(COUNTER) == (language is not None)

@@ -14,45 +14,27 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.running import PATIENCE, Running, running, wait_until
-from tests.server.test_drafts import Babbler, Rude
+from tests.fakes import Babbler, RudeScorer
+from tests.server.running import (
+    BACKTRACK,
+    PATIENCE,
+    counted,
+    plain,
+    running,
+    streamed,
+    wait_until,
+)
 from tide.core.errors import ScorerUnavailableError
-from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.scorers import Exchange, load_scorer
 from tide.server.limits import Limits
-
-BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
-
-
-def plain(seed: int, prompt: str, stop: tuple[str, ...] = ()) -> tuple[str, str]:
-    """The engine's own text for a request with this seed, and its finish reason."""
-    engine = Babbler()
-    own = derive_seed(derive_seed(seed, prompt, 0), "sampling", 0)
-    request = Request(engine.tokenize([prompt])[0], Sampling(max_new_tokens=400, stop=stop), own)
-    (completion,) = engine.portal.run(engine.complete, [request])
-    engine.close()
-    return completion.text, completion.finish_reason
-
-
-def streamed(server: Running, prompt: str, **more: Any) -> tuple[list[str], str, dict[str, Any]]:
-    """The pieces of a stream, its finish reason, and its `tide` object."""
-    found = server.events(prompt=prompt, **more)
-    pieces = [one["choices"][0]["text"] for one in found[:-1]]
-    return pieces, found[-1]["choices"][0]["finish_reason"], found[-1]["tide"]
-
-
-def counted(server: Running, outcome: str, policy: str = "default") -> float:
-    labels = f'outcome="{outcome}",policy="{policy}"'
-    return server.metric(f"tide_monitor_answers_total{{{labels}}}")
 
 
 def test_a_monitor_log_on_a_full_disk_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     full = Path("/dev/full")
     with (
         caplog.at_level(logging.ERROR, "tide.server"),
-        running(Babbler(), Rude(), mode="monitor", monitor_log=full, **BACKTRACK) as server,
+        running(Babbler(), RudeScorer(), mode="monitor", monitor_log=full, **BACKTRACK) as server,
     ):
         assert server.ask("x y").status_code == 200
         wait_until(lambda: "No space left" in caplog.text)
@@ -63,7 +45,7 @@ def test_a_monitor_log_on_a_full_disk_stops_nothing(caplog: pytest.LogCaptureFix
 
 def test_answers_are_the_models_own_and_each_has_a_forecast(tmp_path: Path) -> None:
     log = tmp_path / "monitor.jsonl"
-    with running(Babbler(), Rude(), mode="monitor", monitor_log=log, **BACKTRACK) as server:
+    with running(Babbler(), RudeScorer(), mode="monitor", monitor_log=log, **BACKTRACK) as server:
         for seed in range(20):
             stop = ("fine",) if seed % 3 == 0 else ()
             given = {"seed": seed, "stop": list(stop)}
@@ -97,7 +79,10 @@ def test_a_line_of_the_log_says_where_and_has_texts_only_if_asked(
     for texts in (False, True):
         log = tmp_path / f"{texts}.jsonl"
         options = {"mode": "monitor", "monitor_log": log, "monitor_texts": texts, **BACKTRACK}
-        with caplog.at_level(logging.INFO), running(Babbler(1.0), Rude(), **options) as server:
+        with (
+            caplog.at_level(logging.INFO),
+            running(Babbler(1.0), RudeScorer(), **options) as server,
+        ):
             answer = server.ask("our wombat", n=2, seed=1)
         lines = sorted(map(json.loads, log.read_text().splitlines()), key=lambda x: x["choice"])
         number = answer.headers["x-request-id"]
@@ -140,7 +125,7 @@ def test_a_scorer_that_fails_or_hangs_changes_no_answer_and_is_counted(
 
 def test_a_prompt_that_would_be_refused_is_answered_and_counted() -> None:
     options: dict[str, Any] = {"mode": "monitor", "refuse_prompt_above": 0.5, **BACKTRACK}
-    with running(Babbler(0.0), Rude(), **options) as server:
+    with running(Babbler(0.0), RudeScorer(), **options) as server:
         assert server.ask("you idiot", seed=1).status_code == 200
         assert server.ask("you", seed=1).status_code == 200
         wait_until(lambda: counted(server, "changed") == counted(server, "unchanged") == 1)
@@ -168,7 +153,7 @@ def test_a_stream_that_its_client_leaves_is_counted() -> None:
                 yield piece
                 await asyncio.sleep(0.05)
 
-    with running(Slow(), Rude(), mode="monitor", **BACKTRACK) as server:
+    with running(Slow(), RudeScorer(), mode="monitor", **BACKTRACK) as server:
         body = {"prompt": "x", "stream": True, "max_tokens": 400}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             next(line for line in answer.iter_lines() if line)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.running import running
-from tests.server.test_drafts import Babbler, Rude
-from tests.server.test_policies import BACKTRACK, written
+from tests.fakes import Babbler, RudeScorer
+from tests.server.running import BACKTRACK, running, written
 from tide.core.errors import InputError
 from tide.scorers import REGISTRY
 from tide.server.policies import CommandLine, Policy
@@ -23,7 +22,7 @@ POLICIES = {
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY._targets, "rude", Rude)
+    monkeypatch.setitem(REGISTRY._targets, "rude", RudeScorer)
 
 
 def test_policies_say_what_is_done_with_text_that_fails(tmp_path: Path) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import USAGE, TextServer
-from tests.server.running import Running, running, wait_until
-from tests.server.test_monitor import counted
+from tests.fakes import RudeScorer
+from tests.server.running import Running, counted, running, wait_until
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.policies import PolicyError
 
@@ -32,21 +31,6 @@ FINE = Said("I look.", "They ask for a river.", [("find", ARGUMENTS), ("find", "
 BAD = "wombat"
 
 
-class Reader:
-    """1.0 for a text with BAD, the stand-in for toxic words. texts: all that it scored."""
-
-    name, threshold, pace = "reader", 0.5, "word"
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def score(self, texts: Sequence[str]) -> np.ndarray:
-        self.texts += texts
-        return np.array([float(BAD in text.casefold()) for text in texts])
-
-    def close(self) -> None: ...
-
-
 Serve = Callable[..., Any]
 
 
@@ -57,7 +41,7 @@ def started(text_engine: OpenAIEngine) -> Iterator[Callable[..., Running]]:
 
         @cache
         def start(**options: Any) -> Running:
-            return stack.enter_context(running(text_engine, Reader(), **options))
+            return stack.enter_context(running(text_engine, RudeScorer(BAD), **options))
 
         yield start
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
-import json
 import os
 import re
 import threading
@@ -19,9 +17,18 @@ import numpy as np
 import pytest
 from pydantic import SecretStr
 
-from tests.server.running import PATIENCE, Running, running, wait_until
-from tests.server.test_drafts import Babbler, Rude
-from tests.server.test_monitor import plain, streamed
+from tests.fakes import Babbler, FakeScorer, RudeScorer
+from tests.server.running import (
+    BACKTRACK,
+    PATIENCE,
+    Running,
+    digest_of,
+    plain,
+    running,
+    streamed,
+    wait_until,
+    written,
+)
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
 from tide.scorers import REGISTRY
 from tide.scorers.base import Attributed, AttributedScorer
@@ -37,7 +44,6 @@ from tide.server.policies import (
 
 RUDE = "rude"  # registered by the fixture below
 KEYS = {name: f"sk-key-of-{name}" for name in ("red", "blue", "green", "grey", "all")}
-BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 FIVE = {
     "red": {"never": ["Weather"]},
     "blue": {"never": ["home"], "strategy": "backtrack:lag=0,pace=4"},
@@ -49,18 +55,8 @@ FIVE = {
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REGISTRY._targets, RUDE, Rude)
+    monkeypatch.setitem(REGISTRY._targets, RUDE, RudeScorer)
     monkeypatch.setitem(REGISTRY._targets, "counting", Counting)
-
-
-def digest_of(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def written(path: Path, **content: Any) -> Path:
-    """Write a policy file; JSON is YAML, too."""
-    path.write_text(json.dumps(content))
-    return path
 
 
 @pytest.fixture
@@ -193,18 +189,16 @@ def test_what_is_never_said_is_in_no_enforced_text(tmp_path: Path, strategy: str
         assert "globexcorp" not in letters, text
 
 
-class Counting:
-    """A scorer that counts its instances, made and closed."""
+class Counting(FakeScorer):
+    """Counts its instances, made and closed."""
 
-    threshold, pace, name = 0.5, "word", "counting"
+    pace = "word"
     made: ClassVar[int] = 0
     ended: ClassVar[int] = 0
 
     def __init__(self) -> None:
+        super().__init__()
         type(self).made += 1
-
-    def score(self, texts: Sequence[str]) -> np.ndarray:
-        return np.zeros(len(texts))
 
     def close(self) -> None:
         type(self).ended += 1
@@ -477,8 +471,8 @@ def test_a_policy_cannot_limit_an_attribute_that_its_scorer_lacks(tmp_path: Path
         pass
 
 
-class Dying(Rude):
-    """`Rude` until it is down."""
+class Dying(RudeScorer):
+    """`RudeScorer` until it is down."""
 
     is_down = False
 

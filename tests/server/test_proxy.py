@@ -11,28 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import Broken, TextServer
+from tests.fakes import RudeScorer
 from tests.hostile import KEY
-from tests.server.running import PATIENCE, Running, running, wait_until
-from tests.server.test_monitor import counted
+from tests.server.running import PATIENCE, Running, counted, running, wait_until
 from tide.engines.openai.engine import OpenAIEngine
 
 USER = {"role": "user", "content": "Tell me about the town."}
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 BAD = "dull"
-
-
-class Rude:
-    name, threshold, pace = "rude", 0.5, "word"
-
-    def score(self, texts: list[str]) -> np.ndarray:
-        return np.array([float(BAD in text.casefold()) for text in texts])
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -45,7 +35,7 @@ def upstream() -> Iterator[TextServer]:
 def server(upstream: TextServer) -> Iterator[Running]:
     with (
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, Rude(), mode="monitor", strategy="backtrack") as server,
+        running(engine, RudeScorer(BAD), mode="monitor", strategy="backtrack") as server,
     ):
         upstream.requests.clear()
         yield server
@@ -166,7 +156,9 @@ def test_keys_are_not_passed_on(upstream: TextServer, monkeypatch: pytest.Monkey
 
     with (
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, Rude(), mode="monitor", strategy="backtrack", keys=("secret-a",)) as server,
+        running(
+            engine, RudeScorer(BAD), mode="monitor", strategy="backtrack", keys=("secret-a",)
+        ) as server,
     ):
         upstream.faults = {"<quote>": Broken(quote)}
         headers = {"Authorization": "Bearer secret-a", "traceparent": "00-1-2-01"}
@@ -183,7 +175,7 @@ def test_a_gone_server_is_said_after_some_seconds(
 ) -> None:
     with (
         OpenAIEngine("tiny", base_url=upstream.url, deadline=0.5) as engine,
-        running(engine, Rude(), mode="monitor", strategy="backtrack") as server,
+        running(engine, RudeScorer(BAD), mode="monitor", strategy="backtrack") as server,
     ):
         upstream.stop()
         began = time.monotonic()
@@ -199,9 +191,9 @@ def test_a_gone_server_is_said_after_some_seconds(
 def test_a_scorer_that_hangs_delays_no_answer(upstream: TextServer) -> None:
     go_on = threading.Event()
 
-    def scorer(texts: list[str]) -> np.ndarray:
+    def scorer(texts: list[str]) -> list[float]:
         go_on.wait(PATIENCE)
-        return np.zeros(len(texts))
+        return [0.0] * len(texts)
 
     with (
         OpenAIEngine("tiny", base_url=upstream.url) as engine,

@@ -13,12 +13,14 @@ import pytest
 
 from tests.engines.openai.messages import WIRES, Said
 from tests.engines.openai.server import USAGE, WORDS, Broken, TextServer, _ids, _text, told
+from tests.fakes import RudeScorer
 from tests.server.running import Running, running, wait_until
-from tests.server.test_proxy import BAD, TOOL, Rude
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.limits import Limits
 
 USER = {"role": "user", "content": "Tell me about the town."}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+BAD = "dull"
 # Whole answers are streamed, too, so that the gateway reads them as they are written.
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
@@ -38,7 +40,7 @@ def engine(upstream: TextServer) -> Iterator[OpenAIEngine]:
 @pytest.fixture
 def server(upstream: TextServer, engine: OpenAIEngine) -> Iterator[Running]:
     upstream.message = lambda body: None
-    with running(engine, Rude(), preset="backtrack", toxicity_threshold=0.5) as server:
+    with running(engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5) as server:
         upstream.requests.clear()
         yield server
 
@@ -112,7 +114,7 @@ def test_a_repair_sends_its_bans_and_another_seed(upstream: TextServer, server: 
 def test_a_policy_sets_what_a_client_leaves_out(upstream: TextServer, engine: OpenAIEngine) -> None:
     limits = Limits(max_tokens=40)
     with running(
-        engine, Rude(), preset="backtrack", temperature=0.2, top_p=0.8, limits=limits
+        engine, RudeScorer(BAD), preset="backtrack", temperature=0.2, top_p=0.8, limits=limits
     ) as server:
         upstream.requests.clear()
         server.ask("The weather")
@@ -145,7 +147,7 @@ def test_images_pass_and_texts_beside_them_are_scored(
 ) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     upstream.message = lambda body: WIRES["vLLM"](Said("A river."))
-    with running(engine, Rude(), preset="backtrack", refuse_prompt_above=0.5) as server:
+    with running(engine, RudeScorer(BAD), preset="backtrack", refuse_prompt_above=0.5) as server:
         for text, status in (("What is it?", 200), ("How dull is it?", 400)):
             parts = [{"type": "text", "text": text}, image]
             answer = chat(server, messages=[{"role": "user", "content": parts}])
@@ -177,7 +179,7 @@ def test_models_of_the_server_have_their_own_policies(
         "default": ["strict", "trial"],
     }
     path.write_text(json.dumps(content))
-    with running(engine, Rude(), preset="backtrack", policies=path) as server:
+    with running(engine, RudeScorer(BAD), preset="backtrack", policies=path) as server:
         for model, policy in (("small", "trial"), ("large", "strict"), ("tiny", "strict")):
             answer = server.ask("The weather", model=model, max_tokens=4)
             assert answer.headers["x-tide-policy"] == policy  # a local client may not use "other"
@@ -270,7 +272,7 @@ def test_a_server_that_does_not_count_is_not_asked_to(refused: list[str]) -> Non
     with (
         TextServer(refused=always) as upstream,
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, Rude(), preset="backtrack") as server,
+        running(engine, RudeScorer(BAD), preset="backtrack") as server,
     ):
         answer = server.ask("The weather", max_tokens=4, temperature=0).json()
     text = answer["choices"][0]["text"]
@@ -316,7 +318,7 @@ def restarting() -> Iterator[tuple[TextServer, Running]]:
     with (
         TextServer(continues=False) as upstream,
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, Rude(), preset="backtrack", toxicity_threshold=0.5) as server,
+        running(engine, RudeScorer(BAD), preset="backtrack", toxicity_threshold=0.5) as server,
     ):
         upstream.requests.clear()
         yield upstream, server
@@ -396,7 +398,7 @@ def test_a_server_without_completions_answers_chats() -> None:
         upstream.answer = lambda path, _: (404, {}) if path == "/v1/completions" else None
         with (
             OpenAIEngine("tiny", base_url=upstream.url) as engine,
-            running(engine, Rude(), preset="backtrack") as server,
+            running(engine, RudeScorer(BAD), preset="backtrack") as server,
         ):
             assert chat(server, max_tokens=4).status_code == 200
             assert server.ask("The weather").status_code == 404
@@ -409,7 +411,7 @@ def test_a_gateway_may_start_before_its_server() -> None:
     upstream.stop()  # it keeps its port
     with (
         OpenAIEngine(base_url=upstream.url, deadline=0.3, required=False) as engine,
-        running(engine, Rude(), preset="backtrack") as server,
+        running(engine, RudeScorer(BAD), preset="backtrack") as server,
     ):
         assert server.http.get("/ready").status_code == 503
         down = chat(server)

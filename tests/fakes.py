@@ -1,0 +1,81 @@
+"""A scorer and engines that a test describes in a line."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tide.engines.base import Piece, Request
+from tide.engines.scripted import ScriptedEngine
+
+WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")
+
+
+class FakeScorer:
+    """Scores each text, or exchange, by a function, which may raise.
+
+    members: optional members of a scorer, such as `pace="word"`. calls: the texts of each call.
+    """
+
+    def __init__(
+        self,
+        score: Callable[[Any], float] = lambda text: 0.0,
+        *,
+        name: str = "fake",
+        threshold: float = 0.5,
+        **members: Any,
+    ) -> None:
+        self.name, self.threshold = name, threshold
+        self.calls: list[list[Any]] = []
+        self._score = score
+        vars(self).update(members)
+
+    @property
+    def texts(self) -> list[Any]:
+        """All that it was sent, in order."""
+        return [text for call in self.calls for text in call]
+
+    def score(self, texts: Sequence[Any]) -> NDArray[np.float64]:
+        self.calls.append(list(texts))
+        return np.array([self._score(text) for text in texts], dtype=np.float64)
+
+    def close(self) -> None: ...
+
+
+class RudeScorer(FakeScorer):
+    """1.0 for a text with the rude word; called at each word."""
+
+    def __init__(self, word: str = "idiot") -> None:
+        super().__init__(lambda text: float(word in text.casefold()), name="rude", pace="word")
+
+
+class FakeEngine(ScriptedEngine):
+    """Completes each prompt with the same text."""
+
+    def __init__(self, text: str, **options: Any) -> None:
+        super().__init__(lambda x, seed: text, **options)
+
+
+class Babbler(ScriptedEngine):
+    """Writes 10 to 40 words, a random share of them rude; word by word if requested."""
+
+    def __init__(self, share: float = 0.02, rude: Sequence[str] = ("idiot",)) -> None:
+        def respond(x: Tensor, seed: int) -> str:
+            dice = random.Random(seed)
+            words = dice.choices(WORDS, k=dice.randint(10, 40))
+            return "".join(f" {dice.choice(rude) if dice.random() < share else w}" for w in words)
+
+        super().__init__(respond, context_length=None, max_batch=64)
+
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
+        most, size = request.sampling.max_new_tokens, request.piece_tokens or 1000
+        async for whole in super()._write(request):
+            ids = whole.token_ids[:most]
+            for start in range(0, len(ids) or 1, size):
+                ended = whole.finish_reason if start + size >= len(ids) else None
+                yield Piece(ids[start : start + size], ended)
