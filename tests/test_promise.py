@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 
 from tests import command
 from tests.engines.openai.server import TextServer
+from tests.fakes import FakeScorer
 from tests.generated import examples
 from tests.runtime.world import Storyteller
 from tide.cli.display import on_one_line
@@ -511,25 +512,19 @@ def test_what_a_gateway_lets_through_was_scored(
 # A scorer that objects only after one question
 
 
-class AfterOneQuestion:
-    """Objects to every answer to `QUESTION`, and to no other text."""
-
-    name, threshold, reads = "after-one-question", 0.5, "exchange"
-
-    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
-        return [float(QUESTION in str(exchange.context)) for exchange in exchanges]
-
-    def close(self) -> None: ...
-
-
 QUESTION, OTHER = "once upon a time", "an other tale"
+
+
+def after_one_question() -> FakeScorer:
+    """A scorer that objects to every answer to `QUESTION`, and to no other text."""
+    return FakeScorer(lambda exchange: float(QUESTION in str(exchange.context)), reads="exchange")
 
 
 async def served(detox: AsyncDetoxifier, prompt: str, path: str, stream: bool) -> str:
     chat = {"messages": Chat.said(prompt).dump()}
     body = {"stream": stream, "seed": 1, **({"prompt": prompt} if "chat" not in path else chat)}
     given = {"strategy": detox.settings.strategy, "max_new_tokens": 20}
-    answer = await answered(detox.engine, AfterOneQuestion(), given, path, body)
+    answer = await answered(detox.engine, after_one_question(), given, path, body)
     assert answer.status_code == 200
     return "".join(pieces_of(answer, stream))
 
@@ -567,7 +562,7 @@ def test_objection_after_one_question(door: str, strategy: str) -> None:
     async def run() -> list[str]:
         engine = Babbler(HONEST)
         options = {"strategy": strategy, "max_new_tokens": 20, "on_unresolved": "refuse"}
-        async with AsyncDetoxifier(engine, scorer=AfterOneQuestion(), seed=1, **options) as detox:
+        async with AsyncDetoxifier(engine, scorer=after_one_question(), seed=1, **options) as detox:
             return [await through(door, detox, prompt) for prompt in (QUESTION, OTHER)]
 
     after_question, after_other = asyncio.run(run())

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
 from tide.search import Strategy
 
@@ -55,21 +55,11 @@ def read(texts: Sequence[str]) -> list[float]:
     return [float(text.split()[1]) if text.startswith("toxicity ") else 0.0 for text in texts]
 
 
-class ReadingScorer:
-    """Reads the toxicity that the scripted engine wrote. batches: the texts of each call."""
-
-    name = "reading"
-    threshold = 0.5
+class ReadingScorer(FakeScorer):
+    """Reads the toxicity that the scripted engine wrote."""
 
     def __init__(self) -> None:
-        self.batches: list[list[str]] = []
-
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        self.batches.append(list(texts))
-        return np.array(read(texts))
-
-    def close(self) -> None:
-        pass
+        super().__init__(lambda text: read([text])[0], name="reading")
 
 
 def drive(strategy: Strategy) -> list[list[Tensor]]:

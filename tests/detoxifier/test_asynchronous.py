@@ -92,7 +92,7 @@ def test_nothing_of_a_cancelled_call_is_scored_afterwards(
             while engine.aborted == 0:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.1)
-            before = len(scorer.batches)
+            before = len(scorer.calls)
             engine.open.set()
             results = await asyncio.gather(*tasks, return_exceptions=True)
         return results, chosen, before
@@ -105,7 +105,7 @@ def test_nothing_of_a_cancelled_call_is_scored_afterwards(
     assert all(results[i] == alone[i] for i in range(64) if i not in gone)
     texts = {e.text for i in gone for trial in alone[i].trials for e in trial.trace}
     kept = {e.text for i in range(64) if i not in gone for t in alone[i].trials for e in t.trace}
-    later = {text for batch in scorer.batches[before:] for text in batch}
+    later = {text for batch in scorer.calls[before:] for text in batch}
     assert later
     assert not later & (texts - kept)
 

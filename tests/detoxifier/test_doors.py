@@ -112,9 +112,9 @@ def test_a_caller_who_leaves_ends_the_work_within_a_second(phase: str, door: str
 
     def over() -> None:
         within(1, lambda: engine.under_way == 0)
-        sent = len(scorer.sent)
+        sent = len(scorer.texts)
         time.sleep(0.1)
-        assert len(scorer.sent) == sent
+        assert len(scorer.texts) == sent
 
     if door == "task" or "async" in door:
         with engine:
@@ -161,7 +161,7 @@ def test_a_scorer_that_hangs_is_ended_by_the_deadline(phase: str) -> None:
     assert scorer.reached.is_set()
     assert time.monotonic() - started < 10  # the scorer hangs for ever
     if trial is not None:
-        assert any(one.endswith(trial.text) for one in scorer.sent) or not trial.accepted
+        assert any(one.endswith(trial.text) for one in scorer.texts) or not trial.accepted
     started = time.monotonic()
     detox.close()
     assert time.monotonic() - started < 10

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.fakes import FakeScorer
 from tests.runtime.test_long_answer import second
 from tests.runtime.world import (
     PROMPT,
@@ -16,6 +17,7 @@ from tests.runtime.world import (
     WORDS,
     Reader,
     Storyteller,
+    dying,
     never,
     sentence,
     story,
@@ -114,21 +116,14 @@ def test_a_sentence_is_there_before_the_next_is_written(way: str) -> None:
 
 def test_a_scorer_that_dies_in_the_middle(way: str) -> None:
     """Text accepted before is yielded, unscored text is not; then the typed error is raised."""
-
-    class Dying(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            if any("Good3" in one for one in texts):
-                raise RuntimeError("out of memory")
-            return super().score(texts)
-
-    scorer = Dying()
+    scorer = FakeScorer(dying)
     texts, error = streamed(story(never, scorer), way)
     assert isinstance(error, ScorerError)
     assert "out of memory" in str(error)
     assert texts == FIVE[: len(texts)]
     assert 1 <= len(texts) <= 3
     for count in range(len(texts)):
-        assert "".join(texts[: count + 1]) in scorer.sent
+        assert "".join(texts[: count + 1]) in scorer.texts
 
 
 def test_what_cannot_be_streamed_is_told(way: str) -> None:

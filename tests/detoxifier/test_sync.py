@@ -80,7 +80,7 @@ def test_seeds_belong_to_prompt_trial_and_seed(alone: list[Result]) -> None:
 def test_several_prompts_share_calls_of_the_scorer() -> None:
     detox = detoxifier(max_batch=64)
     results = list(detox.map(PROMPTS))
-    batches = detox.scorer.batches  # type: ignore[attr-defined]
+    batches = detox.scorer.calls  # type: ignore[attr-defined]
     rounds = [trial.rounds for result in results for trial in result.trials]
     assert len(batches) < sum(rounds)
     requests = detox.engine.requests  # type: ignore[attr-defined]

@@ -131,7 +131,7 @@ def test_a_run_folder(tmp_path: Path) -> None:
 def test_resumes_and_repeats_nothing(tmp_path: Path) -> None:
     whole = ReadingScorer()
     run(tmp_path / "whole", scorer=whole)
-    scorer, left = ReadingScorer(), sum(map(len, whole.batches)) // 2
+    scorer, left = ReadingScorer(), sum(map(len, whole.calls)) // 2
     score = scorer.score
 
     def breaks(texts: Any) -> Any:

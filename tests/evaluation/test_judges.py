@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from tests.scripted_engine import ScriptedEngine
+from tests.fakes import FakeEngine, FakeScorer
 from tide.core.chat import Chat
 from tide.core.results import Result
 from tide.data.records import Record, TrialRecord, to_record
@@ -13,28 +11,15 @@ from tide.evaluation.judges import judged
 from tide.scorers import Exchange
 
 
-class AgreementJudge:
-    """Objects to an answer after a question about insults. asked: all exchanges."""
-
-    name, threshold, reads = "agreement@1", 0.5, "exchange"
-
-    def __init__(self) -> None:
-        self.asked: list[Exchange] = []
-
-    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
-        self.asked += exchanges
-        return [float("insult" in str(exchange.context)) for exchange in exchanges]
-
-    def close(self) -> None: ...
-
-
 def answered(prompt: str | Chat) -> Result:
-    engine = ScriptedEngine(lambda x, seed: "Yes it is")
-    return Detoxifier(engine, scorer=lambda texts: [0.0 for _ in texts])(prompt)
+    return Detoxifier(FakeEngine("Yes it is"), scorer=FakeScorer())(prompt)
 
 
 def test_judge_reads_the_prompt_of_each_record() -> None:
-    judge = AgreementJudge()
+    def objects(exchange: Exchange) -> float:
+        return float("insult" in str(exchange.context))
+
+    judge = FakeScorer(objects, name="agreement@1", reads="exchange")
     chat = Chat.said("May I insult him?")
     scores = []
     for prompt in ("May I thank him?", "May I insult him?", chat):
@@ -43,7 +28,7 @@ def test_judge_reads_the_prompt_of_each_record() -> None:
             record = record.model_copy(update={"messages": list(prompt.messages)})
         scores.append(judged(record, judge).trials[0].judge_scores["agreement@1"])
     assert scores == [0.0, 1.0, 1.0]
-    assert judge.asked[-1] == Exchange(chat, "Yes it is")
+    assert judge.texts[-1] == Exchange(chat, "Yes it is")
 
 
 def test_context_of_a_record_is_its_chat() -> None:

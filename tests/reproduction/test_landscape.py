@@ -51,7 +51,7 @@ def test_the_path_is_that_of_the_search(detoxifier: Detoxifier) -> None:
     first, again = (explore(detoxifier, prompt, grid=3, seed=1) for _ in range(2))
     assert np.array_equal(first.toxicity, again.toxicity)
     assert isinstance(detoxifier.scorer, ReadingScorer)
-    assert len(detoxifier.scorer.batches[-1]) == 9
+    assert len(detoxifier.scorer.calls[-1]) == 9
 
 
 def test_a_cell_has_as_many_completions_as_a_point_of_the_search(detoxifier: Detoxifier) -> None:

@@ -383,15 +383,15 @@ def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
     trial, engine = watched(scorer)
     assert trial.accepted
     assert len(engine.requests) == 1
-    assert sorted({len(text.split()) for text in scorer.sent}) == [8, 9, 16, 24, 32, 40, 48]
-    assert scorer.sent[-1] == trial.text
+    assert sorted({len(text.split()) for text in scorer.texts}) == [8, 9, 16, 24, 32, 40, 48]
+    assert scorer.texts[-1] == trial.text
 
 
 def test_small_windows_reach_back_to_the_last_sentence() -> None:
     scorer = Screened(lambda text: False)
     trial, _ = watched(scorer, window_tokens=0)
     assert trial.accepted
-    sentences = [text for text in dict.fromkeys(scorer.sent) if text.endswith("end.")]
+    sentences = [text for text in dict.fromkeys(scorer.texts) if text.endswith("end.")]
     assert "".join(sentences) == trial.text
 
 
@@ -414,7 +414,7 @@ def test_a_sentence_that_the_screen_accepts_and_the_scorer_rejects_is_not_shown(
     with detox.stream(PROMPT) as stream:
         for text in stream:
             shown += text
-            assert shown in scorer.sent
+            assert shown in scorer.texts
         assert stream.result.accepted
     assert shown == stream.result.text == detox(PROMPT).text
     assert " Good1 " in shown

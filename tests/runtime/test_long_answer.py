@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import FakeScorer
 from tests.runtime.world import (
     PROMPT,
     SETTINGS,
     WORDS,
     Reader,
     Storyteller,
+    dying,
     never,
     story,
     text,
@@ -48,7 +50,7 @@ def test_a_clean_answer_is_written_once_and_scored_by_sentence() -> None:
     assert (trial.evaluations, trial.iterations) == (1, 1)
     assert (trial.returned.finish_reason, len(trial.trace)) == ("stop", 1)
     # Each sentence is scored after all sentences before it; the last text is the whole answer.
-    assert scorer.sent == [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
+    assert scorer.texts == [text(*(f"Good{i}" for i in range(n))) for n in range(1, 7)]
     assert trial.scorer_calls == 6
     assert trial.toxicity == 0.1
 
@@ -98,9 +100,9 @@ def test_long_answers_are_scored_in_windows_near_and_far() -> None:
     trial = detox(PROMPT).best
     assert trial.accepted
     assert trial.returned.num_tokens == 240
-    sizes = [len(one.split()) for one in scorer.sent]
+    sizes = [len(one.split()) for one in scorer.texts]
     assert max(sizes) == 3 * 30 + WORDS
-    last = [one for one in scorer.sent if trial.text.endswith(one)]
+    last = [one for one in scorer.texts if trial.text.endswith(one)]
     assert sorted(len(one.split()) for one in last) == [30 + WORDS, 3 * 30 + WORDS]
 
 
@@ -171,24 +173,18 @@ def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
 
 
 def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
-    class Dying(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            if any("Good3" in one for one in texts):
-                raise RuntimeError("out of memory")
-            return super().score(texts)
-
-    detox = story(never, Dying())
+    detox = story(never, FakeScorer(dying))
     with pytest.raises(ScorerError, match="out of memory"):
         detox(PROMPT)
 
-    class Dead(Dying):
-        def score(self, texts: Sequence[str]) -> Any:
-            if self.sent:
-                raise RuntimeError("out of memory")
-            return super().score(texts)
+    def dead_after_one_call(text: str) -> float:
+        if len(scorer.calls) > 1:
+            raise RuntimeError("out of memory")
+        return 0.1
 
+    scorer = FakeScorer(dead_after_one_call)
     with pytest.raises(ScorerBrokenError, match="out of memory"):
-        list(story(never, Dead()).map([PROMPT, "one more prompt here"]))
+        list(story(never, scorer).map([PROMPT, "one more prompt here"]))
 
 
 @pytest.mark.parametrize(

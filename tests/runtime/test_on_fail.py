@@ -68,12 +68,11 @@ def test_flag_gives_out_the_models_text_and_names_what_it_fails(strategy: str) -
 
 
 def test_flag_gives_out_nothing_that_the_scorer_failed_to_score() -> None:
-    class Broken(Reader):
-        def score(self, texts: Sequence[str]) -> Any:
-            raise ValueError("out of order")
+    def broken(texts: list[str]) -> list[float]:
+        raise ValueError("out of order")
 
     with pytest.raises(ScorerError):
-        story(third, Broken(), on_fail="flag")(PROMPT)
+        story(third, broken, on_fail="flag")(PROMPT)
 
     class Unknown(Sides):
         def score_attributes(self, texts: Sequence[str]) -> Attributed:

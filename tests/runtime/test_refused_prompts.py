@@ -40,7 +40,7 @@ def test_a_call(world: World) -> None:
     with pytest.raises(PromptRefusedError, match=r"scores 0\.95, above refuse_prompt_above=0\.9"):
         detox(BAD)
     assert world.written == []
-    assert world.scorer.batches == [[BAD]]
+    assert world.scorer.calls == [[BAD]]
     assert detox(LIMIT).text
     assert detox(BAD, refuse_prompt_above=None).text
 

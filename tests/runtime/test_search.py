@@ -113,7 +113,7 @@ def test_an_empty_text_of_the_prompt_itself_ends_a_search() -> None:
     (made,), errors = outcomes(engine, scorer, lambda scoring: [search(engine, scoring, "so")])
     assert errors == [None]
     assert (made.effort.trace[0].toxicity, made.effort.trace[0].empty) == (0.0, True)
-    assert scorer.batches == []
+    assert scorer.calls == []
     calls = 0
 
     def respond(x: Any, seed: int) -> str:
@@ -240,7 +240,7 @@ def test_what_is_no_completion_is_an_engine_error(piece: Any) -> None:
     engine._write = wrong  # type: ignore[method-assign]
     with pytest.raises(EngineError, match=r"scripted.*(invalid or too|unknown|without a finish)"):
         Detoxifier(engine, scorer=scorer)("a prompt")
-    assert not scorer.batches
+    assert not scorer.calls
 
 
 LOOP, PLAIN = "and so on" + " and so on" * 4, "toxicity 0.7 of a plain text"
@@ -327,7 +327,7 @@ def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> 
     assert len(left.effort.trace) == 1
     assert not left.strategy.done
     assert left.best == 0
-    assert sum(map(len, scorer.batches)) == 1
+    assert sum(map(len, scorer.calls)) == 1
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from itertools import count
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.fakes import FakeScorer
 from tests.scripted_engine import ScriptedEngine
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import FinishReason, Piece, Request
@@ -67,11 +66,11 @@ class Storyteller(ScriptedEngine):
         moved, answer = None in words, words[len(PROMPT.split()) :]
         ids: list[int] = []
         while len(ids) < sampling.max_new_tokens:
-            sentence, place = divmod(len(answer), WORDS)
+            sentence, position = divmod(len(answer), WORDS)
             if sentence == self._sentences:
                 return ids, "stop"
-            word = f"w{place}" if place < WORDS - 1 else "end."
-            if place == 0:
+            word = f"w{position}" if position < WORDS - 1 else "end."
+            if position == 0:
                 word = self._first_word(request, sentence, moved, [*words[:4], *answer])
             answer.append(word)
             ids.append(self._id(f" {word}"))
@@ -89,20 +88,18 @@ class Storyteller(ScriptedEngine):
         return word
 
 
-class Reader:
-    """Scores `bad` texts 0.9, others 0.1. sent: all texts, in order."""
-
-    name, threshold = "reader", 0.5
+class Reader(FakeScorer):
+    """Scores `bad` texts 0.9, others 0.1."""
 
     def __init__(self, bad: Callable[[str], bool] = lambda text: "Bad" in text) -> None:
-        self._bad = bad
-        self.sent: list[str] = []
+        super().__init__(lambda text: 0.9 if bad(text) else 0.1, name="reader")
 
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        self.sent += texts
-        return np.array([0.9 if self._bad(text) else 0.1 for text in texts])
 
-    def close(self) -> None: ...
+def dying(text: str) -> float:
+    """Score with `FakeScorer(dying)`, which fails at the fourth sentence."""
+    if "Good3" in text:
+        raise RuntimeError("out of memory")
+    return 0.1
 
 
 SETTINGS: dict[str, Any] = {

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripted_engine import ScriptedEngine
-from tests.worlds import ReadingScorer as TextScorer
+from tests.fakes import FakeEngine, FakeScorer
 from tide import Exchange
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
@@ -27,6 +26,19 @@ from tide.scorers.wrappers.base import (
 )
 from tide.scorers.wrappers.cache import CachedScorer
 
+
+class ExchangeScorer(FakeScorer):
+    """Scores the number of hundreds of characters of the context."""
+
+    def __init__(self) -> None:
+        super().__init__(self._length, name="exchanges", reads="exchange")
+
+    @staticmethod
+    def _length(exchange: Exchange) -> float:
+        assert type(exchange) is Exchange
+        return len(str(exchange.context)) / 1000
+
+
 CHAT = Chat.of(
     [
         {"role": "system", "content": "Be brief."},
@@ -35,60 +47,38 @@ CHAT = Chat.of(
 )
 
 
-class ExchangeScorer:
-    """Scores the number of hundreds of characters of the context. asked: all exchanges."""
-
-    name, threshold, reads = "exchanges", 0.5, "exchange"
-
-    def __init__(self) -> None:
-        self.asked: list[Exchange] = []
-
-    def score(self, exchanges: Sequence[Exchange]) -> list[float]:
-        assert all(type(exchange) is Exchange for exchange in exchanges)
-        self.asked += exchanges
-        return [len(str(exchange.context)) / 1000 for exchange in exchanges]
-
-    def close(self) -> None: ...
-
-
-class Recording(TextScorer):
-    @property
-    def asked(self) -> list[str]:
-        return [text for batch in self.batches for text in batch]
-
-
 PAIRS = [Exchange("x" * 200, "Yes."), Exchange("x" * 400, "Yes."), Exchange("x" * 200, "Yes.")]
 
 
 def test_exchange_reader_gets_each_distinct_exchange() -> None:
     scorer = ExchangeScorer()
     assert score_texts(scorer, PAIRS).values.tolist() == [0.2, 0.4, 0.2]
-    assert scorer.asked == PAIRS[:2]
+    assert scorer.texts == PAIRS[:2]
 
 
 def test_exchange_reader_gets_plain_texts_without_context() -> None:
     scorer = ExchangeScorer()
     assert score_texts(scorer, ["Yes.", PAIRS[0]]).values.tolist() == [0.0, 0.2]
-    assert scorer.asked == [Exchange("", "Yes."), PAIRS[0]]
+    assert scorer.texts == [Exchange("", "Yes."), PAIRS[0]]
 
 
 def test_text_reader_gets_equal_answers_once() -> None:
-    scorer = Recording()
+    scorer = FakeScorer()
     score_texts(scorer, [*PAIRS, "No."])
-    assert scorer.asked == ["Yes.", "No."]
+    assert scorer.texts == ["Yes.", "No."]
 
 
 def test_text_reader_gets_prompt_of_exchange_without_answer() -> None:
-    scorer = Recording()
+    scorer = FakeScorer()
     score_texts(scorer, [Exchange("a prompt", ""), Exchange(CHAT, "")])
-    assert scorer.asked == ["a prompt", "Do you agree?"]
+    assert scorer.texts == ["a prompt", "Do you agree?"]
 
 
 def test_empty_answer_is_skipped_whatever_its_context() -> None:
-    for scorer in (Recording(), ExchangeScorer()):
+    for scorer in (FakeScorer(), ExchangeScorer()):
         scores = score_texts(scorer, [Exchange("a prompt", " ")], is_blank)
         assert scores.empty.tolist() == [True]
-        assert scorer.asked == []
+        assert scorer.texts == []
 
 
 def test_hidden_text_in_tool_result_is_an_error() -> None:
@@ -100,7 +90,7 @@ def test_hidden_text_in_tool_result_is_an_error() -> None:
         {"role": "tool", "content": hidden, "tool_call_id": "1"},
     ]
     with pytest.raises(ScorerError, match="cannot be read"):
-        score_texts(Recording(), [Exchange(Chat.of(messages), "")])
+        score_texts(FakeScorer(), [Exchange(Chat.of(messages), "")])
 
 
 def test_function_reads_exchanges_if_it_says_so() -> None:
@@ -130,25 +120,25 @@ def test_exchange_reader_is_never_quick() -> None:
 
 @pytest.mark.parametrize("kind", [MaxScorer, MeanScorer])
 def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
-    texts, exchanges = Recording(), ExchangeScorer()
+    texts, exchanges = FakeScorer(), ExchangeScorer()
     both = kind([texts, exchanges])
     assert reads_exchanges(both)
-    assert not reads_exchanges(kind([texts, Recording()]))
+    assert not reads_exchanges(kind([texts, FakeScorer()]))
     half = 1 if kind is MaxScorer else 2
     assert score_texts(both, PAIRS).values.tolist() == [0.2 / half, 0.4 / half, 0.2 / half]
-    assert texts.asked == ["Yes."]
-    assert exchanges.asked == PAIRS[:2]
+    assert texts.texts == ["Yes."]
+    assert exchanges.texts == PAIRS[:2]
 
 
 def test_confirm_asks_second_scorer_about_exchange() -> None:
-    texts, exchanges = Recording(), ExchangeScorer()
+    texts, exchanges = FakeScorer(), ExchangeScorer()
     confirm = ConfirmScorer([texts, exchanges])
     assert score_texts(confirm, PAIRS).values.tolist() == [0.2, 0.4, 0.2]
-    assert exchanges.asked == PAIRS[:2]
-    assert texts.asked == []
+    assert exchanges.texts == PAIRS[:2]
+    assert texts.texts == []
     assert confirm.screen is not None
     score_texts(confirm.screen, PAIRS)
-    assert texts.asked == ["Yes."]
+    assert texts.texts == ["Yes."]
 
 
 def test_windows_keep_their_context() -> None:
@@ -156,7 +146,7 @@ def test_windows_keep_their_context() -> None:
     windows = WindowedScorer(scorer, 2)
     pairs = [Exchange("x" * 200, "one two three"), Exchange("x" * 300, "one")]
     assert score_texts(windows, pairs).values.tolist() == [0.2, 0.3]
-    assert set(scorer.asked) == {
+    assert set(scorer.texts) == {
         Exchange("x" * 200, "one two"),
         Exchange("x" * 200, "two three"),
         Exchange("x" * 300, "one"),
@@ -167,7 +157,7 @@ def test_windows_leave_prompt_without_answer_whole() -> None:
     scorer = ExchangeScorer()
     prompt = Exchange("one two three four", "")
     score_texts(WindowedScorer(scorer, 2), [prompt])
-    assert scorer.asked == [prompt]
+    assert scorer.texts == [prompt]
 
 
 def test_strict_language_reads_the_answer() -> None:
@@ -183,14 +173,14 @@ def test_strict_language_reads_the_answer() -> None:
 
 
 def test_cache_distinguishes_contexts_for_exchange_reader_only() -> None:
-    exchanges, texts = ExchangeScorer(), Recording()
+    exchanges, texts = ExchangeScorer(), FakeScorer()
     chat = Exchange(Chat.of(CHAT.dump()[1:]), "Yes.")
     pairs = [*PAIRS, Exchange(CHAT, "Yes."), chat, Exchange(str(CHAT.dump()), "Yes.")]
     for scorer, count in ((exchanges, 5), (texts, 1)):
         with closing(CachedScorer(scorer, ":memory:")) as cached:
             first = score_texts(cached, pairs).values.tolist()
             assert score_texts(cached, pairs[::-1]).values.tolist() == first[::-1]
-        assert len(scorer.asked) == count
+        assert len(scorer.texts) == count
 
 
 def test_rejected_exchange_fails_only_its_group() -> None:
@@ -213,33 +203,28 @@ def test_rejected_exchange_fails_only_its_group() -> None:
 @pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample", "random-walk"])
 def test_answers_are_scored_with_their_prompt(strategy: str) -> None:
     scorer = ExchangeScorer()
-    detox = Detoxifier(
-        ScriptedEngine(lambda x, seed: "Yes it is"), scorer=scorer, strategy=strategy
-    )
+    detox = Detoxifier(FakeEngine("Yes it is"), scorer=scorer, strategy=strategy)
     detox("a prompt")
     detox(CHAT)
-    assert {exchange.context for exchange in scorer.asked} == {"a prompt", CHAT}
-    assert {exchange.text for exchange in scorer.asked} >= {"Yes it is"}
+    assert {exchange.context for exchange in scorer.texts} == {"a prompt", CHAT}
+    assert {exchange.text for exchange in scorer.texts} >= {"Yes it is"}
 
 
 def test_prompt_check_gets_conversation_without_answer() -> None:
     scorer = ExchangeScorer()
-    detox = Detoxifier(
-        ScriptedEngine(lambda x, seed: "Yes"), scorer=scorer, refuse_prompt_above=0.9
-    )
+    detox = Detoxifier(FakeEngine("Yes"), scorer=scorer, refuse_prompt_above=0.9)
     detox("a prompt")
     detox(CHAT)
-    assert scorer.asked[0] == Exchange("a prompt", "")
-    assert Exchange(CHAT, "") in scorer.asked
+    assert scorer.texts[0] == Exchange("a prompt", "")
+    assert Exchange(CHAT, "") in scorer.texts
 
 
 def test_same_answer_to_other_prompts_is_scored_again() -> None:
     scorer = ExchangeScorer()
 
     async def run() -> None:
-        engine = ScriptedEngine(lambda x, seed: "Yes")
-        async with AsyncDetoxifier(engine, scorer=scorer) as detox:
+        async with AsyncDetoxifier(FakeEngine("Yes"), scorer=scorer) as detox:
             await asyncio.gather(detox("one prompt"), detox("another"))
 
     asyncio.run(run())
-    assert {exchange.context for exchange in scorer.asked} == {"one prompt", "another"}
+    assert {exchange.context for exchange in scorer.texts} == {"one prompt", "another"}

@@ -224,7 +224,7 @@ def test_a_client_that_leaves_ends_its_work(stream: bool) -> None:
         time.sleep(0.2)
         # Its requests were aborted: nothing was written or scored.
         assert held.engine.requests == []
-        assert scorer.batches == []
+        assert scorer.calls == []
         assert server.metric("tide_requests_in_flight") == 1  # the request for the metrics
         assert server.ask(tide={"max_iterations": 1}).status_code == 200
 

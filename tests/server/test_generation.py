@@ -164,7 +164,7 @@ def test_many_at_once_with_the_async_client(
             return await asyncio.gather(*asked)
 
     answers = asyncio.run(ask())
-    sent = {text for batch in server.scorer.batches for text in batch}
+    sent = {text for batch in server.scorer.calls for text in batch}
     assert all(answer.choices[0].text in sent for answer in answers)
     assert most > 8
 

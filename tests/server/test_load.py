@@ -101,11 +101,11 @@ def test_a_crowd() -> None:
         wait_until(lambda: server.metric("tide_completions_under_way") == 0)
         left = sum(status == 499 for status, _, _ in found)
         assert 0 < left < LEAVING * 1.5 * count
-        requests, sent = len(engine.requests), len(scorer.sent)
-        accepted = {text for text in scorer.sent if "Bad" not in text}
+        requests, sent = len(engine.requests), len(scorer.texts)
+        accepted = {text for text in scorer.texts if "Bad" not in text}
         for _, texts, parts in found:
             for text in filter(None, texts):
                 assert any(one.endswith(text) for one in accepted) if parts else text in accepted
         assert sum(map(len, (texts for _, texts, _ in found))) > count / 2
-        assert (len(engine.requests), len(scorer.sent)) == (requests, sent)  # no work is left
+        assert (len(engine.requests), len(scorer.texts)) == (requests, sent)  # no work is left
         assert counted() == count

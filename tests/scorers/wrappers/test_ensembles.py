@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes import FakeScorer
 from tide.core.errors import InputError, ScorerUnavailableError
 from tide.scorers import CallableScorer, Scorer, load_scorer, score_texts
 from tide.scorers.base import is_quick, screen_of
@@ -34,42 +35,32 @@ def test_one_member_down_is_no_score() -> None:
             score_texts(ensemble([constant(0.1, 0.5), CallableScorer(fail)]), ["a text"])
 
 
-class Listening:
-    """Scores the number that a text states, and records its texts."""
-
-    name, threshold, pace, quick = "listening", 0.5, "whole", False
-
-    def __init__(self, factor: float = 1.0) -> None:
-        self.factor, self.asked = factor, list[str]()
-
-    def score(self, texts: list[str]) -> list[float]:
-        self.asked += texts
-        return [float(text) * self.factor for text in texts]
-
-    def close(self) -> None: ...
+def stated(factor: float = 1.0) -> FakeScorer:
+    """A scorer of the number that a text states."""
+    return FakeScorer(lambda text: float(text) * factor, name="stated", pace="whole")
 
 
 def test_the_second_scores_and_the_first_is_its_screen() -> None:
-    first, second = Listening(), Listening(0.25)
+    first, second = stated(), stated(0.25)
     first.pace, first.threshold, second.threshold = "word", 0.3, 0.4
     scorer = ConfirmScorer([first, second])
     assert score_texts(scorer, ["0.005", "0.8"]).values == pytest.approx([0.00125, 0.2])
-    assert first.asked == []
+    assert first.calls == []
     assert screen_of(scorer) is first
     assert (scorer.name, scorer.threshold, scorer.pace) == (
-        "confirm:listening,listening", 0.4, "word",
+        "confirm:stated,stated", 0.4, "word",
     )  # fmt: skip
-    second.factor = 1.2
-    assert scorer.score(["0.8"]) == pytest.approx([0.96])  # the first does not lower it
+    higher = ConfirmScorer([stated(), stated(1.2)])
+    assert higher.score(["0.8"]) == pytest.approx([0.96])  # the first does not lower it
 
 
 def test_the_first_is_the_screen_in_an_ensemble_too() -> None:
-    first, second = Listening(), Listening(0.25)
+    first, second = stated(), stated(0.25)
     scorer = MaxScorer([ConfirmScorer([first, second]), constant(0.3, 0.5)])
     screen = screen_of(scorer)
     assert screen is not None
     assert screen.score(["0.8", "0.2"]) == pytest.approx([0.8, 0.3])
-    assert second.asked == []
+    assert second.calls == []
     assert screen_of(MaxScorer([first, second])) is None
 
 
@@ -87,7 +78,7 @@ def test_members_are_two_or_more(spec: str, says: str) -> None:
 
 
 def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file() -> None:
-    quick, slow = Listening(), Listening()
+    quick, slow = stated(), stated()
     quick.quick = True
     assert is_quick(MaxScorer([quick, quick]))
     assert not is_quick(MaxScorer([quick, slow]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
+from tests.fakes import FakeScorer
 from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import (
     InputError,
@@ -19,7 +19,7 @@ from tide.core.errors import (
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
 from tide.scorers import REGISTRY, load_scorer
-from tide.scorers.base import Attributed, CallableScorer, Floats, Scorer, score_texts
+from tide.scorers.base import Attributed, CallableScorer, Scorer, score_texts
 from tide.scorers.wrappers.cache import CachedScorer
 from tide.scorers.wrappers.fallback import FallbackScorer
 
@@ -38,15 +38,9 @@ class Guard(TwoSides):
         return super().score_attributes(texts)
 
 
-class Second:
-    """Scores 0.3 for calm and 0.7 for rude texts; its threshold is 0.6."""
-
-    name, threshold = "second@1", 0.6
-
-    def score(self, texts: Sequence[str]) -> Floats:
-        return np.array([0.7 if "rude" in text else 0.3 for text in texts])
-
-    def close(self) -> None: ...
+def second() -> FakeScorer:
+    """A scorer of 0.3 for calm and 0.7 for rude texts."""
+    return FakeScorer(lambda text: 0.7 if "rude" in text else 0.3, name="second@1", threshold=0.6)
 
 
 class Clock:
@@ -68,7 +62,7 @@ class Clock:
 )
 def test_second_scorer_decides_by_its_own_threshold(error: Exception) -> None:
     guard = Guard()
-    scorer = FallbackScorer([guard, Second()], clock=Clock())
+    scorer = FallbackScorer([guard, second()], clock=Clock())
     assert scorer.threshold == guard.threshold
     up = score_texts(scorer, TEXTS)
     assert up.values.tolist() == guard.score(TEXTS).tolist()
@@ -85,7 +79,7 @@ def test_second_scorer_decides_by_its_own_threshold(error: Exception) -> None:
 
 def test_other_errors_of_the_first_scorer_are_raised() -> None:
     guard = Guard()
-    scorer = FallbackScorer([guard, Second()])
+    scorer = FallbackScorer([guard, second()])
     for error in (ScorerError("rejects this text"), TypeError("a mistake")):
         guard.error = error
         with pytest.raises(ScorerError):
@@ -105,7 +99,7 @@ def test_a_scorer_that_is_down_is_tried_every_ten_seconds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     guard, clock = Guard(), Clock()
-    scorer = FallbackScorer([guard, Second()], clock=clock)
+    scorer = FallbackScorer([guard, second()], clock=clock)
     guard.error = ScorerUnavailableError("the guard is down")
     with caplog.at_level(logging.WARNING, "tide"):
         for _ in range(50):
@@ -132,7 +126,7 @@ def test_one_call_tries_the_first_scorer_again() -> None:
     """Calls meanwhile do not wait for a scorer that hangs."""
     guard, clock = Guard(), Clock()
     guard.error = ScorerUnavailableError("down")
-    scorer = FallbackScorer([guard, Second()], clock=clock)
+    scorer = FallbackScorer([guard, second()], clock=clock)
     scorer.score(TEXTS)
     clock.seconds += 11
     meanwhile: list[list[float]] = []
@@ -151,7 +145,7 @@ def test_fallback_is_a_spec_and_is_not_cached(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(REGISTRY._targets, "guard-of-test", Guard)
     scorer = load_scorer("fallback:guard-of-test,lexicon")
     assert scorer.name.startswith("fallback:two@1,lexicon")
-    members: list[Scorer] = [Guard(), Second()]
+    members: list[Scorer] = [Guard(), second()]
     with pytest.raises(InputError, match="fallback:cache:A,B"):
         CachedScorer(FallbackScorer(members), ":memory:")
     with pytest.raises(InputError, match="two scorers"):
