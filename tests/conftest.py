@@ -3,8 +3,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,8 @@ os.environ.pop("COLUMNS", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Progress bars would mix with error messages on stderr. Read when transformers is first imported.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Each client of httpx would read all certificates anew, for a twentieth of a second.
+ssl.create_default_context = cache(ssl.create_default_context)
 # No test cuts the power, and each written record would wait for the disk.
 os.fsync = lambda descriptor: None
 # Background jobs of a shell ignore SIGINT, and the tests of Ctrl-C would wait forever.
