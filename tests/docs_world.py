@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,27 +106,31 @@ SMALL = {
 
 
 def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command in this process, since another would import torch anew."""
     program, *arguments = command
-    if program == "tide":
-        monkeypatch.setattr(sys, "argv", ["tide", *shorter(arguments)])
-        with pytest.raises(SystemExit) as caught:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as caught:
+        if program == "tide":
+            patch.setattr(sys, "argv", ["tide", *shorter(arguments)])
             main()
-        assert not caught.value.code, f"{where}: {command} exits with {caught.value.code}"
-    elif program == "python":
-        small = SMALL.get(Path(arguments[0]).name, [])
-        subprocess.run([sys.executable, *arguments, *small], check=True)
-    else:
-        pytest.fail(f"{where}: {program} is not run here; say why above the block")
+        elif program == "python":
+            script = Path(arguments[0])
+            patch.setattr(sys, "argv", [*arguments, *SMALL.get(script.name, [])])
+            patch.syspath_prepend(str(script.parent.resolve()))
+            runpy.run_path(str(script), run_name="__main__")
+            raise SystemExit
+        else:
+            pytest.fail(f"{where}: {program} is not run here; say why above the block")
+    assert not caught.value.code, f"{where}: {command} exits with {caught.value.code}"
 
 
 def shorter(arguments: list[str]) -> list[str]:
     """The same command with smaller numbers."""
     short = list(arguments)
     for option in {"--trials", "--limit"} & set(short):
-        place = short.index(option) + 1
+        index = short.index(option) + 1
         # Keep the order of numbers: some pages extend a finished run with a larger number.
-        number = int(short[place]) // (50 if option == "--limit" else 1)
-        short[place] = str(min(number, 4))
+        number = int(short[index]) // (50 if option == "--limit" else 1)
+        short[index] = str(min(number, 4))
     if short[0] == "fit":
         short += ["--steps", "2", "--max-texts", "80"]
     return short

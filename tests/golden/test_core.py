@@ -13,7 +13,7 @@ from tests.golden.record import CASES, Case, described, read_golden
 _SAME = 0.97
 _TOLERANCE = 2e-4
 # All prompts take some minutes.
-_COUNTS = [20, pytest.param(None, marks=pytest.mark.nightly, id="all")]
+_COUNTS = [10, pytest.param(None, marks=pytest.mark.nightly, id="all")]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_results_are_those_recorded(
     golden: dict[str, list[list[dict[str, Any]]]],
     shared_data: Path,
 ) -> None:
-    count = min(count or case.count, 4 if case.prompts == "chat" and count else case.count)
+    count = min(count or case.count, 2 if case.prompts == "chat" and count else case.count)
     expected = golden[case.name][:count]
     results = [described(result) for result in case.results(count)]
     assert len(results) == len(expected) == count
