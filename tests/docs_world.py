@@ -107,8 +107,14 @@ SMALL = {
 
 def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a command in this process, since another would import torch anew."""
+    with monkeypatch.context() as patch:
+        code = _code_of(command, where, patch)
+    assert not code, f"{where}: {command} exits with {code}"
+
+
+def _code_of(command: list[str], where: object, patch: pytest.MonkeyPatch) -> object:
     program, *arguments = command
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as caught:
+    try:
         if program == "tide":
             patch.setattr(sys, "argv", ["tide", *shorter(arguments)])
             main()
@@ -117,10 +123,11 @@ def run_command(command: list[str], where: object, monkeypatch: pytest.MonkeyPat
             patch.setattr(sys, "argv", [*arguments, *SMALL.get(script.name, [])])
             patch.syspath_prepend(str(script.parent.resolve()))
             runpy.run_path(str(script), run_name="__main__")
-            raise SystemExit
         else:
             pytest.fail(f"{where}: {program} is not run here; say why above the block")
-    assert not caught.value.code, f"{where}: {command} exits with {caught.value.code}"
+    except SystemExit as ended:
+        return ended.code
+    return None
 
 
 def shorter(arguments: list[str]) -> list[str]:
