@@ -12,8 +12,6 @@ from tests.golden.record import CASES, Case, described, read_golden
 # Another processor sums in another order, which changes a token of some hundreds that are drawn.
 _SAME = 0.97
 _TOLERANCE = 2e-4
-# All prompts take some minutes.
-_COUNTS = [10, pytest.param(None, marks=pytest.mark.nightly, id="all")]
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +19,12 @@ def golden() -> dict[str, list[list[dict[str, Any]]]]:
     return read_golden()
 
 
-@pytest.mark.parametrize("count", _COUNTS)
+@pytest.mark.parametrize("scope", ["quick", pytest.param("all", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_results_are_those_recorded(
-    case: Case,
-    count: int | None,
-    golden: dict[str, list[list[dict[str, Any]]]],
-    shared_data: Path,
+    case: Case, scope: str, golden: dict[str, list[list[dict[str, Any]]]], shared_data: Path
 ) -> None:
-    count = min(count or case.count, 2 if case.prompts == "chat" and count else case.count)
+    count = case.quick if scope == "quick" else case.count
     expected = golden[case.name][:count]
     results = [described(result) for result in case.results(count)]
     assert len(results) == len(expected) == count
