@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tide.engines.base import Piece, Request
-from tide.engines.scripted import ScriptedEngine
+from tests.scripted_engine import ScriptedEngine
 
 WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")
 

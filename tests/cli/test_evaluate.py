@@ -56,21 +56,28 @@ def test_methods_side_by_side(
     assert before == {name: (out / name / "records.jsonl").read_bytes() for name in runs}
 
 
-@pytest.mark.slow
-def test_the_commands_of_the_readme_in_one_folder(
-    benchmark_file: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A first look with --limit, the whole set, a judge and a reference, then a report."""
+HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {**ENGINES._targets, "scripted": lambda model, **_: scripted_engine()}
+    monkeypatch.setattr(ENGINES, "_targets", engines)
+    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "reading": ReadingScorer})
     monkeypatch.chdir(tmp_path)
-    command = ["eval", benchmark_file, "--methods", "base,tide", "--trials", 1]
+    monkeypatch.setenv("COLUMNS", "80")
+    Path("mine.txt").write_text("\n".join(f"{p} {more}" for more in "ab" for p in WORDS))
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_commands_of_the_readme_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    """A first look with --limit, the whole set, a judge and a reference, then a report."""
+    command = ["eval", "mine.txt", "--methods", "base,tide", "--trials", 1, *HERE[:4]]
     assert tide(*command, "--limit", 2) == 0
     assert tide(*command, "--reference", "none") == 0
     runs = ["runs/mine-pocket/base", "runs/mine-pocket/tide"]
-    assert [len(records(Path(run) / "records.jsonl")) for run in runs] == [len(PROMPTS)] * 2
-    assert "is not measured yet for 2 prompts" in " ".join(capsys.readouterr().out.split())
+    assert [len(records(Path(run) / "records.jsonl")) for run in runs] == [2 * len(WORDS)] * 2
+    assert "is not measured yet for 8 prompts" in " ".join(capsys.readouterr().out.split())
     more = ("--judges", "profanity-check", "--reference", "auto", "--reference", "pocket")
     assert tide("judge", "runs", *more) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -84,17 +91,19 @@ def test_the_commands_of_the_readme_in_one_folder(
     assert "nothing to add" in capsys.readouterr().err
 
 
-HERE = ("--engine", "scripted", "--scorer", "reading", "--reference", "none", "--trials", 1)
-
-
-@pytest.fixture
-def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = {**ENGINES._targets, "scripted": lambda model, **_: scripted_engine()}
-    monkeypatch.setattr(ENGINES, "_targets", engines)
-    monkeypatch.setattr(SCORERS, "_targets", {**SCORERS._targets, "reading": ReadingScorer})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    Path("mine.txt").write_text("\n".join(f"{p} {more}" for more in "ab" for p in WORDS))
+@pytest.mark.usefixtures("stand_ins")
+def test_preset_file_is_used_by_run_and_eval() -> None:
+    settings = {"strategy": "tide", "mu": 0.5, "step_size": 0.7}
+    preset = Path("mine.json")
+    preset.write_text(json.dumps({"tide_preset": 1, "settings": settings}))
+    common = ("--engine", "scripted", "--scorer", "reading", "--preset", preset)
+    assert tide("run", "a prompt", *common, "--output", "out") == 0
+    assert read_run(Path("out")).name == preset.name
+    assert read_run(Path("out")).config["settings"]["step_size"] == 0.7
+    more = ("--methods", f"shuffled,{preset}", "--preset", preset, "--out", "compared")
+    assert tide("eval", "mine.txt", *HERE, *more) == 0
+    runs = [read_run(path) for path in find_runs([Path("compared")])]
+    assert [run.config["settings"]["step_size"] for run in runs] == [0.7, 0.7]
 
 
 @pytest.mark.usefixtures("stand_ins")
