@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tide.engines.base import Piece, Request
 from tests.scripted_engine import ScriptedEngine
+from tide.engines.base import Piece, Request
 
 WORDS = ("the", "weather", "was", "fine", "and", "then", "we", "went", "home", "again", "early")
 

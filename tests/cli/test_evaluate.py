@@ -92,21 +92,6 @@ def test_the_commands_of_the_readme_in_one_folder(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_preset_file_is_used_by_run_and_eval() -> None:
-    settings = {"strategy": "tide", "mu": 0.5, "step_size": 0.7}
-    preset = Path("mine.json")
-    preset.write_text(json.dumps({"tide_preset": 1, "settings": settings}))
-    common = ("--engine", "scripted", "--scorer", "reading", "--preset", preset)
-    assert tide("run", "a prompt", *common, "--output", "out") == 0
-    assert read_run(Path("out")).name == preset.name
-    assert read_run(Path("out")).config["settings"]["step_size"] == 0.7
-    more = ("--methods", f"shuffled,{preset}", "--preset", preset, "--out", "compared")
-    assert tide("eval", "mine.txt", *HERE, *more) == 0
-    runs = [read_run(path) for path in find_runs([Path("compared")])]
-    assert [run.config["settings"]["step_size"] for run in runs] == [0.7, 0.7]
-
-
-@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -12,7 +12,6 @@ import pytest
 from tests.byte_engine import ByteEngine
 from tests.fakes import Babbler, FakeEngine, RudeScorer
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never, third
-from tests.scripted_engine import ScriptedEngine
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Piece, Request
