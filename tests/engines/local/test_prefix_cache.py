@@ -39,12 +39,16 @@ KINDS = {
 }
 
 
-FURTHER = {"gpt_neox", "opt", "qwen3"}
+FURTHER = {
+    "opt": pytest.mark.slow,
+    "gpt_neox": pytest.mark.nightly,
+    "qwen3": pytest.mark.nightly,
+}
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(k, marks=[pytest.mark.slow] * (k in FURTHER)) for k in KINDS],
+    params=[pytest.param(kind, marks=FURTHER.get(kind, ())) for kind in KINDS],
 )
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -24,7 +24,8 @@ PROMPTS = ["The weather", "Rain fell on the quiet town and the people", "kind", 
 LENGTH = 24
 KINDS = [
     *("gpt2", "gemma2"),  # the two that differ most
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "qwen3")),
+    pytest.param("llama", marks=pytest.mark.slow),
+    pytest.param("qwen3", marks=pytest.mark.nightly),
 ]
 
 
