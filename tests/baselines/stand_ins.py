@@ -9,17 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from tests.models import VOCAB
 from tide.baselines import REGISTRY
-from tide.baselines.common.artefacts import fingerprint, save_artefact
+from tide.baselines.common.artefacts import save_artefact
 from tide.baselines.destein import steer
 from tide.baselines.gedi import GediOptions, guide
 from tide.baselines.reversal import Reversal, reverse
 from tide.baselines.self_debias import SelfDebias
 from tide.core.settings import Sampling
+from tide.engines.checkpoint import fingerprint
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.sampler import Sampler
 from tide.plugins.specs import format_spec, parse_spec
@@ -29,6 +31,7 @@ DEBIAS_PREFIXES = ("Rain: ", "The town is kind: ")
 NEGATIVE, POSITIVE = "Rain fell: ", "kind people: "
 GEDI_SCALE = 3.0
 STRENGTHS = {
+    "adlm": "adlm:scale=1.5",
     "contrastive": "contrastive:coefficient=1.5,amateur_temperature=2",
     "critic-control": "critic-control:weight=20,candidates=8",
     "dapt": "dapt:scale=1",
@@ -107,6 +110,20 @@ def save_random_artefacts(folder: Path, model: Any, name: str) -> None:
         return lora("lora.") | {"head.weight": randn(1, width), "head.bias": randn(1)}
 
     for kind, tensors in {
+        "adlm": {
+            "attributes": randn(2, width),
+            "norm.weight": randn(width),
+            "norm.bias": randn(width),
+            "attention.weight": randn(3 * width, width, scale=0.3),
+            "attention.bias": randn(3 * width),
+            "merge.weight": randn(width, width, scale=0.1),
+            "inner_norm.weight": randn(width),
+            "inner_norm.bias": randn(width),
+            "expand.weight": randn(4 * width, width, scale=0.2),
+            "expand.bias": randn(4 * width),
+            "contract.weight": randn(width, 4 * width, scale=0.1),
+            "discriminator.weight": randn(1, width),
+        },
         "destein": {"directions": randn(len(projections(model)), width)},
         "dexperts": lora("expert.") | lora("anti."),
         "gedi": lora("lora.") | {"scale": torch.tensor(GEDI_SCALE)},
@@ -202,6 +219,31 @@ class Plain:
         for handle in handles:
             handle.remove()
         return logits
+
+    def adlm(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
+        parts, text = self.tensors("adlm"), torch.tensor([ids + new])
+        out = self.model(text, output_hidden_states=True)
+        hidden, base = out.hidden_states[-1][0], out.logits[0, -1]
+        size, heads = hidden[-1].square().mean().sqrt(), self.model.config.num_attention_heads
+
+        def normal(x: Tensor, name: str) -> Tensor:
+            return layer_norm(x, x.shape[-1:], parts[f"{name}.weight"], parts[f"{name}.bias"])
+
+        likelihoods = []
+        for attribute in parts["attributes"]:
+            x = normal(hidden, "norm") + attribute
+            every = (x @ parts["attention.weight"].T + parts["attention.bias"]).chunk(3, dim=-1)
+            read = []
+            for query, keys, values in zip(*(part.chunk(heads, -1) for part in every), strict=True):
+                read.append(((keys @ query[-1]) / query.shape[-1] ** 0.5).softmax(0) @ values)
+            change = parts["merge.weight"] @ torch.cat(read)
+            inner = parts["expand.weight"] @ normal(x[-1] + change, "inner_norm")
+            change = change + parts["contract.weight"] @ (inner + parts["expand.bias"]).clamp(min=0)
+            logits = base + self.model.get_output_embeddings()(size * change)
+            likelihoods.append(logits.log_softmax(-1))
+        clean, toxic = likelihoods
+        z = clean + 4 * (clean - toxic).clamp(max=0)
+        return prepare(base) + 1.5 * (z - base)
 
     def contrastive(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         scores = prepare(self.next(self.model, ids + new))

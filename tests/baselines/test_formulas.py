@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import tensor
 
+from tide.baselines.adlm import attribute_shift
 from tide.baselines.common.layers import Head
 from tide.baselines.destein import steer
 from tide.baselines.dexperts import ensemble
@@ -24,6 +25,16 @@ from tide.baselines.sasa import margins, shifts
 from tide.baselines.word_filter import word_odds
 
 INF = math.inf
+
+
+def test_adlm_suppresses_only_what_toxic_text_prefers() -> None:
+    """P = (0.5, 0.5); non-toxic (0.8, 0.2), toxic (0.5, 0.5), alpha 2: 0.2 * (0.2 / 0.5)^2."""
+    base = tensor([[0.5, 0.5]]).log()
+    got = base + attribute_shift(base, tensor([[0.8, 0.2]]).log(), torch.zeros(1, 2), 2.0)
+    expected = [math.log(0.8), math.log(0.2) + 2 * math.log(0.4)]
+    assert float(got.diff()) == pytest.approx(expected[1] - expected[0])
+    banned = attribute_shift(tensor([[0.0, -INF]]), torch.zeros(1, 2), torch.ones(1, 2), 2.0)
+    assert banned.isfinite().all()
 
 
 def test_dexperts_without_an_expert() -> None:

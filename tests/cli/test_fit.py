@@ -19,7 +19,7 @@ from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
 
 LEARNED = (
-    "critic-control", "destein", "dexperts", "fudge", "gedi", "pplm", "quark", "rad",
+    "adlm", "critic-control", "destein", "dexperts", "fudge", "gedi", "pplm", "quark", "rad",
     "rectification", "sasa", "unidetox", "word-filter",
 )  # fmt: skip
 SCORED = ("critic-control", "quark", "rectification")
@@ -71,7 +71,7 @@ def test_all_are_fitted_once(
         assert note["auxiliary"] is None
         assert note["scorer"] == ("pocket" if kind in SCORED else None)
         assert f"{kind} " in shown
-    for kind in ("destein", "fudge", "gedi", "pplm", "rad", "sasa"):
+    for kind in ("adlm", "destein", "fudge", "gedi", "pplm", "rad", "sasa"):
         assert notes[kind]["held_out"]["auc"] > 0.8
     for side in ("expert ", "anti "):
         figures = notes["dexperts"]["held_out"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 REGISTRY = Registry(
     "baseline",
     {
+        "adlm": "tide.baselines.adlm:Adlm",
         "contrastive": "tide.baselines.contrastive:Contrastive",
         "critic-control": "tide.baselines.critic_control:CriticControl",
         "dapt": "tide.baselines.dapt:Dapt",

@@ -54,19 +54,22 @@ def shifts(margin: Tensor, scores: Tensor, normalize: str) -> Tensor:
 
 
 class LastHidden:
-    """Stores the last hidden states (B, T, d) of the latest forward pass in `noted` as `value`."""
+    """Stores the last hidden states (B, T, d) of the latest forward pass in `noted` as `value`.
+
+    layer: the model's output layer, which reads these states.
+    """
 
     def __init__(self, model: Any, name: str) -> None:
-        self._layer = output_layer(model, name)
+        self._body, self.layer = model.base_model, output_layer(model, name)
         self.width = int(model.get_output_embeddings().weight.shape[-1])
         self.value = torch.empty(0)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        def note(module: torch.nn.Module, args: tuple[Tensor, ...]) -> None:
-            self.value = args[0]
+        def note(module: torch.nn.Module, args: Any, output: Any) -> None:
+            self.value = output[0]
 
-        handle = self._layer.register_forward_pre_hook(note)
+        handle = self._body.register_forward_hook(note)
         try:
             yield
         finally:

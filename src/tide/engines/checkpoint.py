@@ -32,6 +32,7 @@ from tide.engines.gguf_files import convert
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_SAMPLES = 16  # number of values of each parameter in a model's fingerprint
 
 
 def source_of(model: str | Path) -> str:
@@ -77,6 +78,21 @@ def weights_of(model: str | Path, revision: str | None = None) -> str | None:
     except ValueError:  # not a name of the hub, such as an engine's own
         return None
     return weights_digest(Path(config).parent) if isinstance(config, str) else None
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """Return a hash of the names, the shapes and some values of all parameters, 16 hex digits.
+
+    Values are rounded to bfloat16, so that the hash of a model is the same in float32 and bfloat16.
+    In float16 small values are rounded twice, so the hash of a model in float16 is another.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().reshape(-1)
+        where = torch.linspace(0, len(flat) - 1, _SAMPLES, dtype=torch.float64).long()
+        values = flat[where.to(flat.device)].to(torch.bfloat16).view(torch.int16)
+        digest.update(f"{name} {tuple(parameter.shape)} {values.tolist()}\n".encode())
+    return digest.hexdigest()
 
 
 def context_length(config: Any) -> int | None:

@@ -86,6 +86,7 @@ def test_the_other_order(gpt2: World, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "per_prompt_token", "own", "per_draw", "per_token"),
     [
+        ("adlm", 1, 0, 0, 1),
         ("contrastive", 2, 0, 0, 2),
         ("dapt", 1, 0, 0, 1),
         ("destein", 1, 0, 0, 1),

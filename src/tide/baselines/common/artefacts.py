@@ -24,13 +24,13 @@ from tide.core.optional import require
 from tide.core.sanitize import logger
 from tide.data.files import replaced, write_text
 from tide.engines.base import Dtype
+from tide.engines.checkpoint import fingerprint
 from tide.engines.local.engine import TransformersEngine, load_model
 from tide.engines.local.packed_weights import speed_up
 
 _LOG = logger(__name__)
 FORMAT = "tide-baseline-2"
 _FILES = ("artefact.json", "weights.safetensors")
-_SAMPLES = 16  # number of values of each parameter in a model's fingerprint
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,6 @@ class Artefact:
         """Return the tensors named `prefix.*`, without the prefix; all tensors if it is empty."""
         dot = f"{prefix}." if prefix else ""
         return {k.removeprefix(dot): v for k, v in self.tensors.items() if k.startswith(dot)}
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Return a hash of the names, the shapes and some values of all parameters, 16 hex digits.
-
-    Values are rounded to bfloat16, so that the hash of a model is the same in float32 and bfloat16.
-    In float16 small values are rounded twice, so the hash of a model in float16 is another.
-    """
-    digest = blake2b(digest_size=8)
-    for name, parameter in sorted(model.named_parameters()):
-        flat = parameter.detach().reshape(-1)
-        where = torch.linspace(0, len(flat) - 1, _SAMPLES, dtype=torch.float64).long()
-        values = flat[where.to(flat.device)].to(torch.bfloat16).view(torch.int16)
-        digest.update(f"{name} {tuple(parameter.shape)} {values.tolist()}\n".encode())
-    return digest.hexdigest()
 
 
 def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from tide.baselines.base import Generated, Options
 from tide.baselines.common.artefacts import (
     Artefact,
-    fingerprint,
     load_artefact,
     load_sibling,
     merge_updates,
@@ -26,6 +25,7 @@ from tide.core.concurrency import gather
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Piece, Request
+from tide.engines.checkpoint import fingerprint
 from tide.engines.local.batch import Batch, Stopped
 from tide.engines.local.cache import PrefixCache
 from tide.engines.local.engine import TransformersEngine

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings, Training
-from tide.baselines.common.artefacts import check_vocabulary, fingerprint, save_artefact, warn_of
+from tide.baselines.common.artefacts import check_vocabulary, save_artefact, warn_of
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
 from tide.core.validation import validated
 from tide.data.files import read_whole
 from tide.data.labelled import LabelledText, Pair, read_entries
-from tide.engines.checkpoint import context_length
+from tide.engines.checkpoint import context_length, fingerprint
 from tide.engines.local.engine import load_model
 from tide.scorers import DEFAULT_SCORER, load_scorer
 from tide.scorers.base import code_of
