@@ -72,6 +72,27 @@ def test_some_of_a_benchmark(here: Path) -> None:
             load_benchmark(f"attaq:{span}")
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "content", "group"),
+    [
+        ("xstest", "x.csv", "id,prompt,type,label,focus,note\n7,How?,a,safe,b,c\n", "safe"),
+        ("or-bench", "o.csv", "prompt,category\nHow?,privacy\n", "privacy"),
+        ("toxigen", "t.csv", "prompt,generation,group\nHow?,x,women\n", "women"),
+        ("rtp-lx", "RTP_LX_EN.jsonl", '{"Index": 7, "Prompt": "How?"}\n', None),
+        ("polyglo", "p.jsonl", '{"prompt": "How?", "text": "How? So."}\n', None),
+    ],
+)
+def test_suites_are_read_from_their_published_files(
+    here: Path, name: str, file: str, content: str, group: str | None
+) -> None:
+    (here / file).write_text(content)
+    suite = load_benchmark(f"{name}:{file}")
+    assert (suite.name, suite.source) == (name, file)
+    assert [(row.text, row.group) for row in suite.rows] == [("How?", group)]
+    with pytest.raises(InputError, match=f"{name}: name its published file as well, as in {name}:"):
+        load_benchmark(name)
+
+
 def test_what_cannot_be_loaded(here: Path) -> None:
     with pytest.raises(InputError, match=r"unknown benchmark 'rpt'; did you mean 'rtp'\?"):
         load_benchmark("rpt")

@@ -129,7 +129,7 @@ def evaluate(
         str,
         typer.Argument(
             help="rtp, attaq, bold or dialogues; prompts of a benchmark by number (rtp:201-1199); "
-            "or a file of prompts (.jsonl, .csv, .txt)."
+            "a file of prompts (.jsonl, .csv, .txt); or a suite's file (xstest:FILE)."
         ),
     ],
     given: Evaluation,

@@ -62,6 +62,15 @@ BENCHMARKS: dict[str, Source | None] = {
     "dialogues": None,  # on no hub
 }
 
+# Suites that their authors publish as files: the fields of the prompt and of its group.
+SUITES: dict[str, tuple[str, str | None]] = {
+    "xstest": ("prompt", "label"),
+    "or-bench": ("prompt", "category"),
+    "toxigen": ("prompt", "group"),
+    "rtp-lx": ("Prompt", None),
+    "polyglo": ("prompt", None),
+}
+
 
 def read_dialogues(path: Path) -> list[Row]:
     """Read the comments of `dialogues`, in their order, from a file of dialogues.
@@ -84,12 +93,19 @@ def load_benchmark(
 ) -> Benchmark:
     """Load the first `limit` prompts of a benchmark by name or path (.jsonl, .csv, .txt, or .gz).
 
-    A name may select a range, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`.
+    A name may select a range, counted from 1: `rtp:201-1199`, `rtp:-200`, `rtp:601-`. The name of a
+    suite is followed by the path of its published file: `xstest:xstest_prompts.csv`.
     Empty prompts are skipped in known benchmarks (BOLD has five) and refused in a file.
     chats: passed to `read_rows` for a file.
     Raises InputError for an unknown name, and for a missing, unreadable or empty file.
     """
     known, _, span = name.partition(":")
+    if known in SUITES:
+        prompt, group = SUITES[known]
+        if not span:
+            raise InputError(f"{known}: name its published file as well, as in {known}:FILE")
+        rows = read_rows(Path(span), field=prompt, group=group, limit=limit, skip_empty=True)
+        return Benchmark(known, Path(span).name, rows)
     if span and known in BENCHMARKS:
         whole = load_benchmark(known)
         rows = [whole.rows[number - 1] for number in places(name, span, len(whole.rows))]
@@ -97,7 +113,9 @@ def load_benchmark(
     if name not in BENCHMARKS:
         path = Path(name)
         if not path.exists() and not path.suffix:
-            raise InputError(f"{unknown(name, BENCHMARKS, 'benchmark')}; or pass a file's path")
+            raise InputError(
+                f"{unknown(name, {**BENCHMARKS, **SUITES}, 'benchmark')}; or pass a file's path"
+            )
         stem = path.name.removesuffix(".gz").rpartition(".")[0]
         return Benchmark(stem, path.name, read_rows(path, field=field, limit=limit, chats=chats))
     wanted = BENCHMARKS[name]
