@@ -13,7 +13,13 @@ from tests.evaluation.runs import run as made_up
 from tests.evaluation.runs import search_run
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
-from tide.core.errors import InputError, ScorerError, ScorerUnavailableError, TideError
+from tide.core.errors import (
+    EngineError,
+    InputError,
+    ScorerError,
+    ScorerUnavailableError,
+    TideError,
+)
 from tide.data.prompts import Row
 from tide.data.record_files import read_records
 from tide.data.records import Likelihood
@@ -23,7 +29,7 @@ from tide.evaluation import comparison as evaluating
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
 from tide.pocket import FOLDERS
-from tide.search.base import Strategy
+from tide.search.tide import RandomWalkStrategy
 
 ROWS = [Row(i, prompt, "odd" if i % 2 else "even") for i, prompt in enumerate(PROMPTS)]
 
@@ -456,10 +462,47 @@ def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
         evaluate(PROMPTS[:2], "self-debias", out=tmp_path, reference="none", cluster="auto")
 
 
+def quiet(prompts: list[str]) -> list[str]:
+    return [f"{len(prompt)} letters" for prompt in prompts]
+
+
+def test_class_and_function_are_methods(tmp_path: Path) -> None:
+    once = {"out": tmp_path, "reference": "none", "num_trials": 1}
+    walk, told = evaluate(PROMPTS[:2], [RandomWalkStrategy, quiet], seed=2, **once)
+    assert walk.name == "tide.search.tide:RandomWalkStrategy:seed=2"
+    assert told.name == "quiet:seed=2"
+    texts = [trial.text for _, trial in told.trials]
+    assert texts == quiet(PROMPTS[:2])
+    assert [trial.toxicity for _, trial in told.trials] == pytest.approx([0.0, 0.0], abs=0.5)
+    assert told.config["baseline"]["code"]
+    assert read_run(tmp_path / "quiet-seed=2").config["baseline"] == told.config["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda prompts: ["one"], "must return a list with a text per prompt"),
+        (lambda prompts: [None] * len(prompts), "must return a list with a text per prompt"),
+        (lambda prompts: 1 / 0, "failed: division by zero"),
+    ],
+)
+def test_function_that_fails_is_no_text(tmp_path: Path, answer: Any, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        evaluate(PROMPTS[:2], [answer], out=tmp_path, reference="none")
+
+
+def test_function_has_the_name_of_no_other_method(tmp_path: Path) -> None:
+    def base(prompts: list[str]) -> list[str]:
+        return prompts
+
+    with pytest.raises(InputError, match="the function base has the name of another method"):
+        evaluate(PROMPTS[:2], [base], out=tmp_path, reference="none")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"methods": ["base", Strategy]}, "^methods: write a class as 'module:Class'"),
+        ({"methods": ["base", 3]}, "^methods: expected specs, classes or functions"),
         ({"methods": "base,tyde"}, "^methods: unknown 'tyde'; did you mean 'tide'"),
         ({"methods": "dapt", "artefacts": Path("nowhere")}, "dexperts/artefact.json is missing"),
         ({"methods": "tide", "preset": "nonsense"}, "nonsense"),

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 from anyio.to_thread import run_sync as in_thread
@@ -22,6 +22,7 @@ from tide.core.strings import Unread
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
+from tide.engines.base import name_of
 from tide.runtime.acceptance import check_thresholds
 from tide.runtime.answer import answer
 from tide.runtime.trial import TrialTask
@@ -29,6 +30,9 @@ from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
 from tide.scorers.base import Exchange, reads_exchanges
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 CLOSED = "the work was cancelled because the detoxifier was closed"
 _T = TypeVar("_T")
@@ -79,7 +83,7 @@ class DetoxifierBase:
 
     def __init__(
         self,
-        model: str | Path | Engine = "pocket",
+        model: str | Path | Engine | Module = "pocket",
         *,
         scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any] = DEFAULT_SCORER,
         engine: str = "transformers",
@@ -98,7 +102,7 @@ class DetoxifierBase:
             raise InputError(
                 f"{min(twice)}: given as a keyword and in engine_options; give it once"
             )
-        name = model.name if isinstance(model, Engine) else str(model)
+        name = name_of(model)
         # Names and settings are checked before a model is loaded, which takes long.
         self.settings, self._strategy = resolved(preset, name, overrides, settings)
         if not isinstance(model, Engine):

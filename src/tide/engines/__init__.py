@@ -12,6 +12,8 @@ from tide.core.errors import InputError
 from tide.plugins.registry import Registry
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from tide.engines.base import Completion, Engine, Piece, Prompt, Request
     from tide.engines.embedding_table import EmbeddingEngine
     from tide.engines.local.stream import Stream
@@ -27,7 +29,7 @@ REGISTRY = Registry(
 )
 
 
-def load_engine(name: str, model: str | Path, **options: Any) -> Engine:
+def load_engine(name: str, model: str | Path | Module, **options: Any) -> Engine:
     """Load a model into an engine.
 
     Args:

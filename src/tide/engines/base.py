@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from operator import methodcaller
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from anyio.to_thread import run_sync as in_thread
@@ -130,6 +131,13 @@ class Ban(NamedTuple):
     position: int
     token_ids: tuple[int, ...]
     everywhere: bool
+
+
+def name_of(model: Any) -> str:
+    """Return the name of a model: a name, a path, an engine, or a model of transformers."""
+    if isinstance(model, str | Path):
+        return str(model)
+    return str(model.name if isinstance(model, Engine) else model.name_or_path)
 
 
 class Engine(ABC):

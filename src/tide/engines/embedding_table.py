@@ -46,7 +46,9 @@ class EmbeddingEngine(Engine):
             check_tokenizer(tokenizer, self._size)
         embedded = self._embed_ids(range(min(_MEASURED, self._size))).float()
         self.dim = embedded.shape[-1]
-        self.embedding_scale = float(embedded.norm() / layer.weight[: len(embedded)].float().norm())
+        self.embedding_scale = float(
+            embedded.norm() / layer.weight[: len(embedded)].detach().float().norm()
+        )
         gemma = config.model_type.startswith("gemma")
         if gemma and not math.isclose(self.embedding_scale, math.sqrt(self.dim), rel_tol=0.01):
             raise EngineError(
@@ -165,7 +167,7 @@ class EmbeddingEngine(Engine):
     @cached_property
     def _norms(self) -> Tensor:
         """The norm of each row of the table, clamped above zero."""
-        weight = self._layer.weight
+        weight = self._layer.weight.detach()
         norms: Tensor = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32)
         return norms.clamp_min(1e-12)
 

@@ -25,9 +25,10 @@ from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
+from tide.engines.base import name_of
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
-from tide.evaluation.methods import Method, OnCluster, check_method, load_method
+from tide.evaluation.methods import Completer, Method, OnCluster, check_method, load_method
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
@@ -48,10 +49,13 @@ from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import DEFAULT_SCORER, Scorer
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from tide.core.settings import Overrides
 
 AnyScorer = str | Scorer | Callable[[list[Any]], Any] | NamedScorer
 AnyReference = str | Reference
+AnyMethod = str | type | Completer
 Failed = dict[RecordId, TideError]
 
 _PACKAGES = ("tide-detox", "torch", "transformers", "numpy", "scikit-learn", "scipy")
@@ -63,9 +67,9 @@ _SERVED = ("openai", "none", "OpenAIEngine", "NoEngine")
 
 def evaluate(
     benchmark: str | Path | Benchmark | Sequence[str],
-    methods: str | Sequence[str] = ("base", "tide", "backtrack"),
+    methods: str | Sequence[AnyMethod] = ("base", "tide", "backtrack"),
     *,
-    model: str | Path | Engine = "pocket",
+    model: str | Path | Engine | Module = "pocket",
     scorer: AnyScorer = DEFAULT_SCORER,
     judges: AnyScorer | Sequence[AnyScorer] = (),
     protocol: str = "tide",
@@ -97,7 +101,8 @@ def evaluate(
     Args:
         benchmark: A name, a file, or prompts.
         methods: A list of specs, or one comma-separated text. `tide:num_samples=2|4|8` names one
-            method per value; `reproduction/figures.py` draws the curve over the values.
+            method per value; `reproduction/figures.py` draws the curve over the values. A list may
+            also contain classes of strategies, and functions from prompts to completions.
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.
@@ -133,7 +138,7 @@ def evaluate(
     rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
     specs = _specs(methods)
     options, progress = dict(engine_options or {}), progress or Progress()
-    called = model.name if isinstance(model, Engine) else str(model)
+    called = name_of(model)
     for spec in specs:
         check_method(spec, called, rules, overrides, artefacts, preset)
     wanted = _references(reference, called, progress)
@@ -144,7 +149,7 @@ def evaluate(
         outside = [open_scorer(judge, stack) for judge in _listed(judges)]
         check_names(outside)
         running = stack.enter_context(ExitStack())
-        used: Engine | str = str(model)
+        used: Engine | str = called
         guide: Scorer | str = inside.scorer
         on_cluster, dtype = None, options.get("dtype", "auto")
         if cluster is None:
@@ -154,13 +159,15 @@ def evaluate(
                 used = load_engine(engine, model, **options)
                 running.callback(used.close)
             dtype = used.dtype
-        elif isinstance(model, Engine) or inside.spec is None:
+        elif not isinstance(model, str | Path) or inside.spec is None:
             raise InputError("cluster: pass names of model and scorer; each process loads them")
         else:
             guide = inside.spec
             create = partial(Detoxifier, used, scorer=guide, engine=engine, engine_options=options)
             on_cluster = _on_cluster(create, cluster=cluster, actors=actors, gpus=actor_gpus)
-        described = describe(model, engine, options, dtype)
+        described = describe(
+            model if isinstance(model, str | Path) else used, engine, options, dtype
+        )
         chosen = [
             load_method(spec, used, guide, rules, overrides, artefacts, preset, on_cluster)
             for spec in specs
@@ -193,12 +200,20 @@ def evaluate(
         return [_part(run, prompt_ids) for run in map(_summarized, paths, failed)]
 
 
-def _specs(methods: str | Sequence[str]) -> list[str]:
-    """Return a spec for each method, with one value of each option."""
+def _specs(methods: str | Sequence[AnyMethod]) -> list[str | Completer]:
+    """Return a spec for each method, with one value of each option; a function stays itself."""
     names = split_specs(methods, "--methods") if isinstance(methods, str) else methods
-    if classes := [spec for spec in names if not isinstance(spec, str)]:
-        raise InputError(f"methods: write a class as 'module:Class' (got {classes[0]!r})")
-    return [method for spec in names for method in alternatives(spec, "--methods")]
+    specs: list[str | Completer] = []
+    for method in names:
+        if isinstance(method, str):
+            specs += alternatives(method, "--methods")
+        elif isinstance(method, type):
+            specs.append(f"{method.__module__}:{method.__qualname__}")
+        elif callable(method):
+            specs.append(method)
+        else:
+            raise InputError(f"methods: expected specs, classes or functions (got {method!r})")
+    return specs
 
 
 def _part(run: Run, prompt_ids: set[RecordId]) -> Run:
@@ -304,6 +319,7 @@ def describe(
 ) -> dict[str, Any]:
     """Describe, for a run's configuration, the model and engine that determine the completions."""
     code = code_digest(type(model) if isinstance(model, Engine) else ENGINES.load(engine))
+    in_memory = getattr(model, "weights", None)
     if isinstance(model, Engine):
         model, engine = model.name, type(model).__name__
     described: dict[str, Any] = {
@@ -315,7 +331,7 @@ def describe(
     if engine not in _SERVED:
         from tide.engines.checkpoint import weights_of  # noqa: PLC0415  (torch)
 
-        described["weights"] = weights_of(str(model), options.get("revision"))
+        described["weights"] = in_memory or weights_of(str(model), options.get("revision"))
     if code:
         described["engine_code"] = code
     if deciding := {option: options[option] for option in _DECIDING if option in options}:

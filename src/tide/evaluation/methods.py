@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tide.baselines import REGISTRY as BASELINES
-from tide.baselines import Baseline, check_baseline, load_baseline
+from tide.baselines import Baseline, Generated, check_baseline, load_baseline
 from tide.core.chat import Chat
-from tide.core.errors import CompletionError, InputError, TideError
+from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
 from tide.core.seeds import derive_seed
@@ -24,6 +24,7 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
+from tide.engines.base import Completion
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
@@ -36,6 +37,8 @@ from tide.search import load_strategy, resolve_settings
 OnCluster = Callable[
     [Settings, Sequence[str | Chat], Sequence[int]], Iterator[tuple[int, Result | TideError]]
 ]
+# Completes prompts, given as texts.
+Completer = Callable[[list[str]], Sequence[str]]
 Outcomes = Iterator[tuple[Row, Record | TideError]]
 # Settings of `base`: one completion of the unmodified model and no search.
 _BASE = {"strategy": "resample:n=1"}
@@ -233,8 +236,35 @@ class BaselineMethod:
 Method = SearchMethod | BaselineMethod
 
 
+class FunctionBaseline:
+    """A function from prompts to completions. Its costs are unknown, and 0 in the records."""
+
+    def __init__(self, function: Completer, engine: Engine) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self._function, self._engine = function, engine
+
+    def config(self) -> dict[str, Any]:
+        return {"baseline": self.name, "code": code_digest(self._function)}
+
+    def generate(
+        self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Generated]:
+        with guarded(EngineError, f"method {self.name} failed"):
+            texts = list(self._function(list(prompts)))
+        if len(texts) != len(prompts) or not all(isinstance(text, str) for text in texts):
+            raise EngineError(f"method {self.name}: must return a list with a text per prompt")
+        ids = self._engine.tokenize(texts)
+        return [
+            Generated(Completion(text, tuple(row), "stop"), 1, 0, 0)
+            for text, row in zip(texts, ids, strict=True)
+        ]
+
+    def close(self) -> None:
+        pass
+
+
 def check_method(
-    spec: str,
+    spec: str | Completer,
     model: str,
     protocol: EvaluationProtocol,
     common: Mapping[str, Any],
@@ -245,6 +275,8 @@ def check_method(
 
     model: name of the model.
     """
+    if not isinstance(spec, str):
+        return
     name, _ = parse_spec(spec, "methods")
     if name == "base" or _is_search(name):
         load_method(spec, model, "", protocol, common, preset=preset)
@@ -254,7 +286,7 @@ def check_method(
 
 
 def load_method(
-    spec: str,
+    spec: str | Completer,
     model: Engine | str,
     scorer: Scorer | str,
     protocol: EvaluationProtocol,
@@ -263,7 +295,9 @@ def load_method(
     preset: str = "auto",
     on_cluster: OnCluster | None = None,
 ) -> Method:
-    """Load the method that `spec` names; `common` settings override those of the `protocol`.
+    """Load the method that `spec` names, or make one of a function.
+
+    `common` settings override those of the `protocol`.
 
     `base` and baselines ignore the settings that only searches have. artefacts: the folder that
     `tide fit` wrote, for baselines. preset: preset of strategies. on_cluster: runs searches on a
@@ -271,12 +305,15 @@ def load_method(
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.
     """
+    resolve_settings(common)  # an unknown setting is an error, even for a method that ignores it
+    rules = [protocol.sampling, {"num_trials": protocol.num_trials, "accept_empty": True}]
+    if not isinstance(spec, str):
+        settings = resolve_settings(*rules, {k: v for k, v in common.items() if k in _OF_ALL})
+        return _function(spec, model, scorer, resolve_settings(*rules), settings)
     name, options = parse_spec(spec, "methods")
     _check_options(spec, name, options, common)
     is_search = name != "base" and _is_search(name)
-    resolve_settings(common)  # an unknown setting is an error, even for a method that ignores it
     common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
-    rules = [protocol.sampling, {"num_trials": protocol.num_trials, "accept_empty": True}]
     if not is_search and name != "base":
         standard, settings = resolve_settings(*rules), resolve_settings(*rules, common)
         return _baseline(spec, name, model, scorer, standard, settings, artefacts)
@@ -395,8 +432,27 @@ def _is_search(name: str) -> bool:
 def _check_name(name: str) -> None:
     """Raise InputError for an unknown baseline."""
     if name not in BASELINES.names() and ":" not in name:
-        known = sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
-        raise InputError(f"methods: {unknown(name, known)}")
+        raise InputError(f"methods: {unknown(name, _known_names())}")
+
+
+def _known_names() -> list[str]:
+    return sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
+
+
+def _function(
+    function: Completer,
+    model: Engine | str,
+    scorer: Scorer | str,
+    standard: Settings,
+    settings: Settings,
+) -> BaselineMethod:
+    if isinstance(scorer, str) or isinstance(model, str):
+        raise InputError("methods: a function runs in this process; use no --cluster")
+    baseline = FunctionBaseline(function, model)
+    if baseline.name in _known_names():
+        raise InputError(f"methods: the function {baseline.name} has the name of another method")
+    full_name = run_name(baseline.name, settings, standard)
+    return BaselineMethod(full_name, baseline, model, scorer, settings)
 
 
 def _baseline(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +27,9 @@ from tide.data.files import refuse_inputs, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, RecordId, TrialRecord
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT = 4
 CONFIG = "config.json"
@@ -91,6 +94,30 @@ class Run:
     records: list[Record]
     path: Path | None = None
     failed: dict[RecordId, TideError] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        """Three lines without texts, which may be offensive."""
+        from tide.evaluation.trials import score_of  # noqa: PLC0415  (imports this module)
+
+        means = []
+        for source in self.sources:
+            scores = [score_of(self, trial, source) for _, trial in self.trials]
+            known = [score for score in scores if score is not None]
+            if known:
+                means.append(f"{source} {sum(known) / len(known):.3f}")
+        benchmark = (self.config.get("benchmark") or {}).get("name", "prompts")
+        return (
+            f"Run {self.name} of {self.config.get('model', 'a model')} on {benchmark}: "
+            f"{len(self.records)} prompts, {len(self.trials)} texts, {len(self.failed)} failed\n"
+            f"mean toxicity: {', '.join(means) or 'no scores'}\n"
+            f"{self.where}"
+        )
+
+    def to_frame(self) -> DataFrame:
+        """Return one row for each trial; see `frame`."""
+        from tide.evaluation.trials import frame  # noqa: PLC0415  (imports this module)
+
+        return frame(self)
 
     @property
     def trials(self) -> list[tuple[Record, TrialRecord]]:

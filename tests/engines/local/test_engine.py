@@ -64,6 +64,49 @@ def test_greedy_equals_generate_from_ids(folder: Path) -> None:
         assert complete(engine, [prompt], GREEDY, [0]) == [ids]
 
 
+def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
+    """The caller's weights are neither packed nor copied, and the model has a digest of its own."""
+    path = save_causal_lm(tmp_path, "llama")
+    by_folder = TransformersEngine(path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    engine = TransformersEngine(model)
+    assert engine.model is model
+    assert engine.name == str(path)
+    assert "forward" not in vars(model.lm_head)
+    written = complete(engine, PROMPTS, GREEDY, [0] * 4)
+    assert written == complete(by_folder, PROMPTS, GREEDY, [0] * 4)
+    weights = engine.weights
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+    changed = TransformersEngine(model)
+    assert complete(changed, PROMPTS, GREEDY, [0] * 4) != written
+    assert None is by_folder.weights != weights != changed.weights
+
+
+def test_loaded_adapter_is_part_of_the_model(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    path = save_causal_lm(tmp_path, "llama")
+    plain = complete(TransformersEngine(path), PROMPTS, GREEDY, [0] * 4)
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    torch.manual_seed(0)
+    tuned = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), config)
+    engine = TransformersEngine(tuned)
+    (ids,) = engine.tokenize(PROMPTS[:1])
+    ((first, *_), *_) = written = complete(engine, PROMPTS, GREEDY, [0] * 4)
+    assert written != plain
+    with torch.inference_mode():
+        assert int(tuned(torch.tensor([ids])).logits[0, -1].argmax()) == first
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    prefixed = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(path), prompt)
+    with pytest.raises(EngineError, match="its adapter is a prompt"):
+        TransformersEngine(prefixed)
+
+
+def test_loaded_model_of_unknown_origin_is_refused() -> None:
+    with pytest.raises(EngineError, match="its tokenizer cannot be read"):
+        TransformersEngine(AutoModelForCausalLM.from_config(CONFIGS["llama"]()))
+
+
 MIXED = [
     Sampling(temperature=0.0, max_new_tokens=12),
     Sampling(temperature=1.0, max_new_tokens=3),

@@ -15,8 +15,8 @@ from torch import Tensor
 from tide.core.concurrency import release_openmp_threads
 from tide.core.errors import EngineError, guarded
 from tide.core.pretrained import end_ids, find_device, load_pretrained
-from tide.engines.base import Dtype, MaxBatch, Piece, Request, TokenPair
-from tide.engines.checkpoint import advised_sampling, context_length, source_of
+from tide.engines.base import Dtype, MaxBatch, Piece, Request, TokenPair, name_of
+from tide.engines.checkpoint import advised_sampling, context_length, fingerprint, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.batch import Batch, Reading, Row
 from tide.engines.local.cache import Beginning, Handle, Pair, PrefixCache
@@ -35,7 +35,9 @@ _ROUNDED = 5e-2
 class TransformersEngine(EmbeddingEngine):
     """A causal LM from a folder or the Hugging Face hub, run through its `inputs_embeds`.
 
-    model: folder, hub id, "pocket", "pocket-reference" or "pocket-chat" (bundled).
+    model: folder, hub id, "pocket", "pocket-reference" or "pocket-chat" (bundled); or a model that
+    transformers or peft has loaded, which is set to `eval` and keeps its device and dtype.
+    weights: digest of the weights of such a model, for records; else None.
     device: "auto" (CUDA if there is one), "cpu", "cuda", "cuda:1"...
     dtype: "auto" (the checkpoint's dtype on CUDA; float32 on the CPU, where all machines then give
     the same results up to the order of sums), "float32", "bfloat16" (the fastest on a CPU with
@@ -59,7 +61,7 @@ class TransformersEngine(EmbeddingEngine):
     @checked
     def __init__(
         self,
-        model: str | Path = "pocket",
+        model: str | Path | torch.nn.Module = "pocket",
         *,
         device: str = "auto",
         dtype: Dtype = "auto",
@@ -67,24 +69,37 @@ class TransformersEngine(EmbeddingEngine):
         prefix_tokens: Annotated[int, Field(ge=0)] = 1 << 15,
         trust_remote_code: bool = False,
     ) -> None:
-        self.name = str(model)
+        self.name = name_of(model)
         try:
-            self.portal.run(self._load, device, dtype, max_batch, prefix_tokens, trust_remote_code)
+            self.portal.run(
+                self._load, model, device, dtype, max_batch, prefix_tokens, trust_remote_code
+            )
         except BaseException:
             self.portal.close(wait=False)
             raise
 
     async def _load(
-        self, device: str, dtype: Dtype, max_batch: int | None, prefix_tokens: int, trust: bool
+        self,
+        model: str | Path | torch.nn.Module,
+        device: str,
+        dtype: Dtype,
+        max_batch: int | None,
+        prefix_tokens: int,
+        trust: bool,
     ) -> None:
         # This method runs in the engine's thread, as all computation does.
         with self._calling("loading"):
-            self.device = find_device(device)
+            self.weights: str | None = None
+            if isinstance(model, torch.nn.Module):
+                tokenizer, self.model = loaded_model(model, self.name)
+                self.device, self.weights = self.model.device, fingerprint(self.model)
+            else:
+                self.device = find_device(device)
+                tokenizer, self.model = load_model(
+                    self.name, self.device, dtype, trust_remote_code=trust
+                )
+                speed_up(self.model)
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
-            tokenizer, self.model = load_model(
-                self.name, self.device, dtype, trust_remote_code=trust
-            )
-            speed_up(self.model)
             self.dtype = self.model.dtype
             self._forward = Forward(self.model)
             super().__init__(tokenizer, self._embedding_layer(), self.model.config)
@@ -233,6 +248,21 @@ def load_model(
         return load_pretrained(
             AutoModelForCausalLM, source, device, wanted, trust_remote_code=trust_remote_code
         )
+
+
+def loaded_model(model: Any, name: str) -> tuple[Any, Any]:
+    """Return tokenizer and causal LM of a model that transformers or peft has loaded.
+
+    Raises EngineError for a model whose tokenizer is unknown, or whose adapter is a prompt.
+    """
+    from transformers import AutoTokenizer  # noqa: PLC0415  (slow import)
+
+    if hasattr(model, "get_base_model"):  # of peft, which put the adapter into the model's layers
+        if model.active_peft_config.is_prompt_learning:
+            raise EngineError(f"model {name}: its adapter is a prompt; give a LoRA or merge it")
+        model = model.get_base_model()
+    with guarded(EngineError, f"model {name}: its tokenizer cannot be read from where it was"):
+        return AutoTokenizer.from_pretrained(source_of(name)), model.eval()
 
 
 @torch.inference_mode()
