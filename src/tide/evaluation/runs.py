@@ -27,6 +27,7 @@ from tide.data.files import refuse_inputs, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, RecordId, TrialRecord
+from tide.evaluation.trials import frame, score_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -97,8 +98,6 @@ class Run:
 
     def __repr__(self) -> str:
         """Three lines without texts, which may be offensive."""
-        from tide.evaluation.trials import score_of  # noqa: PLC0415  (imports this module)
-
         means = []
         for source in self.sources:
             scores = [score_of(self, trial, source) for _, trial in self.trials]
@@ -115,8 +114,6 @@ class Run:
 
     def to_frame(self) -> DataFrame:
         """Return one row for each trial; see `frame`."""
-        from tide.evaluation.trials import frame  # noqa: PLC0415  (imports this module)
-
         return frame(self)
 
     @property

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from tide.core.text import is_degenerate
 from tide.data.records import Record, TrialRecord
-from tide.evaluation.runs import Run
 from tide.scorers.base import is_nearly_empty
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from tide.evaluation.runs import Run
 
 # Fields of a trial that are columns as they are.
 _NUMBERS = (
@@ -36,7 +37,7 @@ def frame(runs: Run | Sequence[Run]) -> DataFrame:
     """
     from pandas import DataFrame  # noqa: PLC0415  (slow import)
 
-    listed = [runs] if isinstance(runs, Run) else runs
+    listed = runs if isinstance(runs, Sequence) else [runs]
     trials = DataFrame([row for run in listed for row in _rows(run)])
     return trials.astype(dict.fromkeys(_FLAGS, "boolean"))
 

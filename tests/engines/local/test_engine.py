@@ -83,6 +83,7 @@ def test_loaded_model_writes_like_its_folder(tmp_path: Path) -> None:
     assert None is by_folder.weights != weights != changed.weights
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 def test_loaded_adapter_is_part_of_the_model(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     path = save_causal_lm(tmp_path, "llama")
