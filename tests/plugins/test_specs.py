@@ -105,11 +105,6 @@ def test_alternatives(text: str, expected: list[str]) -> None:
     assert alternatives(text) == expected
 
 
-def test_alternatives_have_a_limit() -> None:
-    with pytest.raises(InputError, match=r"--methods: 'a:x=0\|1.* expands to more than 1000"):
-        alternatives(f"a:x={'|'.join(map(str, range(1001)))}", "--methods")
-
-
 @given(st.text("ab|=, ", max_size=8))
 def test_a_value_that_is_written_is_no_alternative(value: str) -> None:
     spec = format_spec("base", {"stop": value})
@@ -151,11 +146,3 @@ def test_bad_specs_and_lists_are_named() -> None:
 def test_a_lone_parenthesis_is_named(read: Callable[[str, str], object], text: str) -> None:
     with pytest.raises(InputError, match="--here: an unmatched parenthesis"):
         read(text, "--here")
-
-
-@pytest.mark.parametrize("text", ["(" * 4000 + "a" + ")" * 4000, "max:" * 2000 + "a", "a" * 10_001])
-def test_what_is_nested_or_long_without_end_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--judges: .*(nested too deeply|too long)"):
-        parse(text, "--judges", WRAPPERS)
-    with pytest.raises(InputError, match=r"--judges: .*too long"):
-        split_specs(text + "a" * 10_000, "--judges", WRAPPERS)
