@@ -127,19 +127,6 @@ class DetoxifierBase:
         self._capacity = anyio.Semaphore(_AHEAD * self.engine.max_batch)
         self._under_way: set[Future[Any]] = set()
 
-    def check(self, prompts: Sequence[str | Chat]) -> list[InputError | None]:
-        """Return for each prompt the reason why it cannot be completed, or None. Runs no model."""
-        problems: list[InputError | None] = []
-        for prompt in prompts:
-            try:
-                text = self.engine.text_of(prompt)
-                (ids,) = self.engine.tokenize([text])
-                check_length(text, len(ids), self.settings, self.engine.context_length)
-                problems.append(None)
-            except InputError as error:
-                problems.append(error)
-        return problems
-
     @property
     def closed(self) -> bool:
         """Whether the detoxifier no longer accepts calls."""
