@@ -114,7 +114,7 @@ def test_trials_and_scores_are_joined_on_reading(tmp_path: Path) -> None:
     assert ([trial.number for trial in second.trials], second.seconds) == ([0, 1, 2], 2.0)
     assert [trial.judge_scores["a"] for trial in second.trials] == [0.5, 0.625, 0.75]
     assert first.trials[0].perplexity["m"].num_tokens == 0
-    assert read_records(path)[1].scores_by("a") is None
+    assert column(read_records(path)[1], "judge_scores") is None
     assert path.read_text(encoding="utf-8").count("\n") == 4
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tests.evaluation.runs import column, search_run
 from tests.evaluation.runs import run as made_up
-from tests.evaluation.runs import search_run
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import (
@@ -222,7 +222,7 @@ def test_judge_adds_to_finished_runs(tmp_path: Path) -> None:
     for made in runs:
         assert made.sources == ["reading", "one", "two"]
         assert made.references == ["words"]
-        assert all(record.scores_by("two") for record in made.records)
+        assert all("two" in trial.judge_scores for _, trial in made.trials)
     again = [one.texts for one in judges]
     judge([tmp_path / "base"], judges=judges)
     assert [one.texts for one in judges] == again
@@ -265,10 +265,10 @@ def test_a_prompt_or_text_that_cannot_be_taken_fails_alone(tmp_path: Path) -> No
     assert others == ["base", ("base", "none"), "judge kind", ("judge kind", 2)]
     assert isinstance(made.failed["none"], InputError)
     assert isinstance(made.failed[2], ScorerError)
-    assert [record.scores_by("kind") is None for record in made.records] == [
-        *(False, False, True, False, False),
-    ]
-    assert run(tmp_path, "base", judges=Judge()).records[2].scores_by("kind") is not None
+    is_judged = [column(record, "judge_scores") is not None for record in made.records]
+    assert is_judged == [True, True, False, True, True]
+    again = run(tmp_path, "base", judges=Judge()).records[2]
+    assert None not in column(again, "judge_scores")["kind"]
 
 
 @pytest.mark.parametrize(
@@ -332,8 +332,7 @@ def test_two_lambdas_are_two_judges(tmp_path: Path) -> None:
     made = run(tmp_path, "base", ROWS[:2], judges=[high])
     _, first, second = made.sources
     for record in made.records:
-        assert record.scores_by(first) == [0.1] * 3
-        assert record.scores_by(second) == [0.9] * 3
+        assert column(record, "judge_scores") == {first: [0.1] * 3, second: [0.9] * 3}
 
 
 def test_resume_refuses_changed_weights(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> No
         console.print(summary_table(rewound.records, scorer=told[0], judges=told[1:], seconds=1.0))
     rows = [re.split(" *│ *", line)[1:-1] for line in shown.get().splitlines()]
     assert "cut off by the repair" in " ".join(shown.get().split())
-    assert [row[1] for row in rows if row[0].startswith("toxic by")] == ["-", "-"]
+    assert [row[1] for row in rows if row and row[0].startswith("toxic by")] == ["-", "-"]
     assert [row[2] for row in rows if row[:1] == ["repaired while written"]] == ["4"]
 
 

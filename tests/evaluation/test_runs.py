@@ -96,7 +96,7 @@ def test_a_base_run_of_other_sampling_is_not_compared_with() -> None:
     for hot in (0.1, 1.0):
         own.config["settings"] = {"seed": 0, "temperature": hot}
         made.config["settings"] = {"seed": 0, "temperature": 0.1}
-        _, summary = grouped([own, made], None, 0)[0].summaries
+        _, summary = grouped([own, made])[0].summaries
         assert ("changed" in summary.toxicity["scorer@1"]) == (hot == 0.1)
 
 

@@ -58,8 +58,8 @@ _WITHOUT_EFFECT = {"num_trials"}
 class TimeShares:
     """Measures the seconds of each prompt; elapsed time is split equally among running prompts."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._last = clock, clock()
         self._charged = 0.0  # seconds charged to a prompt that has run from the start
         self._begun: dict[int, float] = {}
 
@@ -75,10 +75,10 @@ class TimeShares:
 
     def skip(self) -> None:
         """Charge the time since the last call to no prompt."""
-        self._last = time.perf_counter()
+        self._last = self._clock()
 
     def _share(self) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         self._charged += (now - self._last) / max(1, len(self._begun))
         self._last = now
 

@@ -40,20 +40,16 @@ def drawn(figure: Any) -> list[Any]:
     return list(figure.axes)
 
 
-def test_points_at_zero_are_whole_and_those_under_others_are_rings_around_them() -> None:
+def test_points_at_zero_are_whole() -> None:
     clean = measured(run([[0.0, 0.0]] * 6), [[1.5, 1.4]] * 6)
-    twin = search_run("tide")
-    runs = [clean, twin, replace(twin, name="shuffled"), replace(twin, name="third")]
-    for panel in drawn(figures.trade_off([summarize(one) for one in runs], SOURCES)):
-        zero, *three = (container.lines[0] for container in panel.containers)
+    for panel in drawn(
+        figures.trade_off([summarize(clean), summarize(search_run("tide"))], SOURCES)
+    ):
+        zero = panel.containers[0].lines[0]
         ((_, height),) = zero.get_xydata()
         assert height == 0.0
         (_, y), (_, bottom) = panel.transData.transform([(2, 0)])[0], panel.bbox.min
         assert y - bottom > zero.get_markersize() / 2 * panel.figure.dpi / 72  # not clipped
-        sizes = [line.get_markersize() for line in three]
-        assert sizes[0] > sizes[1] + 3 > sizes[2] + 6
-        assert [line.get_markerfacecolor() == "none" for line in three] == [True, True, False]
-        assert zero.get_markerfacecolor() != "none"
 
 
 def test_a_method_that_falls_silent_is_told() -> None:

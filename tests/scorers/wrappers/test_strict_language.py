@@ -41,8 +41,9 @@ def test_strict_language_refuses_in_the_screen_of_confirm() -> None:
 
 
 def test_strict_language_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    strict = ("--scorer", "strict-language:pocket")
     assert tide("score", RUSSIAN) == 0
-    assert tide("score", ENGLISH, "--strict-language") == 0
+    assert tide("score", ENGLISH, *strict) == 0
     capsys.readouterr()
-    assert tide("score", RUSSIAN, "--strict-language") == 1
+    assert tide("score", RUSSIAN, *strict) == 1
     assert "mostly in another language (" in capsys.readouterr().err
