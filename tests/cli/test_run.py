@@ -150,7 +150,7 @@ def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> N
     """`tide run` and `tide eval` write equal records, and `tide report` reads both."""
     judged = ("--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
-    as_evaluated = ("--accept-empty", "--strategy", "tide", "--scorer", "pocket")
+    as_evaluated = ("--accept-empty", "--strategy", "tide")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
     assert tide(*run, *judged) == 0
     evaluated = ("eval", prompts_file, "--methods", "tide", "-o", folder, "--reference", "none")
