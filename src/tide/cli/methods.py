@@ -26,16 +26,13 @@ _OF_PRESETS = {
     "backtrack": "A cheap repair on any engine with a threshold of 0.1.",
     "relative": "The default settings, scaled to the prompt's embeddings, for any model.",
 }
-# For each kind of name: its description in `tide methods NAME`, and the usage with an option.
+# What `tide methods NAME` says of each kind of name.
 _KINDS = {
-    "strategies": (
-        "strategy, which also has the settings of `tide run --help`",
-        "--strategy {bare}:{option}",
-    ),
-    "presets": ("preset", "--preset {name}"),
-    "baselines": ("baseline", "tide eval --methods {bare}:{option}"),
-    "scorers": ("scorer", "--scorer {name}"),
-    "engines": ("engine", "--engine {name} --engine-option {option}"),
+    "strategies": "strategy, which also has the settings of `tide run --help`",
+    "presets": "preset",
+    "baselines": "baseline",
+    "scorers": "scorer",
+    "engines": "engine",
 }
 
 
@@ -136,24 +133,13 @@ def _list(kind: str, rows: Iterable[_Row]) -> None:
 
 def _show(kind: str, row: _Row) -> None:
     name, description, options = row
-    title, written = _KINDS[kind]
-    OUTPUT.print(Text.assemble((name, "bold"), f" ({title})"))
+    OUTPUT.print(Text.assemble((name, "bold"), f" ({_KINDS[kind]})"))
     OUTPUT.print(Text(description))
     if options:
         table = _table("")
         for option, says in options:
             table.add_row(Text(option), Text(says))
         OUTPUT.print(table)
-    # A list or `none` shows no value that could be given.
-    values = [option for option, _ in options if not option.endswith(("=[]", "=none"))]
-    usage = written.format(
-        name=name.partition(" or ")[0],
-        bare=name.partition(":")[0],
-        option=values[0] if values else "NAME=VALUE",
-    )
-    if any(option.startswith("base_url=") for option, _ in options):
-        usage += " --base-url URL"
-    OUTPUT.print(Text(f"usage: {usage}"))
     OUTPUT.print()
 
 
