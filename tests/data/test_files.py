@@ -26,7 +26,7 @@ with RecordFile(Path(sys.argv[1]), Path(sys.argv[1] + ".scores.jsonl")):
 """
 
 
-def test_a_second_writer_is_told_who_holds_the_file(tmp_path: Path) -> None:
+def test_second_writer_of_a_file_is_refused(tmp_path: Path) -> None:
     path, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
     command = [sys.executable, "-c", HOLDER, path]
     pipe = subprocess.PIPE
@@ -35,7 +35,7 @@ def test_a_second_writer_is_told_who_holds_the_file(tmp_path: Path) -> None:
     assert process.stdout.readline() == "held\n"
     link.symlink_to(path)
     for name in (path, link, tmp_path / "x" / ".." / "out.jsonl"):
-        with pytest.raises(InputError, match=rf"process {process.pid} on .* is writing") as caught:
+        with pytest.raises(InputError, match="another process is writing") as caught:
             RecordFile(name, tmp_path / "scores.jsonl")
         assert "\n" not in str(caught.value)
     os.kill(process.pid, signal.SIGKILL)  # a killed process releases its lock

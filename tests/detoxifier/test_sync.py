@@ -169,12 +169,9 @@ def test_a_call_can_have_settings_of_its_own() -> None:
     assert detox(PROMPTS[0]) == detoxifier()(PROMPTS[0])
 
 
-def test_a_batch_is_the_list_of_map_and_a_progress_bar_changes_nothing(
-    alone: list[Result],
-) -> None:
+def test_a_batch_is_the_list_of_map(alone: list[Result]) -> None:
     detox = detoxifier()
     assert detox.batch(iter(PROMPTS), num_trials=2) == alone
-    assert list(detox.map(PROMPTS, progress=True, num_trials=2)) == alone
 
 
 # Empty completions

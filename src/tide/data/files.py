@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import os
-import socket
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -86,10 +85,9 @@ def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
 def writing(path: Path) -> Iterator[Path]:
     """Lock a file for writing, and yield its resolved path; creates a missing folder.
 
-    The lock is a file with the suffix `.lock` in the same folder; it names the process that holds
-    the lock. The lock is released however the process ends, and the thread that holds the lock may
-    take it again. Raises InputError if another process or thread holds the lock, or if the file
-    cannot be written.
+    The lock is a file with the suffix `.lock` in the same folder. It is released however the
+    process ends, and the thread that holds the lock may take it again. Raises InputError if another
+    process or thread holds the lock, or if the file cannot be written.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415  (slow import)
 
@@ -99,24 +97,15 @@ def writing(path: Path) -> Iterator[Path]:
             raise InputError(f"{path}: cannot be written; it is a folder or a device, not a file")
         real.parent.mkdir(parents=True, exist_ok=True)
         beside = real.with_name(f"{real.name}.lock")
-        # A failure to open reports its cause; FileLock would only report that the lock is held.
-        with beside.open("a+", encoding="utf-8", errors="replace") as file:
-            file.seek(0)
-            holder = file.read(200)
+        beside.touch()  # reports why it fails; FileLock would only report that the lock is held
         lock = FileLock(beside, is_singleton=True)
         try:
             lock.acquire(blocking=False)
         except Timeout:
             raise InputError(
-                f"{path}: {holder or 'another process'} is writing to it; wait until it ends, or "
-                "write elsewhere"
+                f"{path}: another process is writing to it; wait until it ends, or write elsewhere"
             ) from None
     try:
-        if lock.lock_counter == 1:
-            me = f"process {os.getpid()} on {socket.gethostname()}"
-            # A full disk does not matter here: the holder's name is only for messages.
-            with suppress(OSError):
-                beside.write_text(me, encoding="utf-8")
         yield real
     finally:
         if lock.lock_counter == 1:

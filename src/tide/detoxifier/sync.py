@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from itertools import islice
@@ -124,7 +124,6 @@ class Detoxifier(DetoxifierBase):
         prompts: Iterable[str | Chat],
         *,
         return_exceptions: Literal[False] = False,
-        progress: bool = False,
         **overrides: Unpack[Overrides],
     ) -> list[Result]: ...
 
@@ -134,7 +133,6 @@ class Detoxifier(DetoxifierBase):
         prompts: Iterable[str | Chat],
         *,
         return_exceptions: bool,
-        progress: bool = False,
         **overrides: Unpack[Overrides],
     ) -> list[Result | TideError]: ...
 
@@ -149,7 +147,6 @@ class Detoxifier(DetoxifierBase):
         *,
         ordered: bool = True,
         return_exceptions: Literal[False] = False,
-        progress: bool = False,
         **overrides: Unpack[Overrides],
     ) -> Iterator[Result]: ...
 
@@ -160,7 +157,6 @@ class Detoxifier(DetoxifierBase):
         *,
         ordered: bool = True,
         return_exceptions: bool,
-        progress: bool = False,
         **overrides: Unpack[Overrides],
     ) -> Iterator[Result | TideError]: ...
 
@@ -170,7 +166,6 @@ class Detoxifier(DetoxifierBase):
         *,
         ordered: bool = True,
         return_exceptions: bool = False,
-        progress: bool = False,
         **overrides: Unpack[Overrides],
     ) -> Iterator[Any]:
         """Complete many prompts together, yielding each result once.
@@ -183,7 +178,6 @@ class Detoxifier(DetoxifierBase):
             return_exceptions: Yield the error of a failed prompt in place of its result, and
                 continue; otherwise raise it. Errors that abort the whole call are always raised:
                 EngineError, ScorerUnavailableError, ScorerRefusedError and ScorerBrokenError.
-            progress: Show a progress bar.
             **overrides: Settings for these prompts alone.
 
         Yields:
@@ -196,16 +190,10 @@ class Detoxifier(DetoxifierBase):
                 prompt's number, from 0; results that were yielded before are valid.
         """
         finished = outcomes(self, prompts, ordered=ordered, **overrides)
-        watched: Any = finished
-        if progress:
-            from rich.progress import track  # noqa: PLC0415  (only where a bar is wanted)
-
-            total = len(prompts) if isinstance(prompts, Sized) else None
-            watched = track(finished, "detoxifying", total=total, transient=True)
 
         def results() -> Iterator[_Outcome]:
-            with closing(finished), closing(watched):
-                for number, result in watched:
+            with closing(finished):
+                for number, result in finished:
                     if isinstance(result, Result):
                         yield self._warn_if_not_accepted(result)
                         continue
