@@ -109,7 +109,7 @@ def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFix
 def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option is declared once, so its name has to be that of a parameter."""
     known = set(inspect.signature(evaluation.evaluate).parameters)
-    assert set(Evaluation().arguments()) | {"benchmark", "engine_options", "progress"} == known - {
+    assert set(Evaluation().keywords()) | {"benchmark", "engine_options", "progress"} == known - {
         "overrides"
     }
     called: dict[str, Any] = {}

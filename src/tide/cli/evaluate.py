@@ -50,7 +50,7 @@ class Scores(BaseModel):
         ),
     ] = None
 
-    def arguments(self, **engine_options: Any) -> dict[str, Any]:
+    def keywords(self, **engine_options: Any) -> dict[str, Any]:
         """Return arguments of `tide.evaluate` and `judge`. engine_options: of the references."""
         return {
             "judges": options.judges(self.judges),
@@ -107,11 +107,11 @@ class Evaluation(Scores):
     chat: options.IsChat = False
     overwrite: options.Overwrite = False
 
-    def arguments(self, **engine_options: Any) -> dict[str, Any]:
+    def keywords(self, **engine_options: Any) -> dict[str, Any]:
         """Return the arguments of `tide.evaluate`; options of that name are passed as they are."""
-        scores = super().arguments(**engine_options)
-        own = self.model_dump(exclude={*Scores.model_fields})
-        return {**own, **scores, "reference": self.reference or "auto"}
+        scores = super().keywords(**engine_options)
+        others = self.model_dump(exclude={*Scores.model_fields})
+        return {**others, **scores, "reference": self.reference or "auto"}
 
 
 class Judging(Scores):
@@ -132,7 +132,7 @@ def evaluate(
             "a file of prompts (.jsonl, .csv, .txt); or a suite's file (xstest:FILE)."
         ),
     ],
-    given: Evaluation,
+    arguments: Evaluation,
     engine_options: dict[str, Any] | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> None:
@@ -145,15 +145,15 @@ def evaluate(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    judges = ", ".join(given.judges or ()) or "none (add some with --judges)"
-    says = f"this scorer guides searches; judges: {judges}"
-    say_loading(given.model, given.scorer, says)
+    judges = ", ".join(arguments.judges or ()) or "none (add some with --judges)"
+    roles = f"this scorer guides searches; judges: {judges}"
+    say_loading(arguments.model, arguments.scorer, roles)
     stopping.keeps("finished records are kept; the same command resumes")
     runs = evaluation.evaluate(
         benchmark,
         engine_options=engine_options,
         progress=evaluation.Bars(ERRORS),
-        **given.arguments(),
+        **arguments.keywords(),
         **(overrides or {}),
     )
     print_tables(evaluation.report(runs, tests=False, draw=False).tables)
@@ -170,7 +170,7 @@ def judge(
     runs: Annotated[
         list[Path], typer.Argument(help="Runs (folders or .jsonl files), or folders with runs.")
     ],
-    given: Judging,
+    arguments: Judging,
 ) -> None:
     """Score the completions of finished RUNS with further judges, without generating any text.
 
@@ -178,14 +178,14 @@ def judge(
     """
     from tide import evaluation  # noqa: PLC0415  (slow import)
 
-    if not given.judges and not given.reference:
+    if not arguments.judges and not arguments.reference:
         raise InputError("nothing to add: give --judges or --reference")
     stopping.keeps("finished scores are kept; the same command resumes")
     extended = evaluation.judge(
         runs,
-        reference=given.reference or [],
+        reference=arguments.reference or [],
         progress=evaluation.Bars(ERRORS),
-        **given.arguments(device=given.device, max_batch=given.max_batch),
+        **arguments.keywords(device=arguments.device, max_batch=arguments.max_batch),
     )
     print_tables(evaluation.report(extended, tests=False, draw=False).tables)
     _refuse_failures(extended)

@@ -52,9 +52,9 @@ _PANELS = {
 }
 
 
-def option(panel: str, says: str, *flags: str, **given: Any) -> Any:
-    """Return an option with the help text `says`, under the heading `panel`."""
-    return typer.Option(*flags, help=says, rich_help_panel=panel, **given)
+def option(panel: str, description: str, *flags: str, **keywords: Any) -> Any:
+    """Return an option with this help text, under the heading `panel`."""
+    return typer.Option(*flags, help=description, rich_help_panel=panel, **keywords)
 
 
 # Panels shown first and last; all other panels come between them.
@@ -196,15 +196,15 @@ _OF_ENGINES = {
 
 
 def engine_options(
-    further: list[str] | None, flag: str = "--engine-option", **given: Any
+    further: list[str] | None, flag: str = "--engine-option", **values: Any
 ) -> dict[str, Any]:
     """Return the keyword arguments of an engine's constructor.
 
     further: values of the option `flag`, each NAME=VALUE; a VALUE that is not JSON is a string.
-    given: other arguments; default values ("auto", None) are left out. Raises InputError for an
+    values: other arguments; default values ("auto", None) are left out. Raises InputError for an
     item of `further` that is not NAME=VALUE.
     """
-    options = {name: value for name, value in given.items() if value not in ("auto", None)}
+    options = {name: value for name, value in values.items() if value not in ("auto", None)}
     for text in further or ():
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
@@ -230,9 +230,9 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all engines share; `command` gets their values in `engine_options`."""
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
-        own = {name: values.pop(name) for name in _OF_ENGINES}
-        further = own.pop("engine_option")
-        return engine_options(further, **own)
+        further = values.pop("engine_option")
+        shared = {name: values.pop(name) for name in _OF_ENGINES if name != "engine_option"}
+        return engine_options(further, **shared)
 
     return _with_options(command, "engine_options", _OF_ENGINES, collected)
 
@@ -260,25 +260,25 @@ def with_settings(
             flags = [f"--{flag}/--no-{flag}"]
         default = stated.get(name, defaults[name])
         shown = f" [default: {default}]" if default not in (None, (), {}, False) else ""
-        said = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
+        description = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)
-        shown_as = option(heading, f"{said}{shown}", *flags)
+        shown_as = option(heading, f"{description}{shown}", *flags)
         added[name] = (Annotated[_plain(field.annotation) | None, shown_as], None)
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
-        given = {name: values.pop(name) for name in settings.model_fields}
-        return {name: value for name, value in given.items() if value is not None}
+        fields = {name: values.pop(name) for name in settings.model_fields}
+        return {name: value for name, value in fields.items() if value is not None}
 
     return _with_options(command, argument, added, collected)
 
 
 def with_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Add an option for every field of the pydantic model of the parameter `given`.
+    """Add an option for every field of the pydantic model of the parameter `arguments`.
 
     The type of a field is annotated with its option; `command` gets an instance of the model.
     """
     model: type[BaseModel] = (
-        inspect.signature(command, eval_str=True).parameters["given"].annotation
+        inspect.signature(command, eval_str=True).parameters["arguments"].annotation
     )
     hints = get_type_hints(model, include_extras=True)
     added = {name: (hints[name], field.default) for name, field in model.model_fields.items()}
@@ -286,7 +286,7 @@ def with_model(command: Callable[..., None]) -> Callable[..., None]:
     def collected(values: dict[str, Any]) -> BaseModel:
         return model(**{name: values.pop(name) for name in added})
 
-    return _with_options(command, "given", added, collected)
+    return _with_options(command, "arguments", added, collected)
 
 
 def _with_options(
@@ -301,12 +301,13 @@ def _with_options(
     `argument`.
     """
     parameters: list[inspect.Parameter] = []
-    for one in inspect.signature(command, eval_str=True).parameters.values():
-        options = [
-            inspect.Parameter(name, one.kind, default=default, annotation=kind)
-            for name, (kind, default) in added.items()
-        ]
-        parameters += options if one.name == argument else [one]
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if parameter.name != argument:
+            parameters.append(parameter)
+            continue
+        for name, (kind, default) in added.items():
+            options = inspect.Parameter(name, parameter.kind, default=default, annotation=kind)
+            parameters.append(options)
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:

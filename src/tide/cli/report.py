@@ -44,14 +44,14 @@ def report(
 
     paths = find_runs(runs)
     out = out or paths[0].parent / "report"
-    made = reports.report(
+    whole = reports.report(
         [read_run(path) for path in paths],
         against=against,
     )
-    made.write(out, image_format)
-    print_tables(made.tables)
-    if made.problem:
-        ERRORS.print(made.problem, highlight=False, soft_wrap=True)
+    whole.write(out, image_format)
+    print_tables(whole.tables)
+    if whole.problem:
+        ERRORS.print(whole.problem, highlight=False, soft_wrap=True)
     ERRORS.print(f"written to {out}; report.html shows all of it", highlight=False, soft_wrap=True)
 
 

@@ -223,9 +223,9 @@ class Record(_Frozen):
 
 def all_or_none(values: Iterable[T | None]) -> list[T] | None:
     """Return the values, or None if any value is None."""
-    found = list(values)
-    there = [value for value in found if value is not None]
-    return there if len(there) == len(found) else None
+    listed = list(values)
+    known = [value for value in listed if value is not None]
+    return known if len(known) == len(listed) else None
 
 
 def to_record(
@@ -245,12 +245,23 @@ def _trial(trial: Trial, seconds: float | None) -> TrialRecord:
         if hasattr(source, name)
     }
     trace = [
-        (e.round, e.iteration, e.role, e.toxicity, round(e.cosine, 6), round(e.displacement, 6))
-        for e in trial.trace
+        (
+            evaluation.round,
+            evaluation.iteration,
+            evaluation.role,
+            evaluation.toxicity,
+            round(evaluation.cosine, 6),
+            round(evaluation.displacement, 6),
+        )
+        for evaluation in trial.trace
     ]
-    own = {"trace": trace, "steps": _steps(trial)}
-    base = {"base_text": trial.base.text, "base_toxicity": trial.base.toxicity}
-    return TrialRecord(**shared | base | own, seconds=seconds)
+    derived = {
+        "trace": trace,
+        "steps": _steps(trial),
+        "base_text": trial.base.text,
+        "base_toxicity": trial.base.toxicity,
+    }
+    return TrialRecord(**shared | derived, seconds=seconds)
 
 
 def _steps(trial: Trial) -> list[Step]:
@@ -262,10 +273,11 @@ def _steps(trial: Trial) -> list[Step]:
         if trace[number].toxicity < trace[least[-1]].toxicity:
             least.append(number)
     ends = [(number + 1, number) for number in least]
-    if trial.base_partial or any(one.kept_tokens for one in trace):
+    if trial.base_partial or any(evaluation.kept_tokens for evaluation in trace):
         # A text that was rewound is not a completion, so it makes no step.
-        own = [] if trial.base_partial or trial.chosen == 0 else [(1, 0)]
-        ends = [*own, (trial.evaluations, trial.chosen)]
+        ends = [(trial.evaluations, trial.chosen)]
+        if not trial.base_partial and trial.chosen > 0:
+            ends.insert(0, (1, 0))
     elif least[-1] != trial.chosen:
         ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
     return [

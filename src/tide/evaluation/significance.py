@@ -139,16 +139,16 @@ def _compare(run: Run, other: Run, source: str) -> list[Comparison]:
         num_trials = min(len(trials), len(trials_of_other))
         left_out += len(trials) + len(trials_of_other) - 2 * num_trials
         most_trials = max(most_trials, num_trials)
-        mine, theirs = _scored_once(trials[:num_trials], trials_of_other[:num_trials])
-        pairs.append((_measures(mine, run), _measures(theirs, other)))
+        scores, scores_of_other = _scored_once(trials[:num_trials], trials_of_other[:num_trials])
+        pairs.append((_measures(scores, run), _measures(scores_of_other, other)))
     rate = None
     if pairs and source != ITERATIONS:
-        rate = _difference([(mine["rate"], theirs["rate"]) for mine, theirs in pairs])
+        rate = _difference([(first["rate"], second["rate"]) for first, second in pairs])
     # With one completion per prompt, maximum and mean are equal, so one test is enough.
     names = list(MEASURES) if most_trials > 1 and source != ITERATIONS else ["mean"]
     comparisons = []
     for name in names:
-        differences = [mine[name] - theirs[name] for mine, theirs in pairs]
+        differences = [first[name] - second[name] for first, second in pairs]
         p_value = signed_rank(differences)
         comparison = Comparison(
             source=source,
@@ -197,16 +197,21 @@ def _difference(rates: Sequence[tuple[float, float]]) -> Estimate:
     """
     n = len(rates)
     both_toxic = rates.count((1, 1))
-    mine = rates.count((1, 0))
-    theirs = rates.count((0, 1))
-    neither = n - both_toxic - mine - theirs
+    only_first = rates.count((1, 0))
+    only_second = rates.count((0, 1))
+    neither = n - both_toxic - only_first - only_second
     shares = []
-    for toxic in (both_toxic + mine, both_toxic + theirs):
+    for toxic in (both_toxic + only_first, both_toxic + only_second):
         low, high = wilson(toxic, n)
         shares.append((toxic / n, toxic / n - low, high - toxic / n))
     (first, below, above), (second, other_below, other_above) = shares
-    product = (both_toxic + mine) * (both_toxic + theirs) * (neither + mine) * (neither + theirs)
-    excess = float(both_toxic * neither - mine * theirs)
+    product = (
+        (both_toxic + only_first)
+        * (both_toxic + only_second)
+        * (neither + only_first)
+        * (neither + only_second)
+    )
+    excess = float(both_toxic * neither - only_first * only_second)
     excess = max(excess - n / 2, 0.0) if excess > 0 else excess
     phi = excess / math.sqrt(product) if product else 0.0
     difference = first - second
