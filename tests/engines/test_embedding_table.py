@@ -88,7 +88,7 @@ def test_a_tokenizer_of_another_model_is_an_error_of_the_engine(
     other = embedding_table.EmbeddingEngine.__new__(TransformersEngine)
     other.name = "other"
     with pytest.raises(EngineError, match="model other: the tokenizer has "):
-        embedding_table.EmbeddingEngine.__init__(other, engine.tokenizer, layer, None)
+        embedding_table.EmbeddingEngine.__init__(other, engine.tokenizer, layer)
 
 
 def test_the_nearest_tokens_of_many_rows_are_looked_for_in_parts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -29,17 +28,16 @@ class EmbeddingEngine(Engine):
     """Base class of engines with a local tokenizer and embedding table.
 
     tokenizer: a transformers tokenizer. layer: the model's input embedding layer, which maps ids to
-    the input of the first block; its `weight` has shape (vocabulary, dim). config: the model's
-    config. embedding_scale: ratio of the rows of `embed_tokens` to the rows of `weight`, which is
-    about sqrt(dim) for Gemma and 1.0 for most other models.
+    the input of the first block; its `weight` has shape (vocabulary, dim). embedding_scale: ratio
+    of the rows of `embed_tokens` to the rows of `weight`, which is about sqrt(dim) for Gemma and
+    1.0 for most other models.
 
-    Raises EngineError for a tokenizer of another model. Also raises it for a Gemma model whose
-    layer does not scale, because step sizes would be wrong by a factor of sqrt(dim).
+    Raises EngineError for a tokenizer of another model.
     """
 
     capabilities: ClassVar = frozenset({"min_new_tokens", "stop"})
 
-    def __init__(self, tokenizer: Any, layer: Any, config: Any) -> None:
+    def __init__(self, tokenizer: Any, layer: Any) -> None:
         self.tokenizer = tokenizer
         self._layer, self._size = layer, len(layer.weight)
         with guarded(EngineError, f"model {self.name}"):
@@ -49,13 +47,6 @@ class EmbeddingEngine(Engine):
         self.embedding_scale = float(
             embedded.norm() / layer.weight[: len(embedded)].detach().float().norm()
         )
-        gemma = config.model_type.startswith("gemma")
-        if gemma and not math.isclose(self.embedding_scale, math.sqrt(self.dim), rel_tol=0.01):
-            raise EngineError(
-                f"model {self.name}: embeddings are {self.embedding_scale:.4g} times the rows of "
-                f"their table, but Gemma needs {math.sqrt(self.dim):.4g} times; install "
-                "transformers >= 5.4"
-            )
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         self._special_ids = {*tokenizer.all_special_ids, *(i for i, t in added if t.special)}
         self._anchor_ids = tokenizer.encode(_ANCHOR, add_special_tokens=False)

@@ -110,7 +110,7 @@ class VllmEngine(EmbeddingEngine):
                 self.dtype = self._engine.model_config.dtype
                 # For a likelihood vLLM also writes one token, so the limit is one token less.
                 self.context_length = int(self._engine.model_config.max_model_len) - 1
-                super().__init__(*read_vocabulary(source, config, self.dtype, **code), config)
+                super().__init__(*read_vocabulary(source, config, self.dtype, **code))
             self.verify()
         except BaseException:
             self.close()

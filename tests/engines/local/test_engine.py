@@ -256,17 +256,6 @@ def test_embeddings_are_the_rows_of_the_table_times_a_scale(folder: Path) -> Non
     assert torch.allclose(x, engine.embedding_scale * rows)
 
 
-def test_a_gemma_whose_layer_does_not_scale_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in transformers before 5.4: published step sizes would be sqrt(dim) times too large."""
-    folder = save_causal_lm(tmp_path, "gemma2")
-    layer = type(TransformersEngine(folder).model.get_input_embeddings())
-    monkeypatch.setattr(layer, "forward", torch.nn.Embedding.forward)
-    with pytest.raises(EngineError, match=r"1 times the rows .* install transformers >= 5\.4"):
-        TransformersEngine(folder)
-
-
 def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     engine = TransformersEngine(save_causal_lm(tmp_path, "gpt2"))
     (x,) = engine.embed(PROMPTS[:1])

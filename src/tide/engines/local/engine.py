@@ -102,7 +102,7 @@ class TransformersEngine(EmbeddingEngine):
             self.max_batch = max_batch or _MAX_BATCH.get(self.device.type, 64)
             self.dtype = self.model.dtype
             self._forward = Forward(self.model)
-            super().__init__(tokenizer, self._embedding_layer(), self.model.config)
+            super().__init__(tokenizer, self._embedding_layer())
             self.context_length = context_length(self.model.config)
             stop = end_ids(self.model, tokenizer)
             self.check_ids([stop])
