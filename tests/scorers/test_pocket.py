@@ -15,7 +15,10 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.metrics import roc_auc_score
 
 from models import train_pocket_scorer
+from tests.generated import examples
 from tide.pocket import PEOPLE as PEOPLE_FILE
+from tide.scorers import masked, pocket
+from tide.scorers.masked import unmasked
 from tide.scorers.pocket import Features, PocketScorer, calibrated, normalize, words_of
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -27,6 +30,11 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data folder at {D
 
 @pytest.fixture(scope="module")
 def scorer() -> PocketScorer:
+    return PocketScorer()
+
+
+@pytest.fixture(scope="module")
+def other() -> PocketScorer:
     return PocketScorer()
 
 
@@ -195,3 +203,50 @@ def test_a_calibration_keeps_the_order_and_the_distances_beyond_its_knots() -> N
     logits = np.array([-10.0, -2.0, -1.0, 0.0, 0.5, 1.0, 6.0])
     expected = [-11.0, -3.0, -2.0, -1.0, 1.5, 4.0, 9.0]
     np.testing.assert_allclose(calibrated(logits, knots), expected)
+
+
+GROWING = [
+    *(
+        "the",
+        "cat",
+        "a",
+        "b",
+        "c",
+        "d.",
+        "(a",
+        "b)",
+        "I",
+        "x-y",
+        "@x",
+        "www.a",
+        "don\u2019t",
+        "\u00e9",
+    ),
+    *("idi0t", "d*mn", "sooo", "women", "people", "gay", "!", "!!", "\u2026", "5", "1st", "\n", ""),
+]
+
+
+@examples(60, 2000)
+@given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.sampled_from(GROWING)))))
+def test_scores_of_a_growing_text_are_those_from_scratch(
+    scorer: PocketScorer, other: PocketScorer, steps: list[tuple[int, list[str]]]
+) -> None:
+    """Each step takes words from the end, as a rewind does, and adds others."""
+    words: list[str] = []
+    for rewound, more in steps:
+        words = [*words[: max(0, len(words) - rewound)], *more]
+        for length in (5, 15):
+            text = " ".join(words[-length:])
+            other._sums._windows.clear()  # it forgets what it has scored
+            assert scorer.score([text]) == other.score([text])
+
+
+@examples(60, 2000)
+@given(st.lists(st.sampled_from(GROWING)))
+def test_words_between_spaces_are_those_of_the_text(parts: list[str]) -> None:
+    text = " ".join(parts)
+    whole = list(pocket._words_of_part.__wrapped__(text))
+    people = [number for number, word in enumerate(whole) if whole[number - 1 : number] == [word]]
+    read = [word for number, word in enumerate(whole) if number not in people or word != "people"]
+    assert words_of(text) == read
+    assert unmasked(text) == masked._without_masks.__wrapped__(text)

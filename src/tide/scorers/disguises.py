@@ -26,7 +26,8 @@ REVISION = "r4"
 _PASSES = 8  # maximum number of passes over a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
-_ORDINARY = re.compile(r"[\t\n\r -%'-~]*")  # ASCII without "&" and control characters
+# ASCII without "&" and control characters, dashes, quotation marks and an ellipsis.
+_ORDINARY = re.compile(r"[\t\n\r -%'-~\u2013\u2014\u2018\u2019\u201c\u201d\u2026]*")
 REORDERED = re.compile("[\b\x7f\u202e]")  # characters that change the displayed order
 _OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
@@ -60,8 +61,13 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
     The reading of ordinary text is the text itself. look_alikes: replace letters that look Latin.
     """
-    read = [text] if _ORDINARY.fullmatch(text) else _displayed(text, look_alikes)
+    read = [text] if is_ordinary(text) else _displayed(text, look_alikes)
     return tuple(dict.fromkeys([*read, *map(unmasked, read)]))
+
+
+def is_ordinary(text: str) -> bool:
+    """Whether the text is displayed as it is: its only disguises are masked words."""
+    return _ORDINARY.fullmatch(text) is not None
 
 
 def _displayed(text: str, look_alikes: bool) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tide.core.sanitize import logger
 from tide.scorers.base import Floats, PlainScorer, Scorer
-from tide.scorers.disguises import is_latin, readings
+from tide.scorers.disguises import is_latin, is_ordinary, readings
 
 _LOG = logger(__name__)
 
@@ -59,7 +59,10 @@ def is_not_latin(text: str) -> bool:
 
 def is_not_english(text: str) -> bool:
     """Whether `text` is plainly in another language of Latin script, such as German or Spanish."""
-    words = [word.strip(_MARKS) for word in text.lower().split()[:_MOST_WORDS]]
+    words = text.lower().split()[:_MOST_WORDS]
+    if 20 * len(_ENGLISH_WORDS.intersection(words)) >= len(words):
+        return False  # so most texts need no closer look
+    words = [word.strip(_MARKS) for word in words]
     if len(words) < _LEAST_WORDS or 20 * sum(word in _ENGLISH_WORDS for word in words) >= len(
         words
     ):
@@ -96,7 +99,8 @@ def _identifier() -> Any:
 
 def other_language(text: str) -> str:
     """Return "in another script" or "in another language" for text plainly not English, else ""."""
-    text = readings(text)[0]
+    if not is_ordinary(text):
+        text = readings(text)[0]
     if is_not_latin(text):
         return "in another script"
     return "in another language" if is_not_english(text) else ""

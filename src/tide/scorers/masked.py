@@ -21,15 +21,18 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import VOCABULARY
 
+_Read = TypeVar("_Read")
 _LEAST, _MOST = 4, 14  # lengths of words that are read
 _COMMON = 10.0  # uses in a million words that make an unlisted word ordinary, not a misspelling
 _RATIO = 10  # how much more frequently a listed word is masked than another word
+_LONGEST_PART = 40  # characters of a part that is remembered
 _WHOLE = 200  # how much more frequently signs touch a whole word than mask a word
 # Finds most texts without masked words; the next expression is slower.
 _SIGNED = re.compile(r"[0-9*#@$!_-](?<=[A-Za-z].)|\*[A-Za-z]")
@@ -72,6 +75,19 @@ def vocabulary() -> Vocabulary:
 
 def unmasked(text: str) -> str:
     """Return `text` with its masked and lengthened profanities in plain letters."""
+    return " ".join(parts_of(text, _without_masks))
+
+
+def parts_of(text: str, read: Callable[[str], _Read]) -> list[_Read]:
+    """Read the parts of a text between spaces; `read` should remember, as a text grows by words."""
+    parts = text.split(" ")
+    if max(map(len, parts)) > _LONGEST_PART:
+        read = getattr(read, "__wrapped__", read)  # what is remembered is short
+    return list(map(read, parts))
+
+
+@lru_cache(maxsize=2**14)
+def _without_masks(text: str) -> str:
     if _SIGNED.search(text):
         text = _TOKEN.sub(lambda match: _unmasked(match[0]), text)
     return _DOUBLED.sub(lambda match: _shortened(match[0]), text)

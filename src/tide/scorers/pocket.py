@@ -12,8 +12,9 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -27,8 +28,10 @@ from tide.core.errors import ScorerError, guarded
 from tide.core.validation import problem
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
 from tide.scorers.base import Floats
-from tide.scorers.disguises import digest_of
+from tide.scorers.disguises import digest_of, is_ordinary
 from tide.scorers.language import ReadingScorer
+from tide.scorers.masked import parts_of
+from tide.scorers.sums import Sums
 
 # The markers of addresses and mentions. The text after a marker stays: it may be an insult.
 _ADDRESSED = re.compile(r"https?://(?:www\.)?|(?<!\w)www\.|(?<!\w)@(?=\w)", re.IGNORECASE)
@@ -40,6 +43,8 @@ _WORD = re.compile(
 )
 # Three or more single letters with the same separator between them.
 _SPACED = re.compile(r"(?<![^\W_])[^\W\d_]([ ._*-])[^\W\d_](?:\1[^\W\d_])+(?![^\W_])")
+# Letters that are joined over spaces.
+_LETTERS_APART = re.compile(r"(?<![^\W_])[^\W\d_] [^\W\d_] [^\W\d_](?![^\W_])")
 # Digits and signs that stand for letters, and words that may hold them.
 _SIGNS = "013457@$!"
 _LOOK_ALIKES = str.maketrans(_SIGNS, "oieastasi")
@@ -88,12 +93,22 @@ def words_of(text: str) -> list[str]:
     `PEOPLE` is read as one word: no group can score otherwise than another. This word is part of no
     n-gram of words, or "is gay" would weigh what "gay" does not.
     """
+    if is_ordinary(text) and not _LETTERS_APART.search(text):
+        read = list(chain.from_iterable(parts_of(text, _words_of_part)))
+    else:
+        read = list(_words_of_part.__wrapped__(text))
+    if _ANY_PEOPLE not in read:
+        return read
     words: list[str] = []
-    for word in _WORD.findall(normalize(text)):
-        read = _read_neutrally(word)
-        if read != _ANY_PEOPLE or words[-1:] != [_ANY_PEOPLE]:
-            words.append(read)
+    for word in read:
+        if word != _ANY_PEOPLE or words[-1:] != [_ANY_PEOPLE]:
+            words.append(word)
     return words
+
+
+@lru_cache(maxsize=2**14)
+def _words_of_part(text: str) -> tuple[str, ...]:
+    return tuple(map(_read_neutrally, _WORD.findall(normalize(text))))
 
 
 @lru_cache(maxsize=2**14)
@@ -185,19 +200,19 @@ class Features(Description):
         The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even
         for one word; here the columns of frequent words are cached.
         """
-        words, count = words_of(text), self.n_features
-        runs = [
-            _column(" ".join(run), count)
-            for n in range(2, self.word_max + 1)
-            for run in zip(*(words[i:] for i in range(n)), strict=False)
-            if _ANY_PEOPLE not in run
-        ]
-        parts = [_word_columns(word, self.char_min, self.char_max, count) for word in words]
-        columns = np.sort(np.concatenate([np.array(runs, dtype=np.int64), *parts]))
-        # np.unique takes ten times as long.
-        is_first = np.ones(len(columns), dtype=np.bool_)
-        np.not_equal(columns[1:], columns[:-1], out=is_first[1:])
-        return columns[is_first]
+        words, before = words_of(text), self.word_max - 1
+        ends = [words[max(0, at - before) : at + 1] for at in range(len(words))]
+        columns = {column for run in ends for column in self.of_last(run)}
+        return np.array(sorted(columns), dtype=np.int64)
+
+    def of_last(self, words: Sequence[str]) -> list[int]:
+        """Return the columns of the features that end with the last of these words."""
+        columns = [*_word_columns(words[-1], self.char_min, self.char_max, self.n_features)]
+        for start in range(max(0, len(words) - self.word_max), len(words) - 1):
+            run = tuple(words[start:])
+            if _ANY_PEOPLE not in run:
+                columns.append(_column(run, self.n_features))
+        return columns
 
 
 def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
@@ -211,15 +226,14 @@ def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=2**14)
-def _word_columns(word: str, shortest: int, longest: int, count: int) -> NDArray[np.int64]:
-    columns = {_column(gram, count) for gram in _word_ngrams(word, shortest, longest)}
-    return np.array(sorted(columns), dtype=np.int64)
+def _word_columns(word: str, shortest: int, longest: int, count: int) -> tuple[int, ...]:
+    return tuple({_column((gram,), count) for gram in _word_ngrams(word, shortest, longest)})
 
 
 @lru_cache(maxsize=2**16)
-def _column(ngram: str, count: int) -> int:
+def _column(words: tuple[str, ...], count: int) -> int:
     """Hash a feature to its column, as sklearn's FeatureHasher does."""
-    return abs(mmh3.hash(ngram)) % count
+    return abs(mmh3.hash(" ".join(words))) % count
 
 
 def calibrated(logits: Floats, knots: Floats) -> Floats:
@@ -257,20 +271,21 @@ class PocketScorer(ReadingScorer):
             self._features, tensors, revision = Features.read(path)
             if self._features.fingerprint != self._features.computed():
                 raise ValueError("its weights need other features than this version computes")
-            self._weights, bias, self._knots = (
+            weights, bias, self._knots = (
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )
-            sizes = self._weights.shape, bias.shape, self._knots.shape[:-1]
+            sizes = weights.shape, bias.shape, self._knots.shape[:-1]
             if sizes != ((self._features.n_features,), (1,), (2,)):
                 raise ValueError("holds tensors of the wrong shape")
             if not (np.diff(self._knots) > 0).all() or not self._knots.size:
                 raise ValueError("holds a calibration that does not rise")
         self._bias = float(bias[0])
+        self._sums = Sums(weights, self._features.of_last, self._features.word_max - 1)
         self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
 
     def _read(self, texts: list[str]) -> Floats:
         return sigmoid(calibrated(np.array([self._logit(text) for text in texts]), self._knots))
 
     def _logit(self, text: str) -> float:
-        columns = self._features.columns(text)
-        return float(self._weights[columns].sum()) / math.sqrt(len(columns) or 1) + self._bias
+        total, count = self._sums.of(words_of(text))
+        return total / math.sqrt(count or 1) + self._bias

@@ -20,8 +20,9 @@ from tide.core.errors import ScorerError, guarded
 from tide.core.text import UNSPACED
 from tide.pocket import WORD_LISTS
 from tide.scorers.base import Attributed, Exchange, Scored, Scorer, exchange_of, screen_of
-from tide.scorers.disguises import readings, readings_in_all_scripts
+from tide.scorers.disguises import is_ordinary, readings, readings_in_all_scripts
 from tide.scorers.language import language_of, languages_of
+from tide.scorers.masked import parts_of
 from tide.scorers.wrappers.base import ScorerWrapper
 
 FIRST = "first"  # the tensor with the hashes of the first tokens of all terms
@@ -101,6 +102,8 @@ def holds_listed_word(exchange: Exchange) -> bool:
     """Whether the text holds a listed word of the language that stands before the word."""
     if not exchange.text:
         exchange = Exchange("", exchange.alone)
+    if is_ordinary(exchange.text) and not any(parts_of(exchange.text, _begins_term)):
+        return False
     read = readings if exchange.text.isascii() else readings_in_all_scripts
     for text in read(exchange.text):
         folded = _folded(text)
@@ -108,6 +111,13 @@ def holds_listed_word(exchange: Exchange) -> bool:
             if language_of(_sample(exchange.context, folded, end), sure=0.5) in languages:
                 return True
     return False
+
+
+@lru_cache(maxsize=2**14)
+def _begins_term(part: str) -> bool:
+    """Whether a listed term may begin in a part of a text that has no disguise but masks."""
+    tokens = [token for reading in readings(part) for token in tokens_of(reading)]
+    return not _lists().first.isdisjoint(map(_token_hash, tokens))
 
 
 def _listed_terms(folded: str) -> Iterator[tuple[int, list[str]]]:
