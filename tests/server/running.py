@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pydantic import SecretStr
 from tests.fakes import Babbler
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.serve import _listening, _server
+from tide.core.concurrency import Portal
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
 from tide.engines import load_engine
@@ -100,19 +102,23 @@ def running(
     ):
         made.start(engine)
         app = create_app(made, MODEL, Monitor(made, monitor_log, monitor_texts))
-        with listening(app, drain) as (url, server):
+        portal = None if engine.in_process else engine.portal
+        with listening(app, drain, portal) as (url, server):
             started = Running(url, engine, scorer, made, server)
             with started.http:
                 yield started
 
 
 @contextmanager
-def listening(app: Any, drain: float = 5) -> Iterator[tuple[str, uvicorn.Server]]:
+def listening(
+    app: Any, drain: float = 5, portal: Portal | None = None
+) -> Iterator[tuple[str, uvicorn.Server]]:
+    """Serve in the loop of a portal, or in one of its own."""
     server = _server(app, drain)
     with _listening("127.0.0.1", 0) as listener:
-        thread = threading.Thread(
-            target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True
-        )
+        serve = partial(server.serve, sockets=[listener])
+        run = (lambda: asyncio.run(serve())) if portal is None else partial(portal.run, serve)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
         try:

@@ -24,9 +24,10 @@ BACKTRACK = {"preset": "backtrack", "max_new_tokens": 400}
 async def monitored(
     detox: ServedDetoxifier, prompt: str, in_pieces: bool = False, **settings: Any
 ) -> tuple[Draft, list[str], Forecast]:
-    stream = detox.draft(prompt, in_pieces=in_pieces, on_unresolved="refuse", **settings)
-    pieces = [text async for text in stream]
-    return stream.result, pieces, await detox.forecast(prompt, stream.result)
+    pieces: list[str] = []
+    on_text = pieces.append if in_pieces else None
+    draft = await detox.draft(prompt, on_text, on_unresolved="refuse", **settings)
+    return draft, pieces, await detox.forecast(prompt, draft)
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
@@ -41,9 +42,9 @@ def test_the_text_is_what_the_engine_writes_and_nothing_is_scored_before(in_piec
                 request = Request(ids, Sampling(max_new_tokens=400, stop=("fine",)), own)
                 (plain,) = await engine.complete([request])
                 before = len(scorer.calls)
-                stream = detox.draft("x y", in_pieces=in_pieces, seed=seed, stop=("fine",))
-                pieces = [text async for text in stream]
-                draft = stream.result
+                pieces: list[str] = []
+                on_text = pieces.append if in_pieces else None
+                draft = await detox.draft("x y", on_text, seed=seed, stop=("fine",))
                 assert len(scorer.calls) == before
                 assert (draft.text, draft.finish_reason) == (plain.text, plain.finish_reason)
                 assert draft.num_tokens == len(plain.token_ids)

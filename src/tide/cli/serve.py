@@ -33,6 +33,7 @@ from tide.scorers import DEFAULT_SCORER
 from tide.server.limits import Limits
 
 if TYPE_CHECKING:
+    from tide.core.concurrency import Portal
     from tide.server.gate import Gate
     from tide.server.policies import Policies
 
@@ -251,7 +252,7 @@ def serve(
         _freeze()
         if reloading is not None:
             reloading.start(made)
-        _run(app, listener, bounds.drain)
+        _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
 
 
 def _limit_threads() -> None:
@@ -337,12 +338,17 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _run(app: Gate, listener: socket.socket, drain: float) -> None:
-    """Serve until a signal comes."""
+def _run(app: Gate, listener: socket.socket, drain: float, portal: Portal | None) -> None:
+    """Serve until a signal comes. portal: runs the server in the loop of its engine."""
     # The engine's thread waits less for the threads that score and send (5 ms by default).
     sys.setswitchinterval(1e-4)
+    server = _server(app, drain)
     with stopping.expected():  # uvicorn raises the signal again after shutdown
-        _server(app, drain).run(sockets=[listener])
+        if portal is None:
+            server.run(sockets=[listener])
+            return
+        with server.capture_signals():  # which only the main thread can
+            portal.run(partial(server.serve, sockets=[listener]))
 
 
 def _server(app: Gate, drain: float) -> Any:

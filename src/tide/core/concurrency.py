@@ -227,6 +227,11 @@ class Mailbox(Generic[_T]):
             here.call_soon(lambda: _wake(self._to_wake.pop(route), self._loop))
         self._to_wake[route].append(self._arrived)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an item was put that was not read yet."""
+        return bool(self._items)
+
     def end(self, *_: object) -> None:
         """End the iteration after all items put before."""
         self.put()

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import ssl
+import time
 import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -190,21 +191,28 @@ class Client(httpx.AsyncClient):
                 return await read_reply(response, limit)
 
     async def events(
-        self, url: str, body: Any, *, limit: int = MIB
-    ) -> AsyncGenerator[Reply | bytes, None]:
-        """POST `body`; yield the data of each server-sent event, or an answer that is not a stream.
+        self, url: str, body: Any, *, limit: int = MIB, until: float = math.inf
+    ) -> AsyncGenerator[Reply | list[bytes], None]:
+        """POST `body`; yield the data of the server-sent events that arrived together.
 
-        limit: maximum bytes of all events together. Raises ServerFailed, also if an event is late.
+        An answer that is not a stream is yielded as a Reply. limit: maximum bytes of all events
+        together. until: when the stream must have ended, by `time.monotonic`. Raises ServerFailed,
+        also if an event is late.
         """
         content = json.dumps(body).encode()
         with self._asking():
-            async with aclosing(self._events(url, content, limit)) as events:
+            async with aclosing(self._events(url, content, limit)) as reads:
                 while True:
-                    with anyio.fail_after(self._seconds):
-                        event = await anext(events, None)
-                    if event is None:
+                    try:
+                        with anyio.fail_after(min(self._seconds, until - time.monotonic())):
+                            events = await anext(reads, None)
+                    except TimeoutError:
+                        if time.monotonic() < until:
+                            raise
+                        raise ServerFailed("the answer was not finished in time") from None
+                    if events is None:
                         return
-                    yield event
+                    yield events
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -226,21 +234,21 @@ class Client(httpx.AsyncClient):
 
     async def _events(
         self, url: str, content: bytes, limit: int
-    ) -> AsyncGenerator[Reply | bytes, None]:
+    ) -> AsyncGenerator[Reply | list[bytes], None]:
         async with self._opened("POST", url, content) as response:
             media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if response.status_code != 200 or media_type in _NO_STREAM:
                 yield await read_reply(response, limit)
                 return
-            events, read = EventParser(), 0
+            parser, read = EventParser(), 0
             async for chunk in response.aiter_raw():
                 read += len(chunk)
                 if read > limit:
                     raise ServerFailed(f"the answer has more than {limit:,} bytes")
-                for event in events.add(chunk):
-                    yield event
-            for event in events.end():
-                yield event
+                if events := list(parser.add(chunk)):
+                    yield events
+            if events := list(parser.end()):
+                yield events
 
     @asynccontextmanager
     async def passing(

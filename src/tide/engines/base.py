@@ -86,8 +86,8 @@ class Request:
     prompt: token ids, or input embeddings (T, d) of any float dtype. seed: equal seeds draw equal
     noise (common random numbers). banned_token_ids: ids that are never drawn. banned_first_ids:
     further ids that are not drawn as the first token. priority: requests with the lowest number are
-    served first. prefix_cache: see `Engine.prefix_cache`. piece_tokens: number of tokens that the
-    engine may collect for a piece; None asks for one piece at the end. is_first: whether nothing
+    served first. prefix_cache: see `Engine.prefix_cache`. piece_tokens: number of tokens that a
+    piece may wait for; None asks for one piece at the end. is_first: whether nothing
     was rejected yet; a server then gets the client's own seed.
     """
 

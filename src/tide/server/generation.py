@@ -12,17 +12,25 @@ import json
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
+from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result, Trial
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
-from tide.detoxifier.asynchronous import AsyncTextStream
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
 from tide.server.gate import LOGGED, NUMBER, POLICIES
 from tide.server.metrics import is_changed
@@ -47,8 +55,9 @@ _MEMORY = 0.9
 # Seeds are below this number. JavaScript keeps them exact, so clients can send them back.
 _SEEDS = 1 << 53
 
-# Items that a call yields: pieces of its text, then its result or draft.
-_Item = str | Result | Draft
+# What a call puts: pieces of its text, then its result, its draft or its error. None: time passes.
+_Item = str | Result | Draft | Exception | None
+_Put = Callable[[tuple[int, _Item]], None]
 # How each field of `tide` is combined over the completions of a response.
 _COMBINE: dict[str, Callable[[Iterable[Any]], Any]] = {
     "accepted": all,
@@ -294,14 +303,17 @@ class Serving:
         started = time.monotonic()
         until = started + limits.request_seconds
         self._count(len(calls))
-        queue: asyncio.Queue[tuple[int, _Item | Exception | None]] = asyncio.Queue()
-        work = [_items(call, in_pieces) for call in calls]
-        tasks = [asyncio.create_task(_pump(i, items, queue)) for i, items in enumerate(work)]
-        tasks.append(asyncio.create_task(_tick(queue, limits.keep_alive, until)))
+        items: Mailbox[tuple[int, _Item]] = Mailbox()
+        tasks = [
+            asyncio.create_task(_answer(number, call, in_pieces, items.put))
+            for number, call in enumerate(calls)
+        ]
+        tasks.append(asyncio.create_task(_tick(items.put, limits.keep_alive, until)))
         left = len(calls)
         try:
+            arriving = _joined(items)
             while left:
-                number, item = await queue.get()
+                number, item = await anext(arriving)
                 if time.monotonic() >= until:
                     message = f"the answer took longer than {limits.request_seconds:g} seconds"
                     raise Refused(504, message, "server_error", code="deadline")
@@ -414,44 +426,43 @@ class Serving:
         self.metrics.under_way.set(self._under_way)
 
 
-async def _items(call: Call, in_pieces: bool) -> AsyncGenerator[_Item, None]:
-    """Yield the pieces of a call's text if `in_pieces`, and then the result or draft of the call.
+async def _answer(number: int, call: Call, in_pieces: bool, put: _Put) -> None:
+    """Put the pieces of a call's text if `in_pieces`, and then its result, draft or error.
 
-    A piece is yielded once it is accepted; under a monitored policy, once the model has written it.
+    A piece is put once it is accepted; under a monitored policy, once the model has written it.
     """
     detox, settings = call.policy.detox, call.settings
+    enforces = call.policy.mode == "enforce"
     # An answer with tool calls or reasoning is judged and given out as a whole.
-    is_whole = not in_pieces or detox.settings.in_parts(call.prompt)
-    if call.policy.mode == "enforce" and is_whole:
-        yield await detox(call.prompt, **settings)
-        return
-    stream: AsyncTextStream[Any] = (
-        detox.stream(call.prompt, **settings)
-        if call.policy.mode == "enforce"
-        else detox.draft(call.prompt, in_pieces=in_pieces, **settings)
-    )
-    async with stream as texts:
-        async for text in texts:
-            yield text
-        yield texts.result
+    is_whole = not in_pieces or (enforces and detox.settings.in_parts(call.prompt))
+    on_text = None if is_whole else lambda text: put((number, text))
+    try:
+        answer = detox.answer if enforces else detox.draft
+        put((number, await answer(call.prompt, on_text, **settings)))
+    except Exception as error:
+        put((number, error))
 
 
-async def _tick(queue: asyncio.Queue[Any], interval: float, until: float) -> None:
+async def _joined(items: Mailbox[tuple[int, _Item]]) -> AsyncIterator[tuple[int, _Item]]:
+    """Yield what calls put; the pieces of a text that arrived together become one."""
+    texts: dict[int, str] = {}
+    async for number, item in items:
+        if isinstance(item, str):
+            texts[number] = texts.get(number, "") + item
+            if items.is_waiting:
+                continue
+        for piece in texts.items():
+            yield piece
+        texts.clear()
+        if not isinstance(item, str):
+            yield number, item
+
+
+async def _tick(put: _Put, interval: float, until: float) -> None:
     """Put None every `interval` seconds and at `until`; a timeout for each item would cost more."""
     while (rest := until - time.monotonic()) > 0:
         await asyncio.sleep(min(rest, interval))
-        queue.put_nowait((0, None))
-
-
-async def _pump(
-    number: int, items: AsyncGenerator[_Item, None], queue: asyncio.Queue[tuple[int, Any]]
-) -> None:
-    try:
-        async with aclosing(items) as open_items:
-            async for item in open_items:
-                queue.put_nowait((number, item))
-    except Exception as error:
-        queue.put_nowait((number, error))
+        put((0, None))
 
 
 def _reason(ended: str, parts: Parts) -> str:

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
 from tide.core.optional import require
 from tide.core.sanitize import sanitized
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
 from tide.core.validation import problems
 from tide.data.files import as_text, read_whole
-from tide.detoxifier.asynchronous import AsyncDetoxifier, AsyncTextStream
+from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
 from tide.engines.base import Piece
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from tide.core.chat import Chat
+    from tide.core.results import Result
     from tide.core.settings import Overrides
     from tide.engines.base import Engine
 
@@ -319,17 +319,29 @@ class Plan:
 
 
 class ServedDetoxifier(AsyncDetoxifier):
-    """A policy's detoxifier, which also lets the model write unscored drafts."""
+    """A policy's detoxifier, which also lets the model write unscored drafts.
 
-    def draft(
-        self, prompt: str | Chat, *, in_pieces: bool = False, **overrides: Unpack[Overrides]
-    ) -> AsyncTextStream[Draft]:
-        """Write the model's own text, unscored, for `forecast`.
+    on_text: called with each part of the text as it is accepted, or for a draft, as it is written;
+    perhaps in another thread.
+    """
 
-        in_pieces: yield pieces as the model writes them; otherwise only `result` contains the text.
-        """
-        texts: Mailbox[str] = Mailbox()
-        on_text = texts.put if in_pieces else None
+    async def answer(
+        self,
+        prompt: str | Chat,
+        on_text: Callable[[str], None] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> Result:
+        """Complete one prompt, or answer a chat."""
+        settings, strategy = self._resolve(overrides)
+        return await self._awaited(self._start(prompt, settings, strategy, on_text=on_text))
+
+    async def draft(
+        self,
+        prompt: str | Chat,
+        on_text: Callable[[str], None] | None = None,
+        **overrides: Unpack[Overrides],
+    ) -> Draft:
+        """Write the model's own text, unscored, for `forecast`."""
         settings, strategy = self._resolve(overrides)
         priority = next(NUMBERS)
 
@@ -338,9 +350,7 @@ class ServedDetoxifier(AsyncDetoxifier):
                 (task,) = await self._tasks(prompt, settings, strategy, priority, [0], on_text)
                 return await write_unjudged(task, self.engine)
 
-        future = self._begin(work)
-        future.add_done_callback(texts.end)
-        return AsyncTextStream(texts, future)
+        return await self._finished(work)
 
     async def draft_of(
         self, prompt: str | Chat, answer: ServerAnswer, **overrides: Unpack[Overrides]

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
 
 from tide.core.chat import Chat, Rendered, as_lines, render
-from tide.core.concurrency import items_of
 from tide.core.errors import CompletionError, EngineError, InputError, guarded
 from tide.core.http import Seconds, ServerFailed, ServerUnreachable, read_key
 from tide.core.optional import require
@@ -173,52 +174,57 @@ class OpenAIEngine(Engine):
 
     # Writing.
 
-    def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        async def work(put: Callable[[Piece], None]) -> None:
-            async with self._capacity:
-                await self._answer(StreamedAnswer(request, put))
-
-        return items_of(work)
-
-    async def _answer(self, answer: StreamedAnswer) -> None:
+    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Request text until the answer ends.
 
         Raises EngineError if the server cannot be reached, CompletionError for other failures.
         """
         upstream = self.upstream
-        try:
-            with anyio.fail_after(self._deadline):
-                await self._request(answer)
-        except TimeoutError as error:
-            late = f"not finished within {self._deadline:g} s (deadline)"
-            raise CompletionError(f"{upstream.url}: {late}") from error
-        except ServerFailed as error:
-            if error.broken:  # is the server gone, or does it fail at this request?
-                await upstream.look()
-            kind = CompletionError if upstream.reachable else EngineError
-            raise kind(f"{upstream.url}: {error}") from error
+        async with self._capacity:
+            until = time.monotonic() + self._deadline
+            try:
+                async with aclosing(self._request(StreamedAnswer(request), until)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            except (ServerFailed, TimeoutError) as error:
+                if time.monotonic() >= until:
+                    late = f"not finished within {self._deadline:g} s (deadline)"
+                    raise CompletionError(f"{upstream.url}: {late}") from error
+                if isinstance(error, ServerFailed) and error.broken:
+                    await upstream.look()  # is the server gone, or does it fail at this request?
+                kind = CompletionError if upstream.reachable else EngineError
+                raise kind(f"{upstream.url}: {error}") from error
 
-    async def _request(self, answer: StreamedAnswer) -> None:
+    async def _request(self, answer: StreamedAnswer, until: float) -> AsyncGenerator[Piece, None]:
         server = self._server
         while answer.reason is None:
             body = answer.body(server)
-            source = await self._source_of_tokens(body["model"]) if answer.banned else None
-            if source is not None:
-                ids = await source.ids(answer.banned)
-                bias = body.get("logit_bias") or {}
-                body["logit_bias"] = bias | {str(token): NEVER for token in ids}
+            if answer.banned:
+                with anyio.fail_after(until - time.monotonic()):
+                    await self._ban(body, answer.banned)
             before, words, thoughts = len(answer.words), Words(answer.left), answer.aside.thoughts
-            try:
-                async with aclosing(
-                    streamed(self.upstream, body, answer.left, answer.aside)
-                ) as parts:
+            parts = streamed(self.upstream, body, answer.left, answer.aside, until)
+            async with aclosing(parts):
+                try:
                     async for text, reason in parts:
                         answer.take(words.add(thoughts.add(text)))
                         if reason is not None:
                             answer.take(words.add(thoughts.end()))
                             answer.end(words.end(), reason)
-            except Banned as banned:
-                answer.draw_again(len(answer.words) > before, banned.reason)
+                        if (piece := answer.piece()) is not None:
+                            yield piece
+                except Banned as banned:
+                    answer.draw_again(len(answer.words) > before, banned.reason)
+            if (piece := answer.piece()) is not None:
+                yield piece
+
+    async def _ban(self, body: dict[str, Any], words: Sequence[str]) -> None:
+        """Add a bias against the first tokens of `words` to a request's body."""
+        source = await self._source_of_tokens(body["model"])
+        if source is not None:
+            ids = await source.ids(words)
+            bias = body.get("logit_bias") or {}
+            body["logit_bias"] = bias | {str(token): NEVER for token in ids}
 
     # The server.
 
@@ -280,12 +286,14 @@ class StreamedAnswer:
     must not be written. left: number of tokens that may still be written. reason: finish reason.
     """
 
-    def __init__(self, request: Request, put: Callable[[Piece], None]) -> None:
+    def __init__(self, request: Request) -> None:
         self.words: list[str] = []
         self.banned = [text_of((token,)) for token in request.banned_token_ids]
         self.reason: FinishReason | None = None
         self._banned_spellings = {same_word(word) for word in self.banned}
-        self._request, self._put = request, put
+        self._request = request
+        self._unsent = list[int]()  # ids of words
+        self._end: Piece | None = None
         # The fields of a client's request, or none for a caller in Python.
         self._fields: dict[str, Any] = json.loads(request.sampling.server_fields or "{}")
         self._redraws = self._drawn = self._requests = 0
@@ -384,7 +392,7 @@ class StreamedAnswer:
                 raise Banned("length")
             self.words.append(word)
             if not self._whole:
-                self._put(Piece((id_of(word),)))
+                self._unsent.append(id_of(word))
 
     def end(self, words: Sequence[str], reason: FinishReason) -> None:
         """Take the server's last words. Raises Banned if the text ends too early."""
@@ -411,7 +419,17 @@ class StreamedAnswer:
 
     def _finish(self, reason: FinishReason) -> None:
         self.reason = reason
-        ids = tuple(map(id_of, self.words)) if self._whole else ()
+        if self._whole:
+            self._unsent = list(map(id_of, self.words))
         # A server has not counted what came before a redraw.
         usage = self.aside.usage if self._requests == 1 else None
-        self._put(Piece(ids, reason, parts=self.aside.parts, usage=usage))
+        self._end = Piece((), reason, parts=self.aside.parts, usage=usage)
+
+    def piece(self) -> Piece | None:
+        """Return what was not sent on yet, if anything."""
+        ids, end = tuple(self._unsent), self._end
+        self._unsent.clear()
+        self._end = None
+        if end is not None:
+            return replace(end, token_ids=ids)
+        return Piece(ids) if ids else None

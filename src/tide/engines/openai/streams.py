@@ -8,6 +8,7 @@ stream the parts of tool calls with different indexes and ids.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -263,12 +264,17 @@ def end_of_server(reason: str) -> FinishReason:
 
 
 async def streamed(
-    upstream: Upstream, body: dict[str, Any], most_tokens: int, aside: Aside | None = None
+    upstream: Upstream,
+    body: dict[str, Any],
+    most_tokens: int,
+    aside: Aside | None = None,
+    until: float = math.inf,
 ) -> AsyncGenerator[tuple[str, FinishReason | None], None]:
     """Yield the text that a server streams, at most `most_tokens`. aside: gets the other parts.
 
-    Raises ServerFailed for an invalid stream, and if a filter or an unrequested tool call ends the
-    stream. A stream may end without `[DONE]`, but not without a finish reason.
+    Text that arrived together is yielded together. until: see `Client.events`. Raises ServerFailed
+    for an invalid stream, and if a filter or an unrequested tool call ends the stream. A stream may
+    end without `[DONE]`, but not without a finish reason.
     """
     aside = aside or Aside(inline=False)
     has_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
@@ -279,40 +285,50 @@ async def streamed(
     last: tuple[str, FinishReason] | None = None
     limit = MIB + 4096 * most_tokens
     characters, index = Text(), 0
-    async with aclosing(upstream.stream(path, body, limit=limit)) as events:
-        async for data in events:
-            event = read_event(data)
-            event.check()
-            aside.usage = event.usage or aside.usage
-            if len(event.choices) > 1:
-                raise ServerFailed("wrote several answers at once")
-            for part in event.choices:
-                index = _checked_index(part.index, index)
-                delta = part.read(chat)
-                text, reason = delta.content or "", _end_of(part.finish_reason, delta, has_tools)
-                if reason == "eos_token":
-                    text = ""  # TGI writes the token that ends the text, such as "</s>"
-                # Ollama, LocalAI and TGI send the reason "" before the end.
-                end = _ENDS.get(reason) if reason else None
-                read += len(text) + delta.size
-                if read > most_characters:
-                    raise ServerFailed(f"wrote more than {most_tokens} tokens")
-                aside.add(delta)
-                if reason and end is None:
-                    raise ServerFailed("ended a text with unknown finish_reason", repr(reason))
-                text = characters.add(text)
-                if last is not None:
-                    # Some servers send the end twice; Azure sends a filter's results after it.
-                    if delta.size or (text, end) not in (("", None), ("", last[1]), last):
-                        raise ServerFailed("sent more text after the finish_reason")
-                elif end is not None:
-                    last = text, end
-                else:
-                    yield text, None
+    async with aclosing(upstream.stream(path, body, limit=limit, until=until)) as reads:
+        async for events in reads:
+            arrived = ""
+            for data in events:
+                event = _event_of_one_answer(data)
+                aside.usage = event.usage or aside.usage
+                for part in event.choices:
+                    index = _checked_index(part.index, index)
+                    delta = part.read(chat)
+                    text = delta.content or ""
+                    reason = _end_of(part.finish_reason, delta, has_tools)
+                    if reason == "eos_token":
+                        text = ""  # TGI writes the token that ends the text, such as "</s>"
+                    # Ollama, LocalAI and TGI send the reason "" before the end.
+                    end = _ENDS.get(reason) if reason else None
+                    read += len(text) + delta.size
+                    if read > most_characters:
+                        raise ServerFailed(f"wrote more than {most_tokens} tokens")
+                    aside.add(delta)
+                    if reason and end is None:
+                        raise ServerFailed("ended a text with unknown finish_reason", repr(reason))
+                    text = characters.add(text)
+                    if last is not None:
+                        # Some servers send the end twice; Azure sends a filter's results after it.
+                        if delta.size or (text, end) not in (("", None), ("", last[1]), last):
+                            raise ServerFailed("sent more text after the finish_reason")
+                    elif end is not None:
+                        last = text, end
+                    else:
+                        arrived += text
+            if arrived:
+                yield arrived, None
     if last is None:
         raise ServerFailed("ended a completion without a finish_reason")
     characters.end()
     yield last
+
+
+def _event_of_one_answer(data: bytes) -> Event:
+    event = read_event(data)
+    event.check()
+    if len(event.choices) > 1:
+        raise ServerFailed("wrote several answers at once")
+    return event
 
 
 def _checked_index(index: int | str | None, before: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ PATIENCE = 5.0
 # Answers of a balancer while no server behind it can be reached. They are passed on at once.
 _UNREACHABLE = (502, 503)
 _FORBIDDEN = (401, 403)
-_END = 0.5  # seconds from `[DONE]` to the end of an answer
+_DONE, _END = b"[DONE]", 0.5  # seconds from `[DONE]` to the end of an answer
+_Read = Reply | list[bytes]
 # Maximum concurrent requests of a client. The time that httpx needs for a request grows with the
 # client's connections: 0.5 ms with 4 connections, 5 ms with 256.
 _CLIENT_REQUESTS = 4
@@ -103,29 +105,33 @@ class Upstream:
         return parsed((await self._connected(ask)).body, kind)
 
     async def stream(
-        self, path: str, body: Any, *, limit: int = MIB
-    ) -> AsyncGenerator[bytes, None]:
-        """Like `request`, for a stream: yields the data of each event before `[DONE]`."""
+        self, path: str, body: Any, *, limit: int = MIB, until: float = math.inf
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Like `request`, for a stream: yields the events before `[DONE]` that arrived together.
 
-        async def begin() -> tuple[AsyncGenerator[Reply | bytes, None], Reply | bytes | None]:
-            events = self._client().events(self._address(path), body, limit=limit)
-            event = await anext(events, None)
-            if isinstance(event, Reply):
-                await events.aclose()
-                _raise_for_status(event, path)
+        until: see `Client.events`.
+        """
+
+        async def begin() -> tuple[AsyncGenerator[_Read, None], _Read | None]:
+            reads = self._client().events(self._address(path), body, limit=limit, until=until)
+            events = await anext(reads, None)
+            if isinstance(events, Reply):
+                await reads.aclose()
+                _raise_for_status(events, path)
                 raise ServerFailed("did not stream its answer")
-            return events, event
+            return reads, events
 
-        events, event = await self._connected(begin)
-        async with aclosing(events):
-            while event is not None and not isinstance(event, Reply):
-                if event == b"[DONE]":
+        reads, events = await self._connected(begin)
+        async with aclosing(reads):
+            while events is not None and not isinstance(events, Reply):
+                if _DONE in events:
+                    yield events[: events.index(_DONE)]
                     # An answer that was read to its end leaves its connection open for the next.
                     with anyio.move_on_after(_END):
-                        await anext(events, None)
+                        await anext(reads, None)
                     return
-                yield event
-                event = await anext(events, None)
+                yield events
+                events = await anext(reads, None)
 
     async def look(self) -> None:
         """Find out whether the server can be reached now."""
