@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tide.cli import options, stopping
+from tide.cli import workers as processes
 from tide.cli.display import ERRORS, chosen_settings, name_of
 from tide.core.errors import InputError, first_line
 from tide.core.optional import require
@@ -78,6 +79,15 @@ def _print_schema(asked: bool) -> None:
 # Options.
 Host = Annotated[str, options.option("Server", "Address to listen on.")]
 Port = Annotated[int, options.option("Server", "0: any free port.", min=0, max=65_535)]
+Workers = Annotated[
+    int,
+    options.option(
+        "Server",
+        "Processes of a gateway (--engine openai). Each has its own scorers and limits.",
+        min=1,
+        max=256,
+    ),
+]
 ServedModelName = Annotated[
     str | None,
     options.option(
@@ -164,6 +174,7 @@ MonitorTexts = Annotated[
 def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    workers: Workers = 1,
     served_model_name: ServedModelName = None,
     settings: SettingsFile = None,
     perspective: Perspective = False,
@@ -199,6 +210,7 @@ def serve(
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
     if perspective:
         model, engine = "none", "none"
+    processes.prepare(workers, engine)
     for package in ("uvicorn", "fastapi", "prometheus_client"):
         require(package, "gateway")
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
@@ -232,6 +244,8 @@ def serve(
     # 2. Load scorers and model.
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(host, port))
+        if processes.supervises(workers):
+            return
         stack.enter_context(_logging_as_json(loading))
         with _progress("scorers"):
             made = Policies(line, policies, limits=bounds, keys=keys, host=host)
@@ -344,6 +358,7 @@ def _run(app: Gate, listener: socket.socket, drain: float, portal: Portal | None
     sys.setswitchinterval(1e-4)
     server = _server(app, drain)
     with stopping.expected():  # uvicorn raises the signal again after shutdown
+        stopping.check()
         if portal is None:
             server.run(sockets=[listener])
             return

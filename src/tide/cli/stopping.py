@@ -51,6 +51,12 @@ def expected() -> Iterator[None]:
         _stopped = None
 
 
+def check() -> None:
+    """Raise Stopped if a stop was requested and a library, or garbage collection, swallowed it."""
+    if _stopped is not None:
+        raise _stopped
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     global _stopped  # noqa: PLW0603  (a process runs one command)
     _stopped = Stopped(number)

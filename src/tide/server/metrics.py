@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result, Trial
@@ -23,12 +25,19 @@ _SCORES = tuple(i / 10 for i in range(11))
 
 
 class Metrics:
-    """The metrics of one server."""
+    """The metrics of one server.
+
+    With several processes (`tide serve --workers`), `text` sums them; of a budget, it has the
+    process that is nearest to its end.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         counter = partial(Counter, namespace="tide", registry=self._registry)
-        gauge = partial(Gauge, namespace="tide", registry=self._registry)
+        gauge = partial(
+            Gauge, namespace="tide", registry=self._registry, multiprocess_mode="livesum"
+        )
+        highest = partial(gauge, multiprocess_mode="livemax")
         histogram = partial(Histogram, namespace="tide", registry=self._registry)
         self.requests = counter(
             "requests", "Requests by status; 499: the client disconnected", ["route", "status"]
@@ -47,7 +56,7 @@ class Metrics:
             ["policy"],
             buckets=_SECONDS,
         )
-        self.engine_up = gauge("engine_up", "1 if the model, or the server of a gateway, answers")
+        self.engine_up = highest("engine_up", "1 if the model, or the server of a gateway, answers")
         self.reloads = counter("reloads", "Reloads of the policy file: done or failed", ["outcome"])
         self.in_flight = gauge("requests_in_flight", "Requests not yet fully answered")
         self.under_way = gauge("completions_under_way", "Completions running or queued")
@@ -75,9 +84,11 @@ class Metrics:
             ["policy"],
             buckets=_SCORES,
         )
-        self.alter_at_most = gauge("policy_alter_at_most", "Budget of altered answers", ["policy"])
-        self.altered_share = gauge("policy_altered_share", "Share of altered answers", ["policy"])
-        self.altered_evidence = gauge(
+        self.alter_at_most = highest(
+            "policy_alter_at_most", "Budget of altered answers", ["policy"]
+        )
+        self.altered_share = highest("policy_altered_share", "Share of altered answers", ["policy"])
+        self.altered_evidence = highest(
             "policy_altered_evidence",
             "Evidence that more answers are altered than the budget allows; from 20 on, a warning",
             ["policy"],
@@ -127,7 +138,11 @@ class Metrics:
         return {"language": language}
 
     def text(self) -> bytes:
-        return generate_latest(self._registry)
+        registry = self._registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)
+        return generate_latest(registry)
 
 
 def is_changed(trial: Trial) -> bool:
