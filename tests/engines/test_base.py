@@ -37,7 +37,7 @@ def calls_of_a_closed_engine(engine: Engine, x: Tensor) -> None:
         "text_of": (Chat.said("fine"),),
         "embed": (["fine"],),
         "embed_tokens": ([1],),
-        "prefix_cache": (x,),
+        "prefix_cache": (),
         "ban": ([1],),
         "after": (Request(x), [1]),
         "write": (Request(x),),
@@ -120,7 +120,7 @@ def test_the_default_methods_are_enough_for_completions() -> None:
         assert [one.read_tokens for one in asyncio.run(_pieces(engine, request))] == [2, 0, 0]
         assert engine.encode("a bc").token_ids == (1, 2)
         assert engine.encode("a bc").fixed_mask == (False, False)
-        assert engine.prefix_cache(torch.zeros(2, 4)) is None
+        assert engine.prefix_cache() is None
         engine.verify()
         with pytest.raises(InputError, match="engine Words: has no embeddings"):
             engine.embed(["a"])

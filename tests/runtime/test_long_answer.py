@@ -190,7 +190,7 @@ def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
 @pytest.mark.parametrize(
     ("hook", "kind"),
     [
-        *((hook, EngineError) for hook in ("_embed_tokens", "_prefix_cache", "on_write")),
+        *((hook, EngineError) for hook in ("_embed_tokens", "on_write")),
         *((hook, CompletionError) for hook in ("_tokenize", "_encode", "_texts")),
     ],
 )

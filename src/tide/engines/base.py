@@ -194,7 +194,7 @@ class Engine(ABC):
         """Return the likelihoods of pairs that were checked."""
         raise InputError(f"engine {type(self).__name__}: has no likelihoods")
 
-    def _prefix_cache(self, rows: Tensor | None) -> object:
+    def _prefix_cache(self) -> object:
         return None
 
     def _vocabulary(self) -> Sequence[str]:
@@ -323,16 +323,15 @@ class Engine(ABC):
         with self._calling("embed_tokens"):
             return self._embed_tokens(token_ids)
 
-    def prefix_cache(self, rows: Tensor | None = None) -> object:
-        """Return a handle; keys and values that its requests share are cached while it exists.
+    def prefix_cache(self) -> object:
+        """Return a handle for requests that continue each other's texts.
 
-        rows: embeddings (P, d) with which all the requests begin; the model reads the rows once.
-        Without `rows`, the model reads only the last token id of a request whose other ids were all
-        read or written for the previous request. Caching changes completions only by rounding.
-        Returns None if nothing can be cached.
+        While it exists, the model reads only the last token id of a request whose other ids were
+        all read or written for the previous request with this handle. Caching changes completions
+        only by rounding. Returns None if nothing can be cached.
         """
         with self._calling("prefix_cache"):
-            return self._prefix_cache(rows)
+            return self._prefix_cache()
 
     # Writing.
 

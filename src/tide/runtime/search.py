@@ -45,10 +45,9 @@ async def search(
     evaluation, passed = effort.trace[best], settings.passes(running.scores[best])
     if passed and task.on_text is not None and not evaluation.empty:
         task.on_text(evaluation.text)
-    # Without `last:K`, every evaluation counts the whole prompt, as the paper does.
-    shares = settings.perturb.startswith("last:")
+    # Every evaluation counts the whole prompt, as the paper does.
     blocked = running.blocked
-    return trial_of(task, effort, best, passed=passed, shares_prefix=shares, blocked=blocked)
+    return trial_of(task, effort, best, passed=passed, shares_prefix=False, blocked=blocked)
 
 
 def start_of(
@@ -56,8 +55,8 @@ def start_of(
 ) -> tuple[Problem, Request]:
     """Build the starting point of a search.
 
-    Returns the embeddings with a mask of the rows to move, and a request whose prefix cache holds
-    all rows before the first moved row. Raises InputError for a prompt of special tokens alone.
+    Returns the embeddings with a mask of the rows to move, and a request for the prompt itself.
+    Raises InputError for a prompt of special tokens alone.
     """
     import torch  # noqa: PLC0415  (slow import)
 
@@ -73,9 +72,7 @@ def start_of(
     user = None if prompt.user_mask is None else torch.tensor(prompt.user_mask)
     movable = movable_rows(fixed, settings.perturb, user)
     x = engine.embed_tokens(ids)
-    prefix_cache = engine.prefix_cache(x[: int(movable.int().argmax())])
-    problem = Problem(x, movable, seed, engine.dtype, movable | ~fixed)
-    return problem, replace(request, prefix_cache=prefix_cache)
+    return Problem(x, movable, seed, engine.dtype, movable | ~fixed), request
 
 
 @dataclass

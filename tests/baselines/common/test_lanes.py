@@ -54,7 +54,7 @@ async def run_rows(baseline: Any, prompts: list[str]) -> list[list[Piece | Excep
     engine = baseline.engine
     batch = Batch(
         reader.forward,
-        PrefixCache(lambda rows: [], 0),
+        PrefixCache(0),
         engine.stop_ids,
         engine.stopped,
         max_batch=2,

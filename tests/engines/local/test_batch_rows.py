@@ -21,7 +21,7 @@ from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.local import cache
 from tide.engines.local.batch import Batch, Lane, Row
-from tide.engines.local.cache import Beginning, PrefixCache
+from tide.engines.local.cache import PrefixCache
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.local.stream import Forward, Stream
 
@@ -54,7 +54,6 @@ class Reader:
 
     ids: list[int]
     most: int
-    shared: Beginning | None = None
 
 
 # One step: lengths of the prompts that enter, and places of the rows that leave.
@@ -66,55 +65,46 @@ STEP = st.tuples(
 
 
 @torch.inference_mode()
-@given(steps=st.lists(STEP, min_size=1, max_size=8), shares=st.booleans())
+@given(steps=st.lists(STEP, min_size=1, max_size=8))
 @examples(4, 150)
 def test_logits_are_those_of_a_fresh_read(
-    engine: TransformersEngine, steps: list[tuple[list[int], set[int], int]], shares: bool
+    engine: TransformersEngine, steps: list[tuple[list[int], set[int], int]]
 ) -> None:
-    """With any schedule of rows of any lengths; some share a beginning that is read once."""
+    """With any schedule of rows of any lengths."""
     limit = longest(engine)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "LEAST", 4)
-        held = PrefixCache(engine._read_rows, 1 << 15)
-        stream = Stream(engine._forward)
-        rows: list[Reader] = []
-        number = 0
-        for lengths, leaving, reads in steps:
-            gone = [place for place in sorted(leaving) if place < len(rows)]
-            if gone:
-                order = stream.leave(gone)
-                assert sorted(order) == [i for i in range(len(rows)) if i not in gone]
-                rows = [rows[i] for i in order]
-            entering = []
-            for length in lengths:
-                number += 1
-                size = min(length, limit - 1)
-                ids = [3 + (7 * i + number * (i > 4 or not shares)) % 290 for i in range(size)]
-                handle = held.handle(engine._embed_ids(ids[:5])) if shares and size > 5 else None
-                entering.append(Reader(ids, limit, handle and handle.beginning))
-            plain = [one for one in entering if one.shared is None]
-            behind = [one for one in entering if one.shared is not None]
-            if plain:
-                stream.enter([engine._embed_ids(one.ids) for one in plain])
-            for one in behind:
-                assert one.shared is not None
-                stream.enter_after(held.layers(one.shared), engine._embed_ids(one.ids)[None, 5:])
-            rows += [*plain, *behind]
-            for step in range(reads):
+    stream = Stream(engine._forward)
+    rows: list[Reader] = []
+    number = 0
+    for lengths, leaving, reads in steps:
+        gone = [place for place in sorted(leaving) if place < len(rows)]
+        if gone:
+            order = stream.leave(gone)
+            assert sorted(order) == [i for i in range(len(rows)) if i not in gone]
+            rows = [rows[i] for i in order]
+        entering = []
+        for length in lengths:
+            number += 1
+            size = min(length, limit - 1)
+            ids = [3 + (7 * i + number) % 290 for i in range(size)]
+            entering.append(Reader(ids, limit))
+        if entering:
+            stream.enter([engine._embed_ids(one.ids) for one in entering])
+        rows += entering
+        for step in range(reads):
+            if not rows:
+                break
+            compare(engine, stream, rows)
+            if any(len(one.ids) + 1 > one.most for one in rows):
+                full = [i for i, one in enumerate(rows) if len(one.ids) + 1 > one.most]
+                rows = [rows[i] for i in stream.leave(full)]
                 if not rows:
                     break
-                compare(engine, stream, rows)
-                if any(len(one.ids) + 1 > one.most for one in rows):
-                    full = [i for i, one in enumerate(rows) if len(one.ids) + 1 > one.most]
-                    rows = [rows[i] for i in stream.leave(full)]
-                    if not rows:
-                        break
-                tokens = [3 + (11 * step + 5 * i + number) % 290 for i in range(len(rows))]
-                stream.advance(torch.tensor(tokens, device=engine.device))
-                for one, token in zip(rows, tokens, strict=True):
-                    one.ids.append(token)
-            if rows:
-                compare(engine, stream, rows)
+            tokens = [3 + (11 * step + 5 * i + number) % 290 for i in range(len(rows))]
+            stream.advance(torch.tensor(tokens, device=engine.device))
+            for one, token in zip(rows, tokens, strict=True):
+                one.ids.append(token)
+        if rows:
+            compare(engine, stream, rows)
 
 
 def compare(engine: TransformersEngine, stream: Stream, rows: Sequence[Reader]) -> None:
@@ -143,8 +133,8 @@ class Asked:
 
 
 def batch_of(engine: TransformersEngine, forward: Forward | None = None) -> tuple[Batch, Lane]:
-    held, forward = PrefixCache(engine._read_rows, 0), forward or engine._forward
-    batch = Batch(forward, held, engine.stop_ids, engine.stopped, max_batch=64)
+    forward = forward or engine._forward
+    batch = Batch(forward, PrefixCache(0), engine.stop_ids, engine.stopped, max_batch=64)
     return batch, Lane(forward, engine.stop_ids)
 
 

@@ -51,7 +51,7 @@ async def write_rows(
     reader: the model whose tokens are drawn. texts: the prompts of the requests. on_drawn: called
     with the number of tokens drawn since the last call. Raises the first error of a row.
     """
-    cache = PrefixCache(lambda rows: [], 0)
+    cache = PrefixCache(0)
     make_lane = partial(make_lane, hooks=reader.hooks)
     batch = Batch(
         reader.forward, cache, stop_ids, stopped, max_batch=max_batch, make_lane=make_lane

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count, groupby
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -58,17 +58,16 @@ class Row:
 
     x: embeddings (T, d) of the prompt. put: receives pieces of the completion, or an error.
     prompt_ids: token ids of the prompt, if the prompt came as ids or a repetition penalty needs its
-    ids. shared: cached beginning that x shares with other rows. beginning: cached text of earlier
-    requests that this request continues. ids: tokens drawn so far. sent: number of drawn tokens
-    that were sent. read: number of tokens read for the row and not reported yet. aborted: whether
-    the row has ended or was cancelled. broken: whether its keys and values may be NaN or infinite.
+    ids. beginning: cached text of earlier requests that this request continues. ids: tokens drawn
+    so far. sent: number of drawn tokens that were sent. read: number of tokens read for the row and
+    not reported yet. aborted: whether the row has ended or was cancelled. broken: whether its keys
+    and values may be NaN or infinite.
     """
 
     request: Request
     x: Tensor
     put: Callable[[Piece | Exception], None]
     prompt_ids: Sequence[int] = ()
-    shared: Beginning | None = None
     beginning: Beginning | None = None
     ids: list[int] = field(default_factory=list)
     sent: int = 0
@@ -466,32 +465,20 @@ class Batch:
             self.retire(lane)
         known = [(row, row.known()) for row in rows]
         unread = [row for row, layers in known if layers is None]
-        plain = [row for row in unread if row.shared is None]
-        sharing = sorted((row for row in unread if row.shared is not None), key=_alike)
         before = len(lane.stream)
         try:
-            if plain:
-                lane.enter(plain)
-            for _, group in groupby(sharing, key=_alike):
-                lane.stream.enter_after(*self._after_shared(list(group)))
+            if unread:
+                lane.enter(unread)
         except BaseException:  # no row enters
             lane.stream.leave(range(before, len(lane.stream)))
             raise
-        self._prefix_cache.tokens_read += sum(map(_to_read, unread))
+        self._prefix_cache.tokens_read += sum(len(row.x) for row in unread)
         for row, layers in known:
             if layers is not None:
                 row.read = 1
                 lane.resuming.append((row, layers))
         if unread:
-            lane.sample([*plain, *sharing])
-
-    def _after_shared(self, rows: Sequence[Row]) -> tuple[list[Pair], Tensor]:
-        """Return keys and values of the rows' shared beginning, and the embeddings after it."""
-        shared = rows[0].shared
-        assert shared is not None
-        layers = self._prefix_cache.layers(shared)
-        size = layers[0][0].shape[-2]
-        return layers, torch.stack([row.x[size:] for row in rows])
+            lane.sample(unread)
 
     def _end_stopped(self, lane: Lane) -> None:
         rows = [
@@ -542,17 +529,6 @@ class Batch:
         for job in work:
             if not job.aborted:
                 job.put(error)
-
-
-def _alike(row: Row) -> tuple[int, int]:
-    """Return a key that is equal for rows with the same shared beginning and length."""
-    return id(row.shared), len(row.x)
-
-
-def _to_read(row: Row) -> int:
-    """Return the number of tokens to read of a row, without its shared beginning."""
-    cached = None if row.shared is None else row.shared.rows
-    return len(row.x) - (0 if cached is None else len(cached))
 
 
 def _unread(error: BaseException) -> CompletionError:

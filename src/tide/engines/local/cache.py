@@ -1,4 +1,4 @@
-"""Caches for keys and values of running rows, and of beginnings that later rows share.
+"""Caches for keys and values of running rows, and of texts that later rows continue.
 
 The rows of a `KeyValueCache` enter and leave at any step. All rows end at one column, where the
 next token of each row is added:
@@ -10,16 +10,15 @@ next token of each row is added:
 The keys already contain the positions, so the column of a row does not matter. The last row takes
 the place of a row that leaves, so that running rows fill the first slots without gaps.
 
-A search that perturbs the last tokens of a prompt completes many candidates with a common
-beginning, whose keys and values are computed once and copied. A rewound text continues from its
-cached keys and values. The `PrefixCache` holds these beginnings and texts, and counts tokens read.
+A rewound text continues from its cached keys and values. The `PrefixCache` holds these texts, and
+counts tokens read.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -31,8 +30,6 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 # Number of spare columns, and so of steps until the rows have to be moved.
 _SPARE = 64
-# Beginnings with fewer tokens are not cached: reading one costs no more than one more model call.
-LEAST = 64
 
 # Keys and values of one layer.
 Pair = tuple[Tensor, Tensor]
@@ -203,13 +200,12 @@ def _store(like: Tensor, slots: int, columns: int) -> Tensor:
 
 @dataclass(eq=False)
 class Beginning:
-    """A beginning that requests share, cached as long as this object exists.
+    """A text that requests continue, cached as long as this object exists.
 
-    rows: embeddings (P, d) with which prompts begin; None for a growing text of `ids`. layers: keys
-    and values (1, heads, n, width) of the first n tokens for each layer; None if not cached.
+    layers: keys and values (1, heads, n, width) of the first n of `ids` for each layer; None if not
+    cached.
     """
 
-    rows: Tensor | None = None
     ids: list[int] = field(default_factory=list)
     layers: list[Pair] | None = None
     used: int = 0
@@ -219,14 +215,6 @@ class Beginning:
         """Number of tokens whose keys and values are cached."""
         return 0 if self.layers is None else self.layers[0][0].shape[-2]
 
-    def begins(self, x: Tensor) -> bool:
-        """Return whether `x` (T, d) begins with the rows, bit for bit, and is longer."""
-        rows = self.rows
-        if rows is None or len(x) <= len(rows) or (x.dtype, x.device) != (rows.dtype, rows.device):
-            return False
-        # Most other prompts already differ in the last row.
-        return torch.equal(x[len(rows) - 1], rows[-1]) and torch.equal(x[: len(rows)], rows)
-
     def before_last(self, ids: Sequence[int]) -> list[Pair] | None:
         """Return the cached keys and values of `ids` without the last id, or None."""
         size = len(ids) - 1
@@ -235,25 +223,17 @@ class Beginning:
         return [(keys[:, :, :size], values[:, :, :size]) for keys, values in self.layers]
 
 
-@dataclass(eq=False)
-class Handle:
-    """Links requests to a beginning. counted: whether a request counted the beginning as read."""
-
-    beginning: Beginning
-    counted: bool = False
-
-
 class PrefixCache:
-    """Cached beginnings of running requests.
+    """Cached texts of running requests.
 
-    read: computes keys and values of (P, d) rows. capacity: maximum number of cached tokens, beyond
-    which the least recently used beginnings are evicted; 0 turns caching off. tokens_read: number
-    of tokens that the model has read so far. `handle` may be called from any thread, the other
-    methods only from the thread that runs the model.
+    capacity: maximum number of cached tokens, beyond which the texts that were cached first are
+    evicted; 0 turns caching off. tokens_read: number of tokens that the model has read so far.
+    `begin` may be called from any thread, the other methods only from the thread that runs the
+    model.
     """
 
-    def __init__(self, read: Callable[[Tensor], list[Pair]], capacity: int) -> None:
-        self._read, self._capacity = read, capacity
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._beginnings: WeakSet[Beginning] = WeakSet()
         self._lock = threading.Lock()
         self._clock = count(1)
@@ -262,40 +242,23 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._beginnings)
 
-    def handle(self, rows: Tensor | None) -> Handle | None:
-        """Return a handle, or None if nothing can be cached; see `Engine.prefix_cache`."""
-        if not self._capacity or (rows is not None and len(rows) < LEAST):
+    def begin(self) -> Beginning | None:
+        """Return a text that is cached as it grows, or None; see `Engine.prefix_cache`."""
+        if not self._capacity:
             return None
+        beginning = Beginning()
         with self._lock:
-            for known in self._beginnings:
-                if rows is not None and known.rows is not None and torch.equal(known.rows, rows):
-                    return Handle(known)
-            self._beginnings.add(beginning := Beginning(rows))
-            return Handle(beginning)
+            self._beginnings.add(beginning)
+        return beginning
 
     def keep(self, beginning: Beginning, ids: list[int], layers: list[Pair]) -> None:
-        """Cache the keys and values of these ids."""
+        """Cache the keys and values of these ids; evict texts beyond the capacity."""
         beginning.ids, beginning.layers = ids, layers
         beginning.used = next(self._clock)
-        self._evict()
-
-    def layers(self, beginning: Beginning) -> list[Pair]:
-        """Return the keys and values of the beginning's rows; read the rows if not cached."""
-        assert beginning.rows is not None
-        beginning.used = next(self._clock)
-        if beginning.layers is None:
-            beginning.layers = self._read(beginning.rows)
-            self.tokens_read += len(beginning.rows)
-        layers = beginning.layers
-        self._evict()
-        return layers
-
-    def _evict(self) -> None:
-        """Evict the least recently used beginnings beyond the capacity."""
         with self._lock:
             known = list(self._beginnings)
         tokens = 0
-        for beginning in sorted(known, key=lambda beginning: -beginning.used):
-            tokens += beginning.tokens
+        for cached in sorted(known, key=lambda cached: -cached.used):
+            tokens += cached.tokens
             if tokens > self._capacity:
-                beginning.layers = None
+                cached.layers = None

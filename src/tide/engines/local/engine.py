@@ -19,9 +19,9 @@ from tide.engines.base import Dtype, MaxBatch, Piece, Request, TokenPair, name_o
 from tide.engines.checkpoint import advised_sampling, context_length, fingerprint, source_of
 from tide.engines.embedding_table import EmbeddingEngine
 from tide.engines.local.batch import Batch, Reading, Row
-from tide.engines.local.cache import Beginning, Handle, Pair, PrefixCache
+from tide.engines.local.cache import Beginning, PrefixCache
 from tide.engines.local.packed_weights import speed_up
-from tide.engines.local.stream import Forward, Stream, cache_in, not_finite, pairs_in
+from tide.engines.local.stream import Forward, Stream, cache_in, not_finite
 from tide.plugins.options import checked
 
 # Default batch sizes. Larger batches gain little on a CPU; a GPU reads the weights once a batch.
@@ -44,8 +44,8 @@ class TransformersEngine(EmbeddingEngine):
     AVX512-BF16; logits are rounded to 8 bits), "float16".
     max_batch: maximum number of sequences run at once; None for a default by device.
     prefix_tokens: capacity of the prefix cache in tokens; 0 turns the cache off. It holds keys and
-    values of beginnings that requests share or continue; models with other state have no cache.
-    forward_tokens: number of tokens that the model has read so far; a shared beginning counts once.
+    values of texts that requests continue; models with other state have no cache.
+    forward_tokens: number of tokens that the model has read so far.
 
     Sequences enter and leave the running batch at any step if the model's state consists of keys
     and values only; other models complete one batch after another.
@@ -107,7 +107,7 @@ class TransformersEngine(EmbeddingEngine):
             stop = end_ids(self.model, tokenizer)
             self.check_ids([stop])
             self._verify()
-            self._cached = PrefixCache(self._read_rows, prefix_tokens if self._forward.plain else 0)
+            self._cached = PrefixCache(prefix_tokens if self._forward.plain else 0)
             self._batch = Batch(
                 self._forward,
                 self._cached,
@@ -138,18 +138,17 @@ class TransformersEngine(EmbeddingEngine):
 
     async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        prompt, handle = request.prompt, request.prefix_cache
+        prompt, beginning = request.prompt, request.prefix_cache
         if isinstance(prompt, Sequence):
             x, ids = self._embed_ids(prompt), prompt
         else:
             x, ids = prompt.to(self.device, self.dtype), ()
-        shared, read = self._begin(prompt if isinstance(prompt, Tensor) else x, handle)
-        beginning = None
-        if isinstance(handle, Handle) and handle.beginning.rows is None and ids:
-            beginning = handle.beginning
+            beginning = None
+        if not isinstance(beginning, Beginning):
+            beginning = None
         if request.sampling.repetition_penalty != 1 and not ids:
             ids = self._decode_nearest(x)
-        row = Row(request, x, pieces.put_nowait, ids, shared, beginning, read=read)
+        row = Row(request, x, pieces.put_nowait, ids, beginning, read=len(x))
         self._batch.submit([row])
         try:
             while True:
@@ -172,22 +171,8 @@ class TransformersEngine(EmbeddingEngine):
             for reading in readings:
                 reading.future.cancel()
 
-    def _begin(self, x: Tensor, handle: object) -> tuple[Beginning | None, int]:
-        """Return the cached beginning of `x` (T, d), or None, and the number of tokens to read."""
-        if not isinstance(handle, Handle) or (rows := handle.beginning.rows) is None:
-            return None, len(x)
-        if not handle.beginning.begins(x.float().cpu()):
-            return None, len(x)
-        read = len(x) - len(rows) * handle.counted
-        handle.counted = True
-        return handle.beginning, read
-
-    def _prefix_cache(self, rows: Tensor | None) -> object:
-        return self._cached.handle(rows)
-
-    @torch.inference_mode()
-    def _read_rows(self, rows: Tensor) -> list[Pair]:
-        return pairs_in(self._forward.read([rows.to(self.device, self.dtype)]))
+    def _prefix_cache(self) -> object:
+        return self._cached.begin()
 
     def _verify(self) -> None:
         """Find out whether rows may enter the batch while other rows are running.
@@ -272,17 +257,16 @@ def reads_alike(forward: Forward, x: Tensor) -> bool:
     The logits are equal if the model keeps keys and values, and obeys masks.
     """
     try:
-        # Two rows enter while one row is running: a longer row, and a row with a shared prefix.
+        # A longer row enters while one row is running.
         stream = Stream(forward, [x[:-2]])
         token = stream.logits.argmax(dim=-1)
         stream.advance(token)
         stream.enter([x])
-        stream.enter_after(pairs_in(forward.read([x[:2]])), x[None, 2:-1])
         entered, tokens = stream.logits, stream.logits.argmax(dim=-1)
         stream.advance(tokens)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
         return False  # the model does not support such batches
-    alone = [torch.cat([x[:-2], forward.embed(token)]), x, x[:-1]]
+    alone = [torch.cat([x[:-2], forward.embed(token)]), x]
     longer = [torch.cat(pair) for pair in zip(alone, forward.embed(tokens)[:, None], strict=True)]
     logits = torch.cat([entered, stream.logits]).float()
     expected = torch.cat([forward.read([row]).logits[:, -1] for row in [*alone, *longer]]).float()

@@ -73,19 +73,6 @@ class Forward:
         seen = None if bool(mask.all()) else mask
         return self(seen, positions, cache, inputs_embeds=x, **self._keep_option(keep))
 
-    def read_after(self, before: Sequence[Pair], suffixes: Tensor) -> tuple[Tensor, list[Pair]]:
-        """Read `suffixes` (n, k, d) of rows whose beginning is cached in `before`.
-
-        Returns the logits (n, 1, V) of the last tokens, and the keys and values of whole rows.
-        """
-        rows, tokens, _ = suffixes.shape
-        start, cache = before[0][0].shape[-2], DynamicCache()
-        for number, pair in enumerate(before):
-            cache.update(*(part.expand(rows, -1, -1, -1) for part in pair), number)
-        positions = torch.arange(start, start + tokens, device=suffixes.device).expand(rows, -1)
-        out = self(None, positions, cache, inputs_embeds=suffixes, **self._keep_option(1))
-        return out.logits[:, -1:], pairs_in(out)
-
     def _keep_option(self, keep: int) -> dict[str, int]:
         return {"logits_to_keep": keep} if self.accepts("logits_to_keep") else {}
 
@@ -167,13 +154,6 @@ class Stream:
         logits = torch.empty_like(read)
         logits[[i for group in groups for i in group]] = read
         self._join(logits)
-
-    def enter_after(self, before: Sequence[Pair], suffixes: Tensor) -> None:
-        """Read the rest of rows whose beginning is cached in `before`; see `Forward.read_after`."""
-        logits, layers = self._forward.read_after(before, suffixes)
-        length = layers[0][0].shape[-2]
-        self.cache.fill(layers, self.cache.add([length] * len(suffixes), layers))
-        self._join(logits[:, -1])
 
     def resume(self, layers: Sequence[Pair]) -> None:
         """Append a row with these cached tokens; `advance` reads its next token."""
