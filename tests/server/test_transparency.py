@@ -371,6 +371,20 @@ def test_a_stream_goes_on_if_the_repaired_answer_begins_with_what_was_shown(
     assert (whole["message"]["content"], whole["finish_reason"]) == ("".join(repaired), "stop")
 
 
+@pytest.mark.parametrize("continues", [True, False])
+def test_stream_of_a_server_that_ignores_bans_ends_with_content_filter(continues: bool) -> None:
+    with (
+        TextServer(continues=continues, biased=False) as upstream,
+        OpenAIEngine("tiny", base_url=upstream.url) as engine,
+        running(engine, Rude(), preset="backtrack", toxicity_threshold=0.5) as server,
+    ):
+        upstream.written = lambda text, body: (RUDE, "stop")  # type: ignore[method-assign]
+        pieces, reason = streamed(server)
+        whole = chat(server).json()["choices"][0]
+    assert BAD not in "".join(pieces)
+    assert (reason, whole["finish_reason"]) == ("content_filter", "content_filter")
+
+
 # Other paths, servers that are down or lack a path, connections
 
 

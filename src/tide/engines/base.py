@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import pairwise
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from anyio.to_thread import run_sync as in_thread
 from pydantic import Field
@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # the command line imports this module, and torch takes secon
     import torch
     from torch import Tensor
 
-FinishReason = Literal["length", "stop"]
+# content_filter: the model wrote only banned words next.
+FinishReason = Literal["length", "stop", "content_filter"]
 # No machine has memory for more rows than the limit. None means the engine's default.
 MaxBatch = Annotated[int, Field(ge=1, le=65_536)] | None
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -621,5 +622,5 @@ class Engine(ABC):
         invalid = any(type(i) is not int or i < 0 for i in piece.token_ids)
         if invalid or written > request.sampling.max_new_tokens:
             raise EngineError(f"engine {self.name}: wrote invalid or too many token ids")
-        if piece.finish_reason not in (None, "length", "stop"):
+        if piece.finish_reason not in (None, *get_args(FinishReason)):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")

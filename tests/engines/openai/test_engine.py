@@ -162,7 +162,7 @@ def test_a_server_that_writes_nothing_else(connect: Connect, server: TextServer)
     (found,) = asyncio.run(
         engine.complete([Request(engine.tokenize(["kind"])[0], GREEDY, banned_token_ids=(dull,))])
     )
-    assert found == Completion("", (), "length")
+    assert found == Completion("", (), "content_filter")
     assert len(server.requests) < 12
 
 

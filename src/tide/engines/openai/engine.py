@@ -389,7 +389,7 @@ class StreamedAnswer:
         """Add words and send them on. Raises Banned before a banned word."""
         for word in words:
             if same_word(word) in self._banned_spellings:
-                raise Banned("length")
+                raise Banned("content_filter")
             self.words.append(word)
             if not self._whole:
                 self._unsent.append(id_of(word))
