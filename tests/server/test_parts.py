@@ -181,13 +181,20 @@ NOT_PASSING: dict[str, tuple[Said, dict[str, Any]]] = {
 }
 
 
+UNREADABLE = {
+    *("no JSON, and fine", "half of JSON", "no JSON in a format", "a format that is cut off"),
+}
+
+
 @pytest.mark.parametrize("name", NOT_PASSING)
 def test_what_does_not_pass_is_drawn_again_as_a_whole_and_then_refused(
     serve: Serve, text_server: TextServer, name: str
 ) -> None:
     bad, more = NOT_PASSING[name]
     with serve(bad, reasoning="scored", max_new_tokens=100) as server:
-        assert_refused(ask(server, seed=7, **more))
+        refused = ask(server, seed=7, **more)
+        assert_refused(refused)
+        assert refused["tide"]["failed"] == (["json"] if name in UNREADABLE else ["toxicity"])
         requests = [*text_server.requests]
         assert len({body["seed"] for body in requests}) == len(requests) == 4
         assert len({body["temperature"] for body in requests[1:]}) == 1

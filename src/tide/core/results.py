@@ -66,7 +66,7 @@ class ScoredCompletion(BaseModel):
             that no scorer scored it.
         attributes: The scorer's further scores (threat, insult...), where known.
         failed: Names of the limits that the text reached: "toxicity" for the score, or an attribute
-            of the setting `thresholds`.
+            of the setting `thresholds`; "json" if required JSON cannot be read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

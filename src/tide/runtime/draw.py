@@ -20,6 +20,11 @@ from tide.runtime.writing import written
 from tide.scorers.base import Exchange, TextScore, is_blank
 from tide.scorers.scoring import Scoring
 
+# The score of an answer with JSON that cannot be read. No scorer has scored it, so it is never
+# flagged.
+UNREAD = TextScore(1.0, empty=True)
+# What such an answer is said to fail.
+JSON = "json"
 # Maximum draws, and minimum temperature after the first draw.
 _DRAWS, _WARM = 4, 0.7
 
@@ -46,7 +51,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             parts = given_out(last.parts, settings, task.seed)
             has_parts = bool(parts.reasoning or last.parts.tool_calls)
             empty = is_skipped(text) and not has_parts
-            failed = acceptance.failed(score)
+            failed = (JSON,) if score is UNREAD else acceptance.failed(score)
             effort.record(text, score, len(watch.ids), reason, empty=empty, failed=failed)
             # 3. It is given out if it passed. An answer of withheld tool calls alone is none.
             if acceptance.passes(score):
@@ -93,7 +98,7 @@ async def _drawn(request: Request, engine: Engine, watch: Watch, effort: Effort)
 async def score_whole(
     task: TrialTask, scoring: Scoring, effort: Effort, text: str, parts: Parts, *, is_cut: bool
 ) -> TextScore:
-    """Score all texts of a whole answer; return the worst score, or 1 for unreadable JSON.
+    """Score all texts of a whole answer; return the worst score, or UNREAD for unreadable JSON.
 
     is_cut: whether the answer ended at its maximum length, so that JSON may be incomplete.
     """
@@ -101,7 +106,7 @@ async def score_whole(
     try:
         texts = texts_of(text, parts, task.settings, has_format=has_format, is_cut=is_cut)
     except Unread:
-        return TextScore(1.0, empty=True)  # no scorer has scored it, so it is never flagged
+        return UNREAD
     if len(texts) == 1 and skipped(task.settings)(text):
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)
