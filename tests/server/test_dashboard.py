@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.server.running import running
+from tests.server.running import running, wait_until
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana.json").read_text("utf-8"))
 # Labels that Prometheus adds to each series, and to histograms.
@@ -19,9 +19,12 @@ def queries() -> list[str]:
     return variables + [one["expr"] for panel in DASHBOARD["panels"] for one in panel["targets"]]
 
 
-def test_the_dashboard_and_the_metrics_are_of_each_other() -> None:
-    with running() as server:
+def test_the_dashboard_and_the_metrics_are_of_each_other(tmp_path: Path) -> None:
+    file = tmp_path / "tide.yaml"
+    file.write_text("policies: {main: {shadow: strict}, strict: {}}")
+    with running(policies=file) as server:
         assert server.ask(max_tokens=5).is_success
+        wait_until(lambda: "tide_shadow_score_sum" in server.http.get("/metrics").text)
         server.http.get("/ready")
         text = server.http.get("/metrics").text
     metrics: dict[str, set[str]] = {}  # the names of all series, with the labels of their samples

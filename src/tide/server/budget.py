@@ -13,7 +13,7 @@ _CONVINCING = 20.0
 
 
 class Budget:
-    """Counts the answers of a policy. share: its `alter_at_most`; None: nothing is counted."""
+    """Counts the answers of a policy. share: its `alter_at_most`; None: nothing is compared."""
 
     def __init__(self, policy: str, share: float | None, metrics: Metrics) -> None:
         self._policy, self._share, self._metrics = policy, share, metrics

@@ -31,10 +31,11 @@ from tide.core.concurrency import Mailbox
 from tide.core.errors import InputError, PromptRefusedError
 from tide.core.results import Result, Trial
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
+from tide.engines.base import FinishReason
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
 from tide.server.gate import LOGGED, NUMBER, POLICIES
 from tide.server.metrics import is_changed
-from tide.server.monitor import Draft, Monitor
+from tide.server.monitor import Draft, Entry, Monitor, ServerAnswer
 from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
     ChatRequest,
@@ -177,19 +178,40 @@ class Serving:
                 sent = [answers[number] for number in range(len(calls))]
                 yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
         finally:  # the client may have left, or the model failed
-            await self._watch(calls, answers, asker)
+            await self._watch(calls, answers, asker, is_stream=True)
             for number, call in enumerate(calls):
                 if call.policy.mode == "monitor" and characters[number] and number not in answers:
                     self._monitor.fail(call.policy, asker.number, number, "the stream ended early")
 
     async def _watch(
-        self, calls: Sequence[Call], answers: Mapping[int, Sent], asker: Asker
+        self,
+        calls: Sequence[Call],
+        answers: Mapping[int, Sent],
+        asker: Asker,
+        *,
+        is_stream: bool = False,
     ) -> None:
-        """Start to score the monitored answers that were sent."""
+        """Start to score the answers that were sent, if they are monitored or have a shadow."""
         for number, answer in answers.items():
+            call = calls[number]
             if answer.draft is not None:
-                call = calls[number]
                 self._monitor.begin(call.policy, call.prompt, answer.draft, asker.number, number)
+            elif call.policy.plan.shadow is not None and (answer.text or answer.parts.tool_calls):
+                self._shadow(call, answer, asker.number, number, is_stream=is_stream)
+
+    def _shadow(
+        self, call: Call, answer: Sent, request: str, choice: int, *, is_stream: bool
+    ) -> None:
+        """Let the shadow of an enforced policy score an answer, at its own thresholds."""
+        shadow = self._policies.table.policies.get(call.policy.plan.shadow or "")
+        if shadow is None:  # a reload has removed it
+            return
+        limits = ("toxicity_threshold", "thresholds")
+        settings = {name: value for name, value in call.settings.items() if name not in limits}
+        reason: FinishReason = "length" if answer.reason == "length" else "stop"
+        sent = ServerAnswer(answer.text, answer.parts, reason, is_stream)
+        entry = Entry(shadow, request, choice, beside=call.policy.name)
+        self._monitor.shadow(entry, call.prompt, sent, settings)
 
     def check_model(self, model: str | None) -> None:
         if model not in (None, self.name):
@@ -364,6 +386,7 @@ class Serving:
             return Sent(outcome.text, parts, _reason(reason, parts), tokens, read, tide, outcome)
         altered = is_changed(outcome.best) or (outcome.best.refused and not outcome.best.empty)
         call.policy.budget.count(altered=altered)
+        self.metrics.of_policy.labels(call.policy.name, "altered" if altered else "unaltered").inc()
         best, settings, traces = outcome.best, call.policy.detox.settings, request.tide.trace
         is_base = best.accepted and best.base.text == best.text
         evaluations = [

@@ -84,6 +84,23 @@ class Metrics:
             ["policy"],
             buckets=_SCORES,
         )
+        self.shadowed = counter(
+            "shadow_answers",
+            "Sent answers by the outcome that a shadow policy would have had for them, as in "
+            "tide_monitor_answers",
+            ["policy", "shadow", "outcome"],
+        )
+        self.shadow_score = histogram(
+            "shadow_score",
+            "Score that a shadow policy gave a sent answer, or its failing beginning",
+            ["policy", "shadow"],
+            buckets=_SCORES,
+        )
+        self.of_policy = counter(
+            "policy_answers",
+            "Answers of an enforced policy: altered (also: withheld) or unaltered",
+            ["policy", "outcome"],
+        )
         self.alter_at_most = highest(
             "policy_alter_at_most", "Budget of altered answers", ["policy"]
         )

@@ -10,9 +10,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,8 +247,28 @@ async def _recording(
             yield piece
 
 
+@dataclass(frozen=True)
+class Entry:
+    """An answer that is scored beside the clients. request: the request's number in the log.
+
+    beside: name of the enforced policy that sent the answer, if `policy` is its shadow.
+    """
+
+    policy: ServedPolicy
+    request: str
+    choice: int
+    beside: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        fields = {"request": self.request, "choice": self.choice, "policy": self.policy.name}
+        return fields if self.beside is None else {**fields, "beside": self.beside}
+
+
 class Monitor:
     """Makes the forecasts of a server. A failure is counted and logged, and changes no answer.
+
+    Each policy, and each shadow, has at most `max_under_way` answers that wait for their scores;
+    further ones are skipped.
 
     log: file that gets a JSON line for each answer. texts: whether the lines contain the prompts
     and texts.
@@ -249,28 +278,51 @@ class Monitor:
         self._metrics, self._max_under_way = policies.metrics, policies.limits.max_under_way
         self._texts = texts
         self._under_way: set[asyncio.Task[None]] = set()
+        self._waiting: Counter[tuple[str, str | None]] = Counter()  # by policy and `beside`
         self._log = None if log is None else appended(log)
 
     def begin(
         self, policy: ServedPolicy, prompt: str | Chat, draft: Draft, request: str, choice: int
     ) -> None:
-        """Start to score an answer that was given out. request: the request's number in the log."""
-        entry = {"request": request, "choice": choice, "policy": policy.name}
-        if len(self._under_way) >= self._max_under_way:
-            self._record(entry, policy, "skipped")
-        else:
-            self.watch(self._forecast(entry, policy, prompt, draft))
+        """Start to score an answer that was given out."""
 
-    def watch(self, scoring: Coroutine[Any, Any, None]) -> None:
+        async def written() -> Draft:
+            return draft
+
+        self._begin(Entry(policy, request, choice), prompt, written)
+
+    def shadow(
+        self,
+        entry: Entry,
+        prompt: str | Chat,
+        answer: ServerAnswer,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Start to score a sent answer by a shadow policy. settings: those of the request."""
+        draft = partial(entry.policy.detox.draft_of, prompt, answer, **settings)
+        self._begin(entry, prompt, draft)
+
+    def _begin(
+        self, entry: Entry, prompt: str | Chat, draft: Callable[[], Awaitable[Draft]]
+    ) -> None:
+        key = (entry.policy.name, entry.beside)
+        if self._waiting[key] >= self._max_under_way:
+            self._record(entry, "skipped")
+            return
+        self._waiting[key] += 1
+        task = self.watch(self._forecast(entry, prompt, draft))
+        task.add_done_callback(lambda _: self._waiting.subtract([key]))
+
+    def watch(self, scoring: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `scoring` beside the answers; `finish` waits for it."""
         task = asyncio.create_task(scoring)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
+        return task
 
     def fail(self, policy: ServedPolicy, request: str, choice: int, error: str) -> None:
         """Record an answer that is not scored, because its stream ended early, for example."""
-        entry = {"request": request, "choice": choice, "policy": policy.name}
-        self._record(entry, policy, "failed", error=error)
+        self._record(Entry(policy, request, choice), "failed", error=error)
 
     async def finish(self, seconds: float) -> None:
         """Wait for running forecasts, at most `seconds`, and close the log."""
@@ -287,44 +339,54 @@ class Monitor:
             self._log = None
 
     async def _forecast(
-        self, entry: dict[str, Any], policy: ServedPolicy, prompt: str | Chat, draft: Draft
+        self, entry: Entry, prompt: str | Chat, drafting: Callable[[], Awaitable[Draft]]
     ) -> None:
-        if self._texts:
-            entry |= {"prompt": draft.task.prompt.text, "text": draft.text}
-            entry |= draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
+        texts: dict[str, Any] = {}
         try:
-            forecast = await policy.detox.forecast(prompt, draft)
+            draft = await drafting()
+            if self._texts:
+                parts = draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
+                texts = {"prompt": draft.task.prompt.text, "text": draft.text, **parts}
+            forecast = await entry.policy.detox.forecast(prompt, draft)
         except PromptRefusedError:
-            self._record(entry, policy, "changed", character=0, word=0, accepted_above=1.0)
+            self._record(entry, "changed", texts, character=0, word=0, accepted_above=1.0)
         except asyncio.CancelledError:
-            self._record(entry, policy, "skipped")
+            self._record(entry, "skipped", texts)
             raise
         except Exception as error:
-            self._record(entry, policy, "failed", error=traced(error))
+            self._record(entry, "failed", texts, error=traced(error))
         else:
-            self._metrics.monitor_score.labels(policy.name).observe(forecast.score)
+            name, beside = entry.policy.name, entry.beside
+            if beside is None:
+                self._metrics.monitor_score.labels(name).observe(forecast.score)
+            else:
+                self._metrics.shadow_score.labels(beside, name).observe(forecast.score)
             outcome = "changed" if forecast.would_change else "unchanged"
-            self._record(entry, policy, outcome, **vars(forecast))
+            self._record(entry, outcome, texts, **vars(forecast))
 
     def _record(
-        self, entry: dict[str, Any], policy: ServedPolicy, outcome: str, **known: Any
+        self, entry: Entry, outcome: str, texts: Mapping[str, Any] | None = None, **known: Any
     ) -> None:
         """Record an outcome. known: the fields of a forecast, or an `error`."""
-        self._metrics.monitored.labels(policy.name, outcome).inc()
-        if outcome in ("changed", "unchanged"):
-            policy.budget.count(altered=outcome == "changed")
+        policy = entry.policy
+        if entry.beside is not None:
+            self._metrics.shadowed.labels(entry.beside, policy.name, outcome).inc()
+        else:
+            self._metrics.monitored.labels(policy.name, outcome).inc()
+            if outcome in ("changed", "unchanged"):
+                policy.budget.count(altered=outcome == "changed")
         fields = {
             "outcome": outcome,
             "would_change": {"changed": True, "unchanged": False}.get(outcome),
             **dict.fromkeys(("score", "character", "word", "accepted_above")),
             **known,
         }
-        names = ("request", "choice", "policy")
-        LOG.info(json.dumps({"monitored": {name: entry[name] for name in names} | fields}))
+        kind = "monitored" if entry.beside is None else "shadow"
+        LOG.info(json.dumps({kind: entry.fields() | fields}))
         fields.pop("error", None)
         if self._log is None:
             return
-        line = {"time": round(time.time(), 3), **entry, **fields}
+        line = {"time": round(time.time(), 3), **entry.fields(), **(texts or {}), **fields}
         try:
             self._log.write(json.dumps(line) + "\n")
         except (OSError, ValueError) as problem:

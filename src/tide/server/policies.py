@@ -71,6 +71,11 @@ class Policy(_Part):
         description="enforce: give out only accepted text. monitor: give out the model's own text, "
         "and record the changes that enforcing would have made.",
     )
+    shadow: Name | None = Field(
+        default=None,
+        description="Another policy of the file, which scores the sent answers beside this one: it "
+        "changes none, and what it would have changed is recorded.",
+    )
     scorer: str | None = Field(default=None, description="Same as --scorer.")
     on_scorer_failure: str | None = Field(
         default=None,
@@ -162,6 +167,11 @@ class PolicyFile(_Part):
         lists = {"default": self.default}
         lists |= {f"keys.{name}.policies": key.policies for name, key in self.keys.items()}
         lists |= {f"models.{model}": [name] for model, name in self.models.items()}
+        lists |= {
+            f"policies.{name}.shadow": [policy.shadow]
+            for name, policy in self.policies.items()
+            if policy.shadow is not None
+        }
         for place, names in lists.items():
             for name in names:
                 if name not in self.policies:
@@ -300,7 +310,7 @@ class CommandLine:
 class Plan:
     """A policy without an engine. measured: the scorer without the words of `never`.
 
-    repaired_mark: see `Policy`.
+    repaired_mark, shadow: see `Policy`.
     """
 
     name: str
@@ -311,6 +321,7 @@ class Plan:
     settings: Settings
     measured: MeasuredScorer
     alter_at_most: float | None = None
+    shadow: str | None = None
 
     @property
     def scorer(self) -> Scorer:
@@ -512,13 +523,20 @@ class Policies:
         for name, policy in file.policies.items():
             with self._noting(problems, name):
                 preset, settings = self._line.settings(policy)
+                mode = policy.mode or self._line.mode
+                if policy.shadow == name:
+                    raise InputError("shadow: is this policy itself; name another one")
+                if policy.shadow is not None and mode == "monitor":
+                    raise InputError("shadow: needs mode enforce; monitor mode records by itself")
             with self._noting(problems, name, "scorer"):
                 measured = self._scorers.load(self._line.spec(policy))
-                mode = policy.mode or self._line.mode
                 if not problems:
                     never, mark = policy.never, policy.repaired_mark
                     share = policy.alter_at_most or self._line.alter_at_most
-                    plans[name] = Plan(name, mode, preset, never, mark, settings, measured, share)
+                    plans[name] = Plan(
+                        *(name, mode, preset, never, mark, settings, measured, share),
+                        shadow=policy.shadow,
+                    )
         self._raise(problems)
         return file, plans
 
