@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
@@ -440,6 +441,33 @@ def test_the_model_does_not_wait_for_a_sentence_that_the_screen_accepts() -> Non
     settings: dict[str, Any] = {"max_new_tokens": 100, "toxicity_threshold": 0.5}
     detox = Detoxifier(Writing(never), scorer=scorer, strategy="backtrack", **settings)
     assert detox(PROMPT).accepted
+
+
+def test_stream_gives_out_a_scored_sentence_before_the_next_one_ends() -> None:
+    shown = threading.Event()
+    scorer = Reader()
+
+    class Waiting(Storyteller):
+        """Writes half of the second sentence, and the rest when the first one is shown."""
+
+        async def _pause(self, request: Request, written: int) -> None:
+            until = time.monotonic() + 20
+            if written == WORDS:
+                while not scorer.sent and time.monotonic() < until:
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)  # the score arrives
+            if written == WORDS + 4:
+                while not shown.is_set() and time.monotonic() < until:
+                    await asyncio.sleep(0.01)
+                assert shown.is_set()
+
+    settings: dict[str, Any] = {"max_new_tokens": 100, "toxicity_threshold": 0.5}
+    strategy = "backtrack:pace=sentence"
+    detox = Detoxifier(Waiting(never), scorer=scorer, strategy=strategy, **settings)
+    with detox.stream(PROMPT) as stream:
+        for _ in stream:
+            shown.set()
+        assert stream.result.accepted
 
 
 class Planned(ScriptedEngine):

@@ -181,8 +181,12 @@ async def _follow(
             sent.pop(0)
             if failure is not None:
                 return failure, reason
-        if _has_passed(answer):
+        # Passed text is given out at once. A failure is acted on only where it is due, so that the
+        # time of a score changes no result.
+        if _has_passed(answer, answer.reading):
             await _settle(answer)
+        while sent and not watch.screened and _has_passed(answer, sent[0]):
+            await _judge(answer, sent.pop(0))
     failure = await _settle(answer) or watch.finish()
     _give_out(answer)
     return failure, reason
@@ -306,11 +310,11 @@ async def _read(answer: Answer, position: int, *, rejects: bool) -> Failure | No
     return await _settle(answer) if rejects else None
 
 
-def _has_passed(answer: Answer) -> bool:
-    """Return whether the scorer has scored the text that it was reading, and accepts it."""
-    if answer.reading is None or not answer.reading.scores.done():
+def _has_passed(answer: Answer, pending: _Pending | None) -> bool:
+    """Return whether the texts have been scored, and all are accepted."""
+    if pending is None or not pending.scores.done():
         return False
-    scores = answer.reading.scores
+    scores = pending.scores
     if scores.cancelled() or scores.exception() is not None:
         return False
     acceptance = answer.watch.acceptance
