@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.running import PATIENCE, Running, running, wait_until
-from tests.server.test_drafts import Babbler, Rude
+from tests.fakes import Babbler, RudeScorer
+from tests.server.running import BACKTRACK, PATIENCE, Running, running, wait_until
 from tide.scorers import REGISTRY
 from tide.server.limits import Limits
 from tide.server.policies import CommandLine, Policies, PolicyError
 
-BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 POLICIES = {"main": {"shadow": "strict"}, "strict": {"never": ["weather"]}}
 
 
@@ -36,9 +35,9 @@ def test_answers_are_those_without_a_shadow_and_each_has_a_forecast(tmp_path: Pa
     log = tmp_path / "monitor.jsonl"
     file = written(tmp_path / "tide.yaml", POLICIES)
     asked = [{"prompt": "x y", "seed": seed, "stream": seed % 2 > 0} for seed in range(12)]
-    with running(Babbler(), Rude(), **BACKTRACK) as server:
+    with running(Babbler(), RudeScorer(), **BACKTRACK) as server:
         plain = [texts(server, body) for body in asked]
-    with running(Babbler(), Rude(), policies=file, monitor_log=log, **BACKTRACK) as server:
+    with running(Babbler(), RudeScorer(), policies=file, monitor_log=log, **BACKTRACK) as server:
         assert [texts(server, body) for body in asked] == plain
         wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 12)
         changed = counted(server, "changed")
@@ -65,9 +64,7 @@ def test_slow_shadow_delays_no_answer_and_drops_are_counted(
 ) -> None:
     go_on = threading.Event()
 
-    class Slow(Rude):
-        name, pace = "slow", "sentence"
-
+    class Slow(RudeScorer):
         def score(self, texts: Sequence[str]) -> np.ndarray:
             go_on.wait(PATIENCE)
             return super().score(texts)
@@ -78,7 +75,7 @@ def test_slow_shadow_delays_no_answer_and_drops_are_counted(
         {"main": {"shadow": "strict"}, "strict": {"scorer": "slow"}, "other": {"mode": "monitor"}},
     )
     limits = Limits(max_under_way=4)
-    with running(Babbler(), Rude(), policies=file, limits=limits, **BACKTRACK) as server:
+    with running(Babbler(), RudeScorer(), policies=file, limits=limits, **BACKTRACK) as server:
         began = time.monotonic()
         for seed in range(10):
             assert server.ask("x", seed=seed).status_code == 200
@@ -91,9 +88,7 @@ def test_slow_shadow_delays_no_answer_and_drops_are_counted(
 def test_failing_shadow_is_counted_and_changes_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Down(Rude):
-        name = "down"
-
+    class Down(RudeScorer):
         def score(self, texts: Sequence[str]) -> np.ndarray:
             raise ValueError("down: it quotes a wombat")
 
@@ -101,7 +96,7 @@ def test_failing_shadow_is_counted_and_changes_no_answer(
     file = written(
         tmp_path / "tide.yaml", {"main": {"shadow": "strict"}, "strict": {"scorer": "down"}}
     )
-    with running(Babbler(), Rude(), policies=file, **BACKTRACK) as server:
+    with running(Babbler(), RudeScorer(), policies=file, **BACKTRACK) as server:
         assert server.ask("x", seed=1).status_code == 200
         wait_until(lambda: counted(server, "failed") == 1)
 
@@ -121,4 +116,4 @@ def test_shadow_that_cannot_be_is_refused(
     policies: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PolicyError, match=problem):
-        Policies(CommandLine(scorer=Rude()), written(tmp_path / "tide.yaml", policies))
+        Policies(CommandLine(scorer=RudeScorer()), written(tmp_path / "tide.yaml", policies))

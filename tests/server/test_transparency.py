@@ -376,7 +376,7 @@ def test_stream_of_a_server_that_ignores_bans_ends_with_content_filter(continues
     with (
         TextServer(continues=continues, biased=False) as upstream,
         OpenAIEngine("tiny", base_url=upstream.url) as engine,
-        running(engine, Rude(), preset="backtrack", toxicity_threshold=0.5) as server,
+        running(engine, RudeScorer("dull"), preset="backtrack", toxicity_threshold=0.5) as server,
     ):
         upstream.written = lambda text, body: (RUDE, "stop")  # type: ignore[method-assign]
         pieces, reason = streamed(server)
