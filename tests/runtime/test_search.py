@@ -24,7 +24,7 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Piece, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.runtime.search import Search
-from tide.runtime.trial import Effort
+from tide.runtime.trial import TrialTask
 from tide.scorers.scoring import Scoring
 from tide.search import REGISTRY, Problem, load_strategy
 
@@ -46,9 +46,10 @@ def search(
     prompt = engine.encode(text)
     x, movable = engine.embed_tokens(prompt.token_ids), ~torch.tensor(prompt.fixed_mask)
     problem = Problem(x, movable, derive_seed(0, text, 0))
-    strategy = load_strategy("tide").create(problem, settings)
+    strategy = load_strategy("tide")
+    task = TrialTask(prompt, settings, strategy, 0, 0)
     request = Request(prompt.token_ids, settings.sampling)
-    return Search(strategy, request, text, engine, scoring, Effort(), settings)
+    return Search(strategy.create(problem, settings), task, request, engine, scoring)
 
 
 def outcomes(

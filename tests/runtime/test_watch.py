@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tide.core.settings import Settings
+from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.watch import Failure, Watch
 from tide.scorers.base import TextScore, is_nearly_empty
@@ -20,7 +21,8 @@ _AT_ONCE = {"lag": 0, "at_once": 1.0}
 def watch(pace: str = "word", **changes: Any) -> Watch:
     settings = {"toxicity_threshold": 0.5, "stop": (), **changes}
     own = {name: settings.pop(name) for name in ("lag", "at_once") if name in settings}
-    return Watch(Settings(**settings), BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
+    acceptance = Acceptance(Settings(**settings))
+    return Watch(acceptance, BacktrackOptions(pace=pace, **{**_AT_ONCE, **own}))
 
 
 def scored(value: float) -> TextScore:

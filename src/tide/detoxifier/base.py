@@ -227,7 +227,11 @@ class DetoxifierBase:
         read = await self._read(text, settings)
         if chat is not None and limit is not None:
             settings = settings.within(limit - len(read.token_ids))
-        return [TrialTask(read, settings, strategy, n, priority, on_text, chat) for n in trials]
+        highest_of = self._scoring.highest_of
+        return [
+            TrialTask(read, settings, strategy, n, priority, on_text, chat, highest_of)
+            for n in trials
+        ]
 
     async def _read(self, text: str, settings: Settings) -> Prompt:
         """Tokenise a prompt. Raises InputError for a prompt that cannot be completed."""

@@ -12,7 +12,6 @@ from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.core.strings import Unread, readings, strings_of_cut_json, strings_of_json
 from tide.engines.base import Engine, Piece, Request
-from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import Watch
@@ -32,7 +31,7 @@ _DRAWS, _WARM = 4, 0.7
 async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Draw whole answers until one passes, at most `_DRAWS`. A drawn answer is never edited."""
     settings, effort, parts = task.settings, Effort(), Parts()
-    acceptance = Acceptance(settings, scoring.highest_of)
+    acceptance = task.acceptance
     prefix_cache, is_skipped = engine.prefix_cache(), skipped(settings)
     passed = blocked = False
     with anyio.move_on_after(settings.deadline) as scope:
@@ -40,7 +39,7 @@ async def draw(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
             # 1. The model writes a whole answer.
             effort.rounds += 1
             effort.iterations += 1 if number else 0
-            watch = Watch(settings, BacktrackOptions(pace="whole"))
+            watch = Watch(acceptance, BacktrackOptions(pace="whole"))
             request = _request(task, number, prefix_cache)
             last = await _drawn(request, engine, watch, effort)
             reason, text = last.finish_reason, watch.text
@@ -111,7 +110,7 @@ async def score_whole(
         return effort.score_of_empty(task.settings)
     effort.scorer_calls += len(texts)
     scores = await scoring.send([Exchange(task.context, text) for text in texts], is_blank)
-    return Acceptance(task.settings, scoring.highest_of).worst(scores)
+    return task.acceptance.worst(scores)
 
 
 def texts_of(

@@ -95,13 +95,13 @@ class _Pending:
 
 def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
     """Return the empty answer of a task. A search strategy judges only whole answers."""
-    settings, options = task.settings, task.strategy.options
+    options = task.strategy.options
     if not isinstance(options, BacktrackOptions):
         options = BacktrackOptions(pace="whole")
     continues = engine.supports_continuation(task.prompt.token_ids)
     pace = scoring.pace if options.pace == "auto" else options.pace
     options = options.model_copy(update={"pace": pace})
-    watch = Watch(settings, options, scoring.highest_of, scoring.has_screen)
+    watch = Watch(task.acceptance, options, scoring.has_screen)
     return Answer(task, engine, scoring, watch, continues, engine.prefix_cache())
 
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from tide.core.chat import Chat
 from tide.core.errors import CompletionError, StrategyError, guarded
 from tide.core.results import ScoredCompletion, Trial
 from tide.core.settings import Settings
 from tide.core.text import is_degenerate
 from tide.engines.base import Engine, Prompt, Request
-from tide.runtime.acceptance import Acceptance
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.scorers.base import Exchange
 from tide.scorers.scoring import Scoring
@@ -31,14 +29,13 @@ async def search(
     task: TrialTask, engine: Engine, scoring: Scoring, strategy: LoadedStrategy
 ) -> Trial:
     """Run a trial that searches for a whole answer that passes."""
-    settings, effort = task.settings, Effort()
+    settings = task.settings
     problem, request = start_of(task.prompt, settings, task.seed, engine)
     request = replace(request, priority=task.priority)
-    running = Search(
-        strategy.create(problem, settings), request, task.context, engine, scoring, effort, settings
-    )
+    running = Search(strategy.create(problem, settings), task, request, engine, scoring)
     with anyio.move_on_after(settings.deadline) as scope:
         await running.run()
+    effort = running.effort
     if scope.cancelled_caught:
         effort.check_deadline(settings)
     best = running.best
@@ -46,8 +43,7 @@ async def search(
     if passed and task.on_text is not None and not evaluation.empty:
         task.on_text(evaluation.text)
     # Every evaluation counts the whole prompt, as the paper does.
-    blocked = running.blocked
-    return trial_of(task, effort, best, passed=passed, shares_prefix=False, blocked=blocked)
+    return trial_of(task, effort, best, passed=passed, shares_prefix=False, blocked=running.blocked)
 
 
 def start_of(
@@ -80,16 +76,14 @@ class Search:
     """A running search. After a cancellation at any await, `effort` holds its evaluations.
 
     request: completes the unmodified prompt; requests of candidates differ in prompt and seed.
-    context: the prompt or chat itself, also for completions of moved embeddings.
     """
 
     strategy: Strategy
+    task: TrialTask
     request: Request
-    context: str | Chat
     engine: Engine
     scoring: Scoring
-    effort: Effort
-    settings: Settings
+    effort: Effort = field(default_factory=Effort)
     blocked: bool = False  # a text failed that must not be replaced
     scores: list[float] = field(default_factory=list)  # values for the strategy's `tell`
     completions: list[tuple[int, ...]] = field(default_factory=list)  # token ids, by evaluation
@@ -127,14 +121,15 @@ class Search:
             except CompletionError as error:
                 raise StrategyError(f"the strategy made an invalid request: {error}") from error
         completions = await self.engine.complete(requests)
-        effort, acceptance = self.effort, Acceptance(self.settings, self.scoring.highest_of)
+        effort, acceptance, settings = self.effort, self.task.acceptance, self.task.settings
         effort.read_tokens += sum(completion.read_tokens for completion in completions)
         effort.generated_tokens += sum(len(completion.token_ids) for completion in completions)
         before = len(self.scores)
         # An empty text of the prompt itself ends the search, but is not accepted: see `Trial`.
-        of_empty = 0.0 if self.settings.accept_empty or not before else 1.0
-        exchanges = [Exchange(self.context, completion.text) for completion in completions]
-        scores = await self.scoring.send(exchanges, skipped(self.settings))
+        of_empty = 0.0 if settings.accept_empty or not before else 1.0
+        # Completions of moved embeddings, too, answer the prompt itself.
+        exchanges = [Exchange(self.task.context, completion.text) for completion in completions]
+        scores = await self.scoring.send(exchanges, skipped(settings))
         effort.rounds += 1
         sent = set[str]()
         for candidate, completion, score in zip(
@@ -163,7 +158,7 @@ class Search:
                 )
             )
             self.blocked = self.blocked or (not empty and acceptance.blocks(score))
-            loops = self.settings.reject_degenerate and not empty and is_degenerate(text)
+            loops = settings.reject_degenerate and not empty and is_degenerate(text)
             self._loops = self._loops or (loops and not self.scores)
             self.scores.append(1.0 if loops and not self._loops else value)
         effort.scorer_calls += len(sent)

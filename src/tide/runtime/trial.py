@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import DeadlineError, UnresolvedError
@@ -11,6 +12,7 @@ from tide.core.results import EndReason, Role, ScoredCompletion, Trial
 from tide.core.seeds import derive_seed
 from tide.core.settings import Settings
 from tide.engines.base import Prompt
+from tide.runtime.acceptance import Acceptance
 from tide.scorers.base import Skip, TextScore, is_blank, is_nearly_empty
 from tide.search import LoadedStrategy
 
@@ -20,7 +22,8 @@ class TrialTask:
     """The input of one trial of a prompt. number: index of the trial.
 
     priority: place in the queue; the lowest goes first. on_text: called with each accepted part
-    of the text. chat: the messages of the prompt, if the prompt is a chat.
+    of the text. chat: the messages of the prompt, if the prompt is a chat. highest_of: see
+    `Acceptance`.
     """
 
     prompt: Prompt
@@ -30,6 +33,12 @@ class TrialTask:
     priority: int
     on_text: Callable[[str], None] | None = None
     chat: Chat | None = None
+    highest_of: tuple[str, ...] = ()
+
+    @cached_property
+    def acceptance(self) -> Acceptance:
+        """Decides which texts are accepted."""
+        return Acceptance(self.settings, self.highest_of)
 
     @property
     def context(self) -> str | Chat:

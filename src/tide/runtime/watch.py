@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from tide.core.settings import Settings
 from tide.core.text import (
@@ -50,16 +49,14 @@ class Watch:
     ids, texts: the answer's token ids and token texts; the caller appends to both. options: `pace`
     (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
     positions, unless the answer passes at one of these positions; a failure at a sentence's end or
-    with a score of `at_once` or more is final immediately. highest_of: see `Acceptance`. screened:
-    the scorer's screen scores all positions, and the scorer itself those for which `ends` or
-    `decides` is true. passed: the position up to which text may be given out; the text that ends
-    exactly there (in a long answer, only its last words) was scored by the scorer itself and
-    passed.
+    with a score of `at_once` or more is final immediately. screened: the scorer's screen scores all
+    positions, and the scorer itself those for which `ends` or `decides` is true. passed: the
+    position up to which text may be given out; the text that ends exactly there (in a long answer,
+    only its last words) was scored by the scorer itself and passed.
     """
 
-    settings: Settings
+    acceptance: Acceptance
     options: BacktrackOptions
-    highest_of: tuple[str, ...] = ()
     screened: bool = False
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -76,9 +73,9 @@ class Watch:
     _undecided: int = -1  # the last position that neither passed nor failed
     _decided: int = -_AGAIN  # the last position that the scorer scored where its screen rejects
 
-    @cached_property
-    def acceptance(self) -> Acceptance:
-        return Acceptance(self.settings, self.highest_of)
+    @property
+    def settings(self) -> Settings:
+        return self.acceptance.settings
 
     def is_suspicious(self, score: TextScore) -> bool:
         """Return whether the score reaches the share `blame` of a limit."""

@@ -157,9 +157,8 @@ async def _forecast_whole(
 ) -> Forecast:
     """Forecast an answer in parts, which enforcing samples again as a whole if it fails."""
     score = await score_whole(task, scoring, Effort(), text, parts, is_cut=is_cut)
-    acceptance = Acceptance(task.settings, scoring.highest_of)
-    above = acceptance.accepted_above(score)
-    if acceptance.passes(score):
+    above = task.acceptance.accepted_above(score)
+    if task.acceptance.passes(score):
         return Forecast(score.value, accepted_above=above)
     return Forecast(score.value, 0, 0, above)
 
@@ -169,7 +168,7 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
     on_text, settings = task.on_text, task.settings
     # Stop strings are looked for below, in the engine's own text.
     without_stop = settings.model_copy(update={"stop": ()})
-    watch, effort = Watch(without_stop, BacktrackOptions(pace="whole")), Effort()
+    watch, effort = Watch(Acceptance(without_stop), BacktrackOptions(pace="whole")), Effort()
     request = Request(
         task.prompt.token_ids,
         settings.sampling,
