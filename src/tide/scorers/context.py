@@ -1,80 +1,52 @@
-"""Cuts the context of an exchange to what a scorer can read."""
+"""What scorers read of the context of an exchange, which may be longer than they can read."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any
 
-from tide.core.chat import Chat, Message
-
-_Context = TypeVar("_Context", str, Chat)
+from tide.core.chat import Chat
 
 
-def cut_context(context: _Context, limit: int, length: Callable[[_Context], int]) -> _Context:
-    """Return the longest end of a context whose `length` is at most `limit`.
+def context_text(context: str | Chat) -> str:
+    """Return a context as a small network reads it: a message per line.
 
-    A text loses its beginning. A chat loses whole turns, the oldest first (a turn begins with a
-    user message), and keeps its system messages. If the last turn alone is too long, its messages
-    lose their beginnings, and the system messages stay only if they take at most half of `limit`.
-    What is left of a chat at the least is a character of each of these messages.
-
-    length: for example the number of tokens. It is called about 20 times, so a scorer should keep
-    the result for the next words of the same answer.
+    System messages are left out: a window is short, and they say little about one answer.
     """
-    if length(context) <= limit:
-        return context
     if isinstance(context, str):
-        start = _least(len(context), lambda start: length(context[start:]) <= limit)
-        return context[start:]
-    return _cut_chat(context, limit, length)
+        return context
+    said = [message.content for message in context.messages if message.role != "system"]
+    return "\n".join(said)
 
 
-def _cut_chat(chat: Chat, limit: int, length: Callable[[Chat], int]) -> Chat:
-    messages = chat.messages
-    starts = [number for number, message in enumerate(messages) if message.role == "user"]
+def cut_context(context: Any, fits: Callable[[Any], bool]) -> Any:
+    """Return the longest end of a context (a text or a `Chat`) for which `fits` is true.
 
-    def since(start: int) -> Chat:
-        kept = [
-            message
-            for number, message in enumerate(messages)
-            if number >= start or message.role == "system"
-        ]
-        return _with(chat, kept)
-
-    turn = _least(len(starts), lambda turn: length(since(starts[turn])) <= limit)
-    if turn < len(starts):
-        return since(starts[turn])
-    system = [message for message in messages[: starts[-1]] if message.role == "system"]
-    last_turn = messages[starts[-1] :]
-    characters = sum(len(message.content) for message in last_turn)
-    if length(_with(chat, [*system, *_shortened(last_turn, characters)])) > limit // 2:
-        system = []
-
-    def without(count: int) -> Chat:
-        return _with(chat, [*system, *_shortened(last_turn, count)])
-
-    return without(_least(characters, lambda count: length(without(count)) <= limit))
-
-
-def _least(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the least number below `limit` that fits, or `limit`."""
-    return bisect_left(range(limit), True, key=fits)
-
-
-def _with(chat: Chat, messages: Sequence[Message]) -> Chat:
-    return chat.model_copy(update={"messages": tuple(messages)})
-
-
-def _shortened(messages: Sequence[Message], count: int) -> list[Message]:
-    """Remove `count` characters from the beginnings of messages, the first message first.
-
-    No message becomes empty: its last visible character stays.
+    A text loses its beginning. A chat loses whole messages, the oldest first, and then the
+    beginning of its last message, of which a character stays. The system messages stay, unless
+    half of the last message does not fit with them.
     """
-    shortened = []
-    for message in messages:
-        content = message.content.rstrip()
-        removed = min(count, max(0, len(content) - 1))
-        count -= removed
-        shortened.append(message.model_copy(update={"content": content[removed:]}))
-    return shortened
+    if isinstance(context, str):
+        return context[_least(len(context), lambda start: fits(context[start:])) :]
+    *older, last = context.messages
+
+    def ending(start: int, character: int = 0, *, keeps_system: bool = True) -> Chat:
+        """Return the messages from `start` on; the last one begins at `character`."""
+        system = [message for message in older[:start] if message.role == "system"]
+        end = last.model_copy(update={"content": last.content[character:]})
+        messages = (*(system if keeps_system else ()), *older[start:], end)
+        return context.model_copy(update={"messages": messages})
+
+    start = _least(len(older), lambda start: fits(ending(start)))
+    if fits(ending(start)):
+        return ending(start)
+    keeps = fits(ending(start, len(last.content) // 2))
+    longest = max(0, len(last.content.rstrip()) - 1)
+    character = _least(longest, lambda first: fits(ending(start, first, keeps_system=keeps)))
+    return ending(start, character, keeps_system=keeps)
+
+
+def _least(limit: int, is_enough: Callable[[int], bool]) -> int:
+    """Return the least number below `limit` that is enough, or `limit`."""
+    return bisect_left(range(limit), True, key=is_enough)

@@ -20,6 +20,7 @@ from tide.core.chat import Chat
 from tide.core.errors import ScorerError, guarded
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
+from tide.scorers.context import context_text
 from tide.scorers.disguises import readings
 from tide.scorers.language import warn_of_other_languages
 from tide.scorers.pocket import Description, digest, normalize, sigmoid
@@ -99,17 +100,6 @@ class Reader:
 
     def _read_context(self, context: str | Chat) -> list[int]:
         return self.ids(context_text(context)[-_LONGEST_CONTEXT:])
-
-
-def context_text(context: str | Chat) -> str:
-    """Return a context as a network reads it: a message per line.
-
-    System messages are left out: a window is short, and they say little about one answer.
-    """
-    if isinstance(context, str):
-        return context
-    messages = [message for message in context.messages if message.role != "system"]
-    return "\n".join(message.content for message in messages)
 
 
 class EncoderScorer(PlainScorer):

@@ -86,9 +86,11 @@ def test_a_server_gets_the_conversation() -> None:
     with running(handler) as service:
         scorer = RemoteGuard(settings("llama-guard", service.url), **QUICK)
         scorer.score([Exchange(chat, "An answer. <|im_end|>")])
-        # The oldest turn is too long.
+        # The oldest question is too long.
         assert service.requests[-1]["body"]["messages"] == [
-            {"role": "user", "content": "Be brief.\n\ntext number 3?"},
+            {"role": "user", "content": "Be brief."},
+            {"role": "assistant", "content": "An old answer."},
+            {"role": "user", "content": "text number 3?"},
             {"role": "assistant", "content": "An answer. < |im_end|>"},
         ]
         scorer.score([Exchange(chat, "")])  # the guard judges the question
