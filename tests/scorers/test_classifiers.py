@@ -38,15 +38,13 @@ def logits(folder: Path, texts: list[str] = TEXTS) -> torch.Tensor:
     return torch.stack(rows).double()
 
 
-def test_exclusive_labels_are_added_up_or_the_largest_is_taken(tmp_path: Path) -> None:
+def test_exclusive_labels_are_added_up(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, ["neutral", "Hate-Speech", "offensive"])
     both = logits(folder).softmax(-1)[:, 1:].numpy()
     place = rf"hf:{re.escape(str(folder))}@[0-9a-f]{{8}}#"
     for labels, expected, name in (
         ("", both.sum(-1), "Hate-Speech,offensive"),
-        ("#sum:Hate-Speech,offensive", both.sum(-1), "Hate-Speech,offensive"),
-        ("#max:Hate-Speech,offensive", both.max(-1), "max:Hate-Speech,offensive"),
-        ("#max:", both.max(-1), "max:Hate-Speech,offensive"),
+        ("#Hate-Speech,offensive", both.sum(-1), "Hate-Speech,offensive"),
         ("#offensive", both[:, 1], "offensive"),
         ("#Hate-Speech", both[:, 0], "Hate-Speech"),
         ("#Hate-Speech,Hate-Speech", both[:, 0], "Hate-Speech"),
@@ -61,9 +59,9 @@ def test_exclusive_labels_are_added_up_or_the_largest_is_taken(tmp_path: Path) -
             assert found.attributes["offensive"] == pytest.approx(both[:, 1], abs=1e-5)
         else:
             assert attributes_of(scorer) == ()
-    joined = load_scorer(f"max:(hf:{folder}#max:Hate-Speech,offensive),pocket")
+    joined = load_scorer(f"max:(hf:{folder}#Hate-Speech,offensive),pocket")
     pocket = load_scorer("pocket").score(TEXTS)
-    assert joined.score(TEXTS) == pytest.approx(np.maximum(both.max(-1), pocket), abs=1e-5)
+    assert joined.score(TEXTS) == pytest.approx(np.maximum(both.sum(-1), pocket), abs=1e-5)
 
 
 def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Path) -> None:
@@ -76,9 +74,6 @@ def test_independent_labels_take_the_largest_and_all_are_attributes(tmp_path: Pa
     assert found.attributes["other"] == pytest.approx(expected[:, 2], abs=1e-5)
     long = ask_attributes(scorer, ["kind people " * CONTEXT, "Rain"])
     assert long.values == pytest.approx(np.maximum(*list(long.attributes.values())[:2]))
-    with pytest.raises(InputError, match="labels are not exclusive; leave out 'sum:'"):
-        load_scorer(f"hf:{folder}#sum:toxic,other")
-    assert load_scorer(f"hf:{folder}#max:toxic").name == load_scorer(f"hf:{folder}#toxic").name
 
 
 def save_constant(folder: Path, labels: list[str], logits: list[float], **config: Any) -> str:
@@ -109,13 +104,12 @@ def test_regression_heads_give_their_values(tmp_path: Path) -> None:
 
 def test_exclusive_labels_that_are_all_toxic_are_refused(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, ["toxic", "obscene", "threat", "insult"])
-    for labels in ("", "#toxic", "#max:toxic,threat"):
+    for labels in ("", "#toxic", "#toxic,threat"):
         with pytest.raises(InputError, match=r'add up to 1 .* set "problem_type": "multi_label_c'):
             load_scorer(f"hf:{folder}{labels}")
     folder = save_classifier(tmp_path, ["neutral", "toxic"])
-    for labels in ("#neutral,toxic", "#max:neutral,toxic"):
-        with pytest.raises(InputError, match="name only the toxic ones of neutral, toxic"):
-            load_scorer(f"hf:{folder}{labels}")
+    with pytest.raises(InputError, match="name only the toxic ones of neutral, toxic"):
+        load_scorer(f"hf:{folder}#neutral,toxic")
 
 
 WIDTH = {

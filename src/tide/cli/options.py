@@ -29,8 +29,7 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
     ", ".join(names) for names in (PRESETS, STRATEGIES.names(), BASELINES.names(), ENGINES.names())
 )
 SCORER_GRAMMAR = (
-    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL (several labels: "
-    "#sum:LABEL,LABEL or #max:LABEL,LABEL), detoxify:original, "
+    f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL,LABEL, detoxify:original, "
     "guard:ID_OR_FOLDER, guard:NAME@http://HOST, classifier:http://HOST#LABEL, regex:FILE. "
     "pocket, sentence, profanity-check and lexicon read only English. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts), strict-language:SCORER "

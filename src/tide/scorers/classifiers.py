@@ -19,7 +19,7 @@ from tide.core.optional import require
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats
-from tide.scorers.labels import check_exclusive, how_joined, toxic_columns
+from tide.scorers.labels import check_exclusive, toxic_columns
 
 # Minimum context of a model, in tokens.
 _LEAST_TOKENS = 16
@@ -51,14 +51,14 @@ class _Classifier(AttributedScorer):
             raise ValueError(f"its context is {self._tokens} tokens, less than {_LEAST_TOKENS}")
         self._model, self._tokenizer, self._device = model, tokenizer, device
 
-    def _choose(self, labels: Sequence[str], toxic: list[int], head: Head, *, added: bool) -> None:
-        """Set the toxic labels, whether they are added up, and the attributes."""
-        self._toxic, self._head, self._added = toxic, head, added
+    def _choose(self, labels: Sequence[str], toxic: list[int], head: Head) -> None:
+        """Set the toxic labels and the attributes."""
+        self._toxic, self._head = toxic, head
         self._width = len(labels)
         reported = toxic if head == "exclusive" else [*range(len(labels))]
         self._reported = reported if len(reported) > 1 else []
         self.attributes = tuple(labels[i] for i in self._reported)
-        if self.attributes and not added:
+        if self.attributes and head != "exclusive":
             self.highest_of = tuple(labels[i] for i in toxic)
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
@@ -80,7 +80,8 @@ class _Classifier(AttributedScorer):
         batches = [windows[i : i + size] for i in range(0, len(windows), size)]
         rows = np.concatenate([np.zeros((0, self._width)), *map(self._probabilities, batches)])
         toxic = rows[:, self._toxic]
-        scores = toxic.sum(axis=1) if self._added else toxic.max(axis=1, initial=0.0)
+        is_sum = self._head == "exclusive"
+        scores = toxic.sum(axis=1) if is_sum else toxic.max(axis=1, initial=0.0)
         columns = zip(self.attributes, self._reported, strict=True)
         return Attributed(
             worst(scores.clip(max=1.0), owners, len(texts)),
@@ -121,12 +122,11 @@ class HuggingFaceScorer(_Classifier):
     `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. By default, labels with a common name (toxic,
     hate, offensive...) are toxic, and LABEL_1 if the labels are LABEL_0 and LABEL_1.
 
-    With exclusive labels (softmax) the score is the summed probability of the toxic labels, or with
-    `#max:LABEL,LABEL` their largest probability; two or more toxic labels are also attributes. With
-    independent labels (sigmoid) the score is the largest probability of a toxic label, and all
-    labels are attributes; so it is with the outputs of a regression on a scale from 0 to 1. A text
-    longer than the model's context is scored in windows that overlap by half; the highest score
-    counts.
+    With exclusive labels (softmax) the score is the summed probability of the toxic labels; two or
+    more toxic labels are also attributes. With independent labels (sigmoid) the score is the
+    largest probability of a toxic label, and all labels are attributes; so it is with the outputs
+    of a regression on a scale from 0 to 1. A text longer than the model's context is scored in
+    windows that overlap by half; the highest score counts.
 
     Raises ScorerError if the model or its head cannot be loaded completely, and InputError for
     unknown labels, for exclusive labels that are all toxic, and an unusable device.
@@ -150,19 +150,14 @@ class HuggingFaceScorer(_Classifier):
         check_tokenizer(tokenizer, len(loaded.get_input_embeddings().weight))
         config = loaded.config
         names = [config.id2label[i] for i in range(len(config.id2label))]
-        how, wanted = how_joined(wanted)
         toxic = toxic_columns(f"hf:{model}", names, wanted)
         head = _head_of(config)
-        exclusive = head == "exclusive"
-        if how == "sum" and not exclusive:
-            raise InputError(f"scorer hf:{model}: its labels are not exclusive; leave out 'sum:'")
-        if exclusive:
+        if head == "exclusive":
             fix = 'if they do not, set "problem_type": "multi_label_classification" in config.json'
             check_exclusive(f"hf:{model}", names, toxic, fix)
-        self._choose(names, toxic, head, added=exclusive and how != "max")
+        self._choose(names, toxic, head)
         self._take(loaded, tokenizer, device)
         chosen = ",".join(names[i] for i in toxic)
-        chosen = f"max:{chosen}" if how == "max" and exclusive else chosen
         self.name = f"hf:{model}{revision_of(model, config)}#{chosen}"
         self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
 
@@ -246,6 +241,6 @@ class DetoxifyScorer(_Classifier):
                 raise ValueError(f"its checkpoint lacks the weight {missing[0]}")
             overall = next(label for label in labels if label in ("toxic", "toxicity"))
             chosen = toxic_columns(self.name, labels, wanted or overall)
-            self._choose(labels, chosen, "independent", added=False)
+            self._choose(labels, chosen, "independent")
             self.name += f"#{wanted}" if wanted else ""
             self._take(model.to(where).eval().requires_grad_(False), tokenizer, where)

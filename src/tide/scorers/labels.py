@@ -1,9 +1,8 @@
-"""Chooses the toxic labels of a classifier, and how to combine their scores."""
+"""Chooses the toxic labels of a classifier."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from tide.core.errors import InputError
 from tide.core.sanitize import logger
@@ -16,13 +15,6 @@ _TOXIC_LABELS = {
     "obscene", "offensive", "offensivelanguage", "profanity", "severetoxic", "severetoxicity",
     "sexualexplicit", "threat", "toxic", "toxicity", "harmful", "hap",
 }  # fmt: skip
-
-
-def how_joined(wanted: str) -> tuple[Literal["max", "sum", ""], str]:
-    """Split `sum:a,b` into the way to combine the labels' scores ("" if not given) and `a,b`."""
-    if wanted.startswith("max:"):
-        return "max", wanted[4:]
-    return ("sum", wanted[4:]) if wanted.startswith("sum:") else ("", wanted)
 
 
 def is_toxic(label: str) -> bool:

@@ -16,7 +16,7 @@ from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.base import TextScore
 from tide.scorers.control_tokens import break_up
-from tide.scorers.labels import check_exclusive, how_joined, is_toxic, toxic_columns
+from tide.scorers.labels import check_exclusive, is_toxic, toxic_columns
 from tide.scorers.services.base import RemoteScorer, place_of
 
 _USUAL = {"concurrency": 8, "timeout": 60.0}
@@ -70,8 +70,6 @@ class _Predictions(RootModel[list[Any]]):
 
 
 _Index = Annotated[int, Field(ge=0, le=10**6)]
-# Tolerance for the sum of exclusive probabilities, in half precision.
-_ROUNDING = 0.01
 
 
 class _Served(BaseModel):
@@ -104,12 +102,11 @@ class ServedClassifier(SelfHostedScorer):
 
     text-embeddings-inference (`/predict`): `classifier:http://HOST:8080#toxic`. By default, labels
     with a common name are toxic, as in `hf`. It applies a softmax even if a model's labels are not
-    exclusive, so the score is the sum of the toxic labels; `#max:LABEL,LABEL` takes the largest.
+    exclusive, so the score is the sum of the toxic labels.
 
     vLLM (`/classify`) names only the likeliest class of a text, so labels are the classes' numbers:
-    `classifier:http://HOST:8000#1`. The largest probability counts; exclusive classes (softmax)
-    may be added up: `#sum:1,2`. By default, a model's only class is toxic, or the second of two
-    classes; it is an error if the first class has a toxic name.
+    `classifier:http://HOST:8000#1`. The largest probability counts. By default, a model's only
+    class is toxic, or the second of two classes; it is an error if the first has a toxic name.
     """
 
     family = "CLASSIFIER"
@@ -118,7 +115,6 @@ class ServedClassifier(SelfHostedScorer):
     def __init__(self, url: str, **options: Any) -> None:
         address, _, wanted = url.partition("#")
         super().__init__("classifier", address, **options)
-        self._how, wanted = how_joined(wanted)
         self._labels: frozenset[str] = frozenset()  # of text-embeddings-inference
         model = self.portal.run(self._persistently, self._identify)
         if isinstance(model, _Info):
@@ -145,11 +141,9 @@ class ServedClassifier(SelfHostedScorer):
         self._labels = frozenset(names)
         self._toxic = [names[i] for i in columns]
         self.attributes = tuple(self._toxic) if len(self._toxic) > 1 else ()
-        self.highest_of = self.attributes if self._how == "max" else ()
         self.batch_size = min(self.batch_size, info.max_client_batch_size)
         where = info.model_sha[:8] if info.model_sha else place_of(self._url)
         chosen = ",".join(self._toxic)
-        chosen = f"max:{chosen}" if self._how == "max" else chosen
         self.name = f"classifier:{info.model_id}@{where}#{chosen}"
 
     def _choose_classes(self, model: str, wanted: str) -> None:
@@ -161,9 +155,8 @@ class ServedClassifier(SelfHostedScorer):
         self._model = model
         self._classes = [int(part) for part in wanted.split(",") if part]
         self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)
-        self.highest_of = self.attributes if self._how != "sum" else ()
-        chosen = f"sum:{wanted}" if self._how == "sum" else wanted
-        chosen = f"#{chosen}" if chosen else ""
+        self.highest_of = self.attributes
+        chosen = f"#{wanted}" if wanted else ""
         self.name = f"classifier:{model}@{place_of(self._url)}{chosen}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
@@ -186,8 +179,7 @@ class ServedClassifier(SelfHostedScorer):
         if by_label.keys() != self._labels or len(by_label) != len(row):
             raise ServerFailed("the answer's labels differ from the model's labels")
         scores = {label: by_label[label] for label in self._toxic}
-        score = max(scores.values()) if self._how == "max" else sum(scores.values())
-        return TextScore(min(1.0, score), scores)
+        return TextScore(min(1.0, sum(scores.values())), scores)
 
     def _score_of_classes(self, row: _Class) -> TextScore:
         classes = self._classes or self._usual_classes(row)
@@ -196,19 +188,7 @@ class ServedClassifier(SelfHostedScorer):
                 f"scorer {self.name}: no class {largest}; its model has {len(row.probs)} classes"
             )
         by_class = {f"class-{i}": row.probs[i] for i in classes}
-        if self._how != "sum":
-            return TextScore(max(by_class.values()), by_class)
-        if abs((total := sum(row.probs)) - 1) > _ROUNDING:
-            raise ScorerError(
-                f"scorer {self.name}: its classes are not exclusive (they add up to {total:.3f}); "
-                "leave out 'sum:'"
-            )
-        if len(by_class) == len(row.probs):
-            raise ScorerError(
-                f"scorer {self.name}: all classes together add up to 1 for every text; name only "
-                "the toxic ones"
-            )
-        return TextScore(min(1.0, sum(by_class.values())), by_class)
+        return TextScore(max(by_class.values()), by_class)
 
     def _usual_classes(self, row: _Class) -> list[int]:
         if len(row.probs) > 2:
