@@ -170,18 +170,6 @@ def test_a_service_is_asked_by_one_client_for_life() -> None:
             scorer.score(["a text"])
 
 
-def test_a_connection_that_was_idle_and_breaks_costs_no_attempt() -> None:
-    with running(Perspective) as service:
-        service.answer = lambda number: ["ok", "hang up", "ok", "hang up", "hang up"][number]
-        scorer = perspective(service.url)
-        for text in ("one text", "another"):
-            assert len(scorer.score([text])) == 1
-        with pytest.raises(ScorerUnavailableError, match="1 attempt"):
-            scorer.score(["a third"])
-        assert len(service.requests) == 5
-        scorer.close()
-
-
 def test_a_deadline_reaches_the_request() -> None:
     """The scorer's thread is free at once for the next call."""
     with running(Perspective) as service, scripted_engine() as engine:

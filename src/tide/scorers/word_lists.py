@@ -6,7 +6,6 @@ file holds hashes instead of the words. `models/make_word_lists.py` makes it.
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
@@ -23,6 +22,7 @@ from tide.scorers.base import Attributed, Exchange, Scored, Scorer, exchange_of,
 from tide.scorers.disguises import is_ordinary, readings, readings_in_all_scripts
 from tide.scorers.language import language_of, languages_of
 from tide.scorers.masked import parts_of
+from tide.scorers.words import term_hash
 from tide.scorers.wrappers.base import ScorerWrapper
 
 FIRST = "first"  # the tensor with the hashes of the first tokens of all terms
@@ -50,11 +50,6 @@ def tokens_of(text: str) -> list[str]:
 
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFKC", text).casefold())
-
-
-def term_hash(tokens: Sequence[str]) -> int:
-    digest = hashlib.blake2b(" ".join(tokens).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
 
 
 _token_hash = lru_cache(100_000)(lambda token: term_hash([token]))

@@ -198,7 +198,7 @@ def term_hashes(text: str) -> set[int]:
     """Hash each run of one to three words of a text, normalized as in `pocket`."""
     words = _LISTED_WORD.findall(normalize(text))
     return {
-        _hash(words[start : start + length])
+        term_hash(words[start : start + length])
         for length in range(1, LONGEST + 1)
         for start in range(len(words) - length + 1)
     }
@@ -207,7 +207,7 @@ def term_hashes(text: str) -> set[int]:
 def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
     """Return the sorted hashes of terms, without terms of more than three words."""
     word_lists = [_LISTED_WORD.findall(normalize(term)) for term in terms]
-    hashes = {_hash(words) for words in word_lists if 1 <= len(words) <= LONGEST}
+    hashes = {term_hash(words) for words in word_lists if 1 <= len(words) <= LONGEST}
     return np.array(sorted(hashes), dtype=np.uint64)
 
 
@@ -221,6 +221,7 @@ def bundled_terms() -> frozenset[int]:
         return frozenset(file.get_tensor(LISTED).tolist())
 
 
-def _hash(words: Sequence[str]) -> int:
+def term_hash(words: Sequence[str]) -> int:
+    """Hash a listed term; the files of the lists hold hashes instead of words."""
     digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")

@@ -99,7 +99,7 @@ def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service)
         score_texts(quick(), ["first", ".."])
 
 
-def test_a_long_text_is_split_or_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_split(service: Service) -> None:
     text = " ".join(f"word{i}" for i in range(40))
     score = quick(max_bytes=100).score([text, "short"])
     parts = [request["body"]["comment"]["text"] for request in service.requests]
@@ -107,9 +107,6 @@ def test_a_long_text_is_split_or_refused(service: Service, monkeypatch: pytest.M
     assert "".join(sorted(set(parts) - {"short"}, key=text.index)) == text
     assert score == pytest.approx([max(toxicity(p) for p in parts if p != "short"),
                                    toxicity("short")])  # fmt: skip
-    monkeypatch.setenv("PERSPECTIVE_LONG_TEXT", "refuse")
-    with pytest.raises(ScorerError, match="longer than 100 bytes"):
-        quick(max_bytes=100).score([text])
 
 
 def test_two_scorers_of_one_host_share_the_quota(
@@ -133,7 +130,6 @@ def test_two_scorers_of_one_host_share_the_quota(
         ("PERSPECTIVE_QPS", "0", "PERSPECTIVE_QPS: Input should be greater"),
         ("PERSPECTIVE_QPS", "nan", "PERSPECTIVE_QPS: Input should be a finite number"),
         ("PERSPECTIVE_URL", "https://user:password@host", "PERSPECTIVE_URL: an address with a"),
-        ("PERSPECTIVE_LONG_TEXT", "cut", "split or refuse"),
     ],
 )
 def test_bad_settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -28,7 +29,6 @@ from tide.core.errors import InputError, ScorerError, ScorerRefusedError, Scorer
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import ask_attributes, attributes_of
 from tide.scorers.guards import GuardSettings, RemoteGuard
-from tide.scorers.services import base
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.services.self_hosted import ServedClassifier
@@ -253,16 +253,8 @@ def test_which_class_is_toxic() -> None:
         assert attributes_of(both) == ("class-0", "class-1")
         found = ask_attributes(both, ["a text"])
         assert found.attributes["class-1"] == pytest.approx([toxicity("a text")])
-        some = ServedClassifier(f"{service.url}#sum:0,1", **QUICK)
-        assert some.name == f"classifier:some/model@{place(service)}#sum:0,1"
-        with pytest.raises(ScorerError, match="all classes together add up to 1 for every text"):
-            some.score(["a text"])
         assert both.score(TEXTS) == pytest.approx([max(p := toxicity(t), 1 - p) for t in TEXTS])
-        assert ServedClassifier(f"{service.url}#max:0,1", **QUICK).name == both.name
-        service.answer = lambda number: each(probs=[0.5, 0.25, 0.25])
-        assert some.score(["another text"]).tolist() == [0.75]
         for scorer, fields, message in (
-            (some, {"probs": [0.9, 0.8]}, r"not exclusive \(they add up to .*leave out 'sum:'"),
             (two, {"probs": [0.9, 0.1], "label": "toxic"}, "0 is called toxic; append #0"),
             (two, {"probs": [0.9, 0.05, 0.05]}, "unclear which of the 3 classes are toxic"),
             (ServedClassifier(f"{service.url}#5", **QUICK), {}, "no class 5; its model has 2"),
@@ -282,11 +274,8 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         found = ask_attributes(scorer, TEXTS)
         assert found.attributes["insult"] == pytest.approx([toxicity(t) / 4 for t in TEXTS])
         assert sorted(len(r["body"]["inputs"]) for r in service.requests) == [3, 4, 4]
-        largest = load_scorer(f"classifier:{service.url}#max:toxic,insult")
-        assert largest.name == "classifier:some/model@01234567#max:toxic,insult"
-        toxic, insult = found.attributes["toxic"], found.attributes["insult"]
-        assert largest.score(TEXTS) == pytest.approx([*map(max, toxic, insult)])
-        assert scorer.score(TEXTS) == pytest.approx(toxic + insult)
+        both = found.attributes["toxic"] + found.attributes["insult"]
+        assert scorer.score(TEXTS) == pytest.approx(both)
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
             load_scorer(f"classifier:{service.url}#rude")
         with pytest.raises(InputError, match="add up to 1 for every text; name only the toxic"):
@@ -397,21 +386,12 @@ def test_a_thousand_texts_through_a_misbehaving_server(monkeypatch: pytest.Monke
         assert service.most_in(2) <= 5 * 2 + 1 + 2
 
 
-def test_an_outage_costs_only_the_rest() -> None:
-    with made("perspective", concurrency=1) as (service, scorer, expected):
-        service.answer = lambda number: "ok" if number < 10 else "broken"
-        texts = [f"text number {i}" for i in range(20)]
-        with pytest.raises(ScorerUnavailableError, match="HTTP 500"):
-            scorer.score(texts)
-        service.answer = lambda number: "ok"
-        assert scorer.score(texts) == pytest.approx([expected(text) for text in texts])
-        assert max(service.scored.values()) == 1
-
-
-def test_what_an_outage_leaves_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_MOST_KEPT", 10)
-    with made("perspective", concurrency=1) as (service, scorer, _):
-        service.answer = lambda number: "ok" if number < 30 else "broken"
-        with pytest.raises(ScorerUnavailableError):
-            scorer.score([f"text number {i}" for i in range(40)])
-        assert list(scorer._known) == [f"text number {i}" for i in range(20, 30)]
+def test_a_closed_scorer_has_no_thread_and_scores_nothing() -> None:
+    with made("perspective", concurrency=1) as (_, scorer, expected):
+        assert scorer.score(["a text"]) == pytest.approx([expected("a text")])
+        threads = [thread.name for thread in threading.enumerate()]
+        assert threads.count("tide PerspectiveScorer") == 1
+        scorer.close()
+        assert "tide PerspectiveScorer" not in [thread.name for thread in threading.enumerate()]
+        with pytest.raises(ScorerError, match="the scorer is closed"):
+            scorer.score(["a text"])

@@ -54,7 +54,6 @@ class Pace:
 # Longest pause to wait for, in seconds; a service that asks for a longer pause is unavailable.
 _LONGEST_PAUSE = 120.0
 _MOST_AT_ONCE = 100  # requests, by default
-_MOST_KEPT = 10_000  # scores kept after a call that failed
 # One pace for each rate of a service in this process, because all scorers of a service share a
 # quota, unless they are given rates of their own.
 _PACES: dict[tuple[str, float], Pace] = {}
@@ -79,8 +78,7 @@ class RemoteScorer(AttributedScorer):
     by `rate_variable`, else `usual_rate`), at most `concurrency` at a time (default: as many as
     start in a second, at most 100). A request that fails temporarily is repeated, up to `attempts`
     times in all, after a pause that doubles from `backoff` seconds, with jitter. timeout: seconds
-    for one request with its whole answer. If a call of `score` fails, the scores received by then
-    are kept (the last 10,000), so that the next call requests only the missing scores.
+    for one request with its whole answer.
 
     attributes: names of the service's other scores; see `tide.scorers.base`. check: what an
     error asks the user to check after a refusal. tells_codes: whether errors may quote the
@@ -118,9 +116,7 @@ class RemoteScorer(AttributedScorer):
         self._gate = asyncio.Semaphore(at_once)
         self._attempts = attempts
         self._backoff = tenacity.wait_random_exponential(multiplier=backoff, max=_LONGEST_PAUSE)
-        self._known: dict[Scored, TextScore] = {}
         self._opened: Client | None = None
-        self._used = False  # whether the client's last request succeeded
 
     @property
     def portal(self) -> Portal:
@@ -201,22 +197,15 @@ class RemoteScorer(AttributedScorer):
         return ScorerError(f"{problem} ({size})")
 
     async def _score_all(self, texts: list[Scored]) -> dict[Scored, TextScore]:
-        known = {text: self._known.pop(text) for text in texts if text in self._known}
-        left = [text for text in texts if text not in known]
+        scores: dict[Scored, TextScore] = {}
 
         async def score(batch: list[Scored]) -> None:
-            scores = await self._persistently(lambda client: self._ask(client, batch))
-            known.update(zip(batch, scores, strict=True))
+            answer = await self._persistently(lambda client: self._ask(client, batch))
+            scores.update(zip(batch, answer, strict=True))
 
-        starts = range(0, len(left), self.batch_size)
-        try:
-            await gather(score(left[start : start + self.batch_size]) for start in starts)
-        except BaseException:
-            self._known |= known
-            for text in list(self._known)[:-_MOST_KEPT]:
-                del self._known[text]
-            raise
-        return known
+        starts = range(0, len(texts), self.batch_size)
+        await gather(score(texts[start : start + self.batch_size]) for start in starts)
+        return scores
 
     async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, which is retried after temporary failures."""
@@ -225,7 +214,7 @@ class RemoteScorer(AttributedScorer):
             async with self._gate:
                 await asyncio.sleep(self._pace.reserve())
                 try:
-                    return await self._send(ask)
+                    return await ask(self._shared_client())
                 except ServerFailed as error:
                     if error.pause <= _LONGEST_PAUSE:
                         self._pace.pause(error.pause)
@@ -245,20 +234,11 @@ class RemoteScorer(AttributedScorer):
             times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
             raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
 
-    async def _send(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """Make one request, and repeat it once if the server closed an idle connection."""
+    def _shared_client(self) -> Client:
         if self._opened is None:
             self._opened = self._client()
             self.portal.start(_hold, self._opened)
-        was_used, self._used = self._used, False
-        try:
-            answer = await ask(self._opened)
-        except ServerFailed as error:
-            if not (error.broken and was_used):
-                raise
-            answer = await ask(self._opened)
-        self._used = True
-        return answer
+        return self._opened
 
 
 async def _hold(client: Client) -> None:

@@ -4,12 +4,11 @@
 
 Environment variables, for Python and the command line alike:
 PERSPECTIVE_API_KEY, PERSPECTIVE_QPS (queries a second, 1 unless Google granted more),
-PERSPECTIVE_URL (a server that speaks the same protocol), PERSPECTIVE_LONG_TEXT (split or refuse).
+PERSPECTIVE_URL (a server that speaks the same protocol).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any
@@ -50,10 +49,9 @@ class PerspectiveScorer(RemoteScorer):
     """Probability that a reader perceives a text as toxic, or as having another attribute.
 
     attribute: TOXICITY, SEVERE_TOXICITY, INSULT..., or several attributes, comma-separated; the
-    largest is the score. long_text: "split" splits a text longer than `max_bytes` at spaces, and
-    the highest score of its parts counts; "refuse" raises ScorerError. key, url, queries_per_second
-    and long_text default to environment variables (see the module). Further settings: see
-    RemoteScorer.
+    largest is the score. A text longer than `max_bytes` is split at spaces, and the highest score
+    of its parts counts. key, url and queries_per_second default to environment variables (see the
+    module). Further settings: see RemoteScorer.
 
     Raises InputError without a key, and ScorerRefusedError once the service has ended.
     """
@@ -70,7 +68,6 @@ class PerspectiveScorer(RemoteScorer):
         *,
         key: str | None = None,
         url: str | None = None,
-        long_text: str | None = None,
         max_bytes: Annotated[int, Field(ge=8)] = MAX_BYTES,
         **options: Any,
     ) -> None:
@@ -82,11 +79,6 @@ class PerspectiveScorer(RemoteScorer):
                 raise InputError(
                     f"scorer perspective: {name!r} is not an attribute name such as TOXICITY"
                 )
-        self._long_text = long_text or os.environ.get("PERSPECTIVE_LONG_TEXT") or "split"
-        if self._long_text not in ("split", "refuse"):
-            raise InputError(
-                f"PERSPECTIVE_LONG_TEXT: must be split or refuse (got {self._long_text!r})"
-            )
         self._max_bytes = max_bytes
         where = "v1alpha1" if url == URL else place_of(url)
         super().__init__(
@@ -102,11 +94,6 @@ class PerspectiveScorer(RemoteScorer):
 
     def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
         parts = [split_bytes(text, self._max_bytes) for text in texts]
-        if self._long_text == "refuse" and any(len(chunks) > 1 for chunks in parts):
-            raise ScorerError(
-                f"scorer {self.name}: a text is longer than {self._max_bytes} bytes; shorten it, "
-                "or set PERSPECTIVE_LONG_TEXT=split"
-            )
         scores = iter(super()._score_each([part for chunks in parts for part in chunks]))
         return [self._worst([next(scores) for _ in chunks]) for chunks in parts]
 
