@@ -40,9 +40,9 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from tide.core.errors import InputError
+from tide.evaluation.assessment import agreement, error_correlations
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
-from tide.scorers.assessment import agreement, error_correlations
 from tide.scorers.base import Exchange, Floats, Scored, Scorer, is_nearly_empty, score_texts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))

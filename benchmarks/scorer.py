@@ -45,7 +45,7 @@ from models.train_pocket_scorer import (
 )
 
 from tide import Scorer, load_scorer
-from tide.scorers.assessment import beginnings, false_alarms
+from tide.evaluation.assessment import beginnings, false_alarms
 from tide.scorers.base import is_nearly_empty
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.5)

@@ -26,12 +26,7 @@ from tide.cli.display import (
     say_unmasked,
     scored,
 )
-from tide.core.errors import (
-    EnvironmentVariableError,
-    InputError,
-    MissingDependencyError,
-    ScorerError,
-)
+from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import replaced, write_text, writing
 from tide.data.prompts import Row, read_rows
@@ -39,8 +34,8 @@ from tide.evaluation.masking import masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
+    from tide.evaluation.assessment import Covered
     from tide.scorers import Scorer
-    from tide.scorers.assessment import Covered
     from tide.scorers.base import Exchange, Floats
 
 app = typer.Typer(
@@ -80,8 +75,7 @@ def score(
     """
     if (input_file is None) == (not texts):
         raise InputError("give texts or --input, not both" if texts else "give texts or --input")
-    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
-    from tide.scorers.base import Exchange, reads_exchanges  # noqa: PLC0415
+    from tide.scorers.base import Exchange, reads_exchanges  # noqa: PLC0415  (slow import)
     from tide.scorers.word_lists import with_word_lists  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
@@ -91,9 +85,7 @@ def score(
             if input_file is not None
             else [Row(number, text) for number, text in enumerate((texts or [])[:limit])]
         )
-        named = [NamedScorer.of(name) for name in scorers or [DEFAULT_SCORER]]
-        check_names(named, "--scorer")
-        loaded = [with_word_lists(judge.scorer) for judge in named]
+        loaded = [with_word_lists(scorer) for scorer in _loaded(scorers)]
         exchanges = [Exchange(row.context or context, row.text) for row in rows]
         has_context = any(exchange.context for exchange in exchanges)
         if has_context and not any(map(reads_exchanges, loaded)):
@@ -119,10 +111,21 @@ def score(
     for i, row in enumerate(rows):
         body = masked(row.text) if mask else row.text
         body = on_one_line(body) or "(empty)"
-        found = [(scorer, columns[scorer.name][i]) for scorer in loaded]
-        scores = (format_score(score, score < one.threshold, digits=3) for one, score in found)
-        table.add_row(Text(body), *scores)
+        cells = []
+        for scorer in loaded:
+            value = columns[scorer.name][i]
+            cells.append(format_score(value, value < scorer.threshold, digits=3))
+        table.add_row(Text(body), *cells)
     OUTPUT.print(table)
+
+
+def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
+    """Load the scorers of --scorer. Raises InputError for two of one name."""
+    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
+
+    named = [NamedScorer.of(spec) for spec in specs or [DEFAULT_SCORER]]
+    check_names(named, "--scorer")
+    return [judge.scorer for judge in named]
 
 
 @app.command("compare", cls=options.Command)
@@ -164,21 +167,20 @@ def compare(
     false alarms: share of the --ordinary texts at or above --threshold. beginnings: share of up to
     500 --ordinary texts below --threshold with a beginning at or above it.
 
-    texts/s: on this machine. scored: share of texts with a score; if a scorer fails, the others
-    still run and the exit code is 1. The second table has the correlation of the scorers' errors.
-    The lower it is, the better one scorer judges text that was optimised against the other.
+    texts/s: on this machine. scored: share of texts with a score; if a scorer fails on texts, the
+    others still run and the exit code is 1. The second table has the correlation of the scorers'
+    errors. The lower it is, the better one scorer judges text that was optimised against the other.
     """
     from tide.scorers.base import reads_exchanges  # noqa: PLC0415  (slow import)
 
     # 1. Load scorers and texts.
     refuse_existing(overwrite, output, inputs=files)
-    loaded = _load_scorers(scorers)
-    contexts = any(not isinstance(s, str) and reads_exchanges(s) for s in loaded.values())
-    groups = _groups(files, by, sample, contexts=contexts)
+    loaded = _loaded(scorers)
+    groups = _groups(files, by, sample, contexts=any(map(reads_exchanges, loaded)))
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
 
     # 2. Measure each group of texts, and print its tables.
-    alarms = {name: _alarms(scorer, prose, threshold) for name, scorer in loaded.items()}
+    alarms = {scorer.name: _alarms(scorer, prose, threshold) for scorer in loaded}
     figures: list[dict[str, Any]] = []
     for group, (texts, targets) in groups.items():
         measured, errors = _measure(loaded, texts, targets)
@@ -194,24 +196,25 @@ def compare(
 
     # 3. Write the figures.
     if output is not None and any(row["scored"] for row in figures):
-        _write(output, json.dumps(figures, indent=2) + "\n")
+        write_text(output, json.dumps(figures, indent=2) + "\n")
+        ERRORS.print(f"{output}: written")
     if any(row["failure"] is not None for row in figures):
         raise typer.Exit(1)
 
 
 def _measure(
-    loaded: Mapping[str, Scorer | str], texts: Sequence[Exchange], targets: Floats
+    loaded: Sequence[Scorer], texts: Sequence[Exchange], targets: Floats
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Return the figures of each scorer on these texts, and the correlations of their errors.
 
-    loaded: scorers, or the reasons why they cannot be loaded. targets: the labels of the texts.
+    targets: the labels of the texts.
     """
-    from tide.scorers.assessment import (  # noqa: PLC0415  (slow import)
+    from tide.evaluation.assessment import (  # noqa: PLC0415  (slow import)
         agreement,
         error_correlations,
     )
 
-    covered = {name: _cover(name, scorer, texts) for name, scorer in loaded.items()}
+    covered = {scorer.name: _cover(scorer, texts) for scorer in loaded}
     usable = {name: scores for name, scores in covered.items() if scores.known.any()}
     errors: dict[str, dict[str, float]] = {}
     if len(usable) > 1:
@@ -231,27 +234,23 @@ def _measure(
     return rows, errors
 
 
-def _cover(name: str, scorer: Scorer | str, texts: Sequence[Exchange]) -> Covered:
-    import numpy as np  # noqa: PLC0415  (slow imports)
+def _cover(scorer: Scorer, texts: Sequence[Exchange]) -> Covered:
+    from tide.evaluation.assessment import score_covered  # noqa: PLC0415  (slow import)
 
-    from tide.scorers.assessment import Covered, score_covered  # noqa: PLC0415
-
-    if isinstance(scorer, str):
-        return Covered(np.full(len(texts), np.nan), 0.0, scorer)
     score_covered(scorer, texts[:1])  # the first call loads the scorer, and is not timed
     with progress_bar() as bar:
-        task = bar.add_task(name, total=len(texts))
+        task = bar.add_task(scorer.name, total=len(texts))
         return score_covered(scorer, texts, lambda count: bar.advance(task, count))
 
 
-def _alarms(scorer: Scorer | str, texts: Sequence[str], threshold: float | None) -> dict[str, Any]:
+def _alarms(scorer: Scorer, texts: Sequence[str], threshold: float | None) -> dict[str, Any]:
     """Return the field `false_alarms` of a row. threshold: by default the scorer's threshold."""
-    from tide.scorers.assessment import false_alarms  # noqa: PLC0415  (slow import)
+    from tide.evaluation.assessment import false_alarms  # noqa: PLC0415  (slow import)
 
-    if isinstance(scorer, str) or not texts:
+    if not texts:
         return {}
-    found = false_alarms(scorer, texts, scorer.threshold if threshold is None else threshold)
-    return {"false_alarms": asdict(found)}
+    limit = scorer.threshold if threshold is None else threshold
+    return {"false_alarms": asdict(false_alarms(scorer, texts, limit))}
 
 
 def _agreement_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -288,27 +287,8 @@ def _shown(value: float | None) -> str:
 def _without_nan(value: Any) -> Any:
     """Replace NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
+        return {key: _without_nan(item) for key, item in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _load_scorers(scorers: Sequence[str] | None) -> dict[str, Scorer | str]:
-    """Load each scorer, or return the reason why it cannot be loaded (server down, no key).
-
-    Raises InputError for an invalid spec.
-    """
-    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
-
-    loaded: dict[str, Scorer | str] = {}
-    named: list[NamedScorer] = []
-    for spec in scorers or [DEFAULT_SCORER]:
-        try:
-            named.append(NamedScorer.of(spec))
-            loaded[named[-1].scorer.name] = named[-1].scorer
-        except (ScorerError, EnvironmentVariableError, MissingDependencyError) as error:
-            loaded[spec] = str(error)
-    check_names(named, "--scorer")
-    return loaded
 
 
 def _groups(
@@ -332,15 +312,10 @@ def _groups(
         raise InputError("the files hold no labelled texts")
     if by is not None and set(groups) == {""}:
         raise InputError(f"--by: no row has a field {by!r}")
-    found = {}
+    chosen = {}
     for group, labels in groups.items():
         texts = list(labels)
         if sample is not None and sample < len(texts):
             texts = random.Random(0).sample(texts, sample)
-        found[group] = texts, np.array([fmean(labels[text]) for text in texts])
-    return found
-
-
-def _write(path: Path, content: str) -> None:
-    write_text(path, content)
-    ERRORS.print(f"{path}: written")
+        chosen[group] = texts, np.array([fmean(labels[text]) for text in texts])
+    return chosen

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from tide.core.errors import ScorerError, ScorerRefusedError, ScorerUnavailableError
-from tide.scorers import CallableScorer
-from tide.scorers.assessment import (
+from tide.evaluation.assessment import (
     agreement,
     beginnings,
     error_correlations,
     false_alarms,
     score_covered,
 )
+from tide.scorers import CallableScorer
 
 TEXTS = [f"text {i}" for i in range(600)]
 

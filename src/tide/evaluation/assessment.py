@@ -38,7 +38,8 @@ class Agreement:
 
 def agreement(scores: Floats, targets: Floats) -> Agreement:
     """Measure the agreement of scores with targets, both of shape (n,), n > 0."""
-    from sklearn.metrics import roc_auc_score  # noqa: PLC0415  (slow import)
+    import pandas as pd  # noqa: PLC0415  (slow imports)
+    from sklearn.metrics import roc_auc_score  # noqa: PLC0415
 
     toxic = targets >= 0.5
     one_class = toxic.all() or not toxic.any()
@@ -53,7 +54,7 @@ def agreement(scores: Floats, targets: Floats) -> Agreement:
         toxic=float(toxic.mean()),
         auc=math.nan if one_class else float(roc_auc_score(toxic, scores)),
         accuracy=float(((scores >= 0.5) == toxic).mean()),
-        correlation=_correlation(scores, targets),
+        correlation=float(pd.Series(scores).corr(pd.Series(targets))),
         calibration_error=float((np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / len(scores)),
         bins=bins,
     )
@@ -68,21 +69,11 @@ def error_correlations(
     compared on the texts that both scorers scored. The correlation is NaN for fewer than two common
     texts or a constant error. A judge that errs like the search's scorer adds no information.
     """
-    return {
-        first: {
-            second: _correlation(scores[first] - targets, scores[second] - targets)
-            for second in scores
-        }
-        for first in scores
-    }
+    import pandas as pd  # noqa: PLC0415  (slow import)
 
-
-def _correlation(first: Floats, second: Floats) -> float:
-    scored = ~(np.isnan(first) | np.isnan(second))
-    first, second = first[scored], second[scored]
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return math.nan
-    return float(np.corrcoef(first, second)[0, 1])
+    errors = pd.DataFrame({name: values - targets for name, values in scores.items()})
+    correlations: dict[str, dict[str, float]] = errors.corr(min_periods=2).to_dict()
+    return correlations
 
 
 _CHUNK = 256
