@@ -15,7 +15,8 @@ multiplication. The network that made them was PyTorch's own, which computes the
 on held-out texts.
 
 **Disjoint from `pocket`.** No text is used that `pocket` was trained or calibrated on
-(`train_pocket_scorer.py`), nor one that shares RUN consecutive words with such a text. Both scorers
+(`train_pocket_scorer.py`), nor one that shares RUN consecutive words with such a text. The bundled
+weights are older than the list `harmless.txt`, of which `pocket` has learned since. Both scorers
 use completions of the same prompts: `pocket` uses the plain models' completions without scores;
 this one uses the completions of the published methods with Perspective's scores.
 
@@ -80,6 +81,7 @@ from rich.console import Console
 from sentence_templates import sentences
 from train_pocket_scorer import (
     CALIBRATION_SOURCE,
+    HARMLESS,
     LAST_PROMPT,
     disguised,
     read_completions,
@@ -154,6 +156,7 @@ def labels(folder: Path) -> tuple[Rows, Rows, Known]:
         [
             *(labelled.texts[i] for i in np.flatnonzero(~ours)),
             *read_completions(folder),
+            *HARMLESS.read_text(encoding="utf-8").splitlines(),
             *(
                 text
                 for name in ("train", "calibrate")
