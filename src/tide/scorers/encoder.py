@@ -137,7 +137,7 @@ class EncoderScorer(PlainScorer):
         exchanges = [
             exchange if exchange.text else Exchange("", exchange.alone) for exchange in exchanges
         ]
-        warn_of_other_languages(self.kind, [exchange.text for exchange in exchanges])
+        warn_of_other_languages(self.kind, [readings(exchange.text)[0] for exchange in exchanges])
         return sigmoid(self.shape.scale * self.outputs(exchanges) + self.shape.offset)
 
     def outputs(self, exchanges: Sequence[Exchange]) -> Floats:

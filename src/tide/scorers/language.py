@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,7 +11,7 @@ import numpy as np
 
 from tide.core.sanitize import logger
 from tide.scorers.base import Floats, PlainScorer, Scorer
-from tide.scorers.disguises import is_latin, is_ordinary, readings
+from tide.scorers.disguises import is_latin, readings
 
 _LOG = logger(__name__)
 
@@ -40,7 +39,6 @@ _ENGLISH_WORDS, _OTHER_WORDS = frozenset(_ENGLISH.split()), frozenset(_OTHER.spl
 _LEAST_LATIN, _ENGLISH_SHARE = 20, 0.15
 _MOST_CHARACTERS = 1000  # the end of a text decides its language
 _warned: set[str] = set()
-_lock = threading.Lock()
 
 
 def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
@@ -58,7 +56,12 @@ def is_not_latin(text: str) -> bool:
 
 
 def is_not_english(text: str) -> bool:
-    """Whether `text` is plainly in another language of Latin script, such as German or Spanish."""
+    """Whether `text` is plainly in another script or language; see `language_of` for which one.
+
+    Scorers ask this of every text, so it looks for frequent words instead of loading a model.
+    """
+    if is_not_latin(text):
+        return True
     words = text.lower().split()[:_MOST_WORDS]
     if 20 * len(_ENGLISH_WORDS.intersection(words)) >= len(words):
         return False  # so most texts need no closer look
@@ -97,33 +100,19 @@ def _identifier() -> Any:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-def other_language(text: str) -> str:
-    """Return "in another script" or "in another language" for text plainly not English, else ""."""
-    if not is_ordinary(text):
-        text = readings(text)[0]
-    if is_not_latin(text):
-        return "in another script"
-    return "in another language" if is_not_english(text) else ""
-
-
 def warn_of_other_languages(name: str, texts: Sequence[str]) -> None:
     """Warn, once for each scorer and process, if one of `texts` is mostly in another language.
 
     Scorers that read only English call this, because their scores of other languages mean nothing.
+    texts: without disguises.
     """
-    if name in _warned:
+    if name in _warned or not any(map(is_not_english, texts)):
         return
-    where = next(filter(None, map(other_language, texts)), "")
-    if not where:
-        return
-    with _lock:
-        if name in _warned:
-            return
-        _warned.add(name)
+    _warned.add(name)
     _LOG.warning(
-        "scorer %s: reads only English, and a text is mostly %s, so its score means nothing, and "
-        "word lists find little; use a scorer that knows the language (%s)",
-        name, where, MULTILINGUAL,
+        "scorer %s: reads only English, and a text is mostly in another language, so its score "
+        "means nothing, and word lists find little; use a scorer that knows the language (%s)",
+        name, MULTILINGUAL,
     )  # fmt: skip
 
 
@@ -146,9 +135,9 @@ class ReadingScorer(PlainScorer, ABC):
     def score(self, texts: Sequence[str]) -> Floats:
         if len(texts) == 0:
             return np.zeros(0)
-        if self.languages == ("en",):
-            warn_of_other_languages(self.name.partition("@")[0], texts)
         rows = [self._readings(text) for text in texts]
+        if self.languages == ("en",):
+            warn_of_other_languages(self.name.partition("@")[0], [row[0] for row in rows])
         values = self._read([reading for row in rows for reading in row])
         starts = np.cumsum([0, *map(len, rows[:-1])])
         return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)

@@ -30,7 +30,7 @@ from tide.scorers.base import (
     is_blank,
     reads_exchanges,
 )
-from tide.scorers.language import is_not_english, is_not_latin, languages_of
+from tide.scorers.language import is_not_english, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
 from tide.server.schemas import ChatMessage, ContentPart, Refused
@@ -234,7 +234,7 @@ class ScoringApi:
             language for language in requested if language.lower().partition("-")[0] not in reads
         ]
         text = request.comment.text
-        if not requested and reads == ("en",) and (is_not_latin(text) or is_not_english(text)):
+        if not requested and reads == ("en",) and is_not_english(text):
             unread = ["und"]
         if unread:
             raise Refused(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -271,14 +272,22 @@ def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_pa
         assert scorer.score(["0 " * 20, "1599 " * 20]) == pytest.approx([0.04, 0.1])
 
 
-def test_a_file_that_answers_with_another_key_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file with a damaged index does so."""
+class DamagedIndex:
+    """A database that answers with the score of another text."""
+
+    def execute(self, statement: str, values: Any = ()) -> SimpleNamespace:
+        return SimpleNamespace(fetchone=lambda: (b"other", 0.5, None))
+
+    def executemany(self, statement: str, values: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_file_that_answers_with_another_key_is_not_believed(tmp_path: Path) -> None:
     with cached(Counting(), tmp_path / "scores.sqlite3") as scorer:
         expected = scorer.score(TEXTS).tolist()
-        rows = [(None, 0.25, None), (b"other", 0.5, None)]
-        monkeypatch.setattr(scorer, "_read", lambda keys: rows)
+        scorer._database.close()
+        scorer._database = DamagedIndex()  # type: ignore[assignment]
         assert scorer.score(TEXTS).tolist() == expected
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,16 +19,21 @@ from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.data.files import user_cache
 from tide.plugins.options import checked
-from tide.scorers.base import FALLBACK, Attributed, Scored, Scorer, TextScore, code_of
+from tide.scorers.base import (
+    FALLBACK,
+    Attributed,
+    Scored,
+    Scorer,
+    TextScore,
+    code_of,
+    score_texts,
+)
 from tide.scorers.wrappers.base import ScorerWrapper
 
-_T = TypeVar("_T")
 _LOG = logger(__name__)
 
 # Number of new scores to request and write at a time, so that an outage loses few paid scores.
 _CHUNK = 64
-# The oldest versions of SQLite allow 999 parameters in a statement.
-_MOST_PARAMETERS = 900
 # attributes: JSON, or NULL if there are none.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS texts (
@@ -65,7 +69,8 @@ class CachedScorer(ScorerWrapper):
         self.path = str(usual if path is None else path)
         self._lock = threading.Lock()
         self._warned = False
-        self._database = self._guarded(self._open)
+        with self._opened():
+            self._database = self._open()
         # From Python 3.13 on, a connection that is dropped while it is open is a warning. At exit a
         # thread may still use the connection, and SQLite would crash.
         weakref.finalize(self, self._database.close).atexit = False
@@ -73,26 +78,15 @@ class CachedScorer(ScorerWrapper):
     def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
         keys = list(map(self._key, texts))
         text_of_key = dict(zip(keys, texts, strict=True))
-        known: dict[bytes, TextScore] = {}
-        with self._lock:
-            for key, score, attributes in self._guarded(lambda: self._read(list(text_of_key))):
-                entry = self._entry(score, attributes)
-                # A damaged file may also return a key that was not requested.
-                if key in text_of_key and entry is not None:
-                    known[key] = entry
-                elif not self._warned:
-                    self._warned = True
-                    _LOG.warning("cache %s: an entry is not a score; rescoring the text", self.path)
+        with self._opened():
+            known = self._read(text_of_key)
         unknown = [key for key in text_of_key if key not in known]
         for start in range(0, len(unknown), _CHUNK):
             chunk = unknown[start : start + _CHUNK]
-            answer = super().score_attributes([text_of_key[key] for key in chunk])
-            fresh = {
-                key: TextScore(float(score), {n: float(c[i]) for n, c in answer.attributes.items()})
-                for i, (key, score) in enumerate(zip(chunk, answer.values, strict=True))
-            }
-            with self._lock:
-                self._guarded(lambda fresh=fresh: self._write(fresh))  # type: ignore[misc]
+            scores = score_texts(self._scorer, [text_of_key[key] for key in chunk])
+            fresh = dict(zip(chunk, scores.rows(), strict=True))
+            with self._opened():
+                self._write(fresh)
             known |= fresh
         return Attributed.of([known[key] for key in keys], self.attributes)
 
@@ -144,21 +138,28 @@ class CachedScorer(ScorerWrapper):
             return None
         return TextScore(score, stored) if stored.keys() == set(self.attributes) else None
 
-    def _read(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
-        rows: list[tuple[bytes, object, object]] = []
-        for start in range(0, len(keys), _MOST_PARAMETERS):
-            batch = keys[start : start + _MOST_PARAMETERS]
-            marks = ",".join("?" * len(batch))
-            rows += self._database.execute(
-                f"SELECT key, score, attributes FROM texts WHERE key IN ({marks})", batch
-            )
-        return rows
+    def _read(self, keys: Iterable[bytes]) -> dict[bytes, TextScore]:
+        """Return the stored scores; warn once of an entry that is not a score."""
+        known = {}
+        query = "SELECT key, score, attributes FROM texts WHERE key = ?"
+        for key in keys:
+            row = self._database.execute(query, (key,)).fetchone()
+            if row is None:
+                continue
+            # A damaged file may also return a key that was not requested.
+            entry = self._entry(*row[1:]) if row[0] == key else None
+            if entry is not None:
+                known[key] = entry
+            elif not self._warned:
+                self._warned = True
+                _LOG.warning("cache %s: an entry is not a score; rescoring the text", self.path)
+        return known
 
     def _write(self, scores: dict[bytes, TextScore]) -> None:
         rows = []
         for key, score in scores.items():
-            known = score.attributes and not any(map(math.isnan, score.attributes.values()))
-            attributes = json.dumps(score.attributes) if known else None
+            is_complete = score.attributes and score.attributes.keys() == set(self.attributes)
+            attributes = json.dumps(score.attributes) if is_complete else None
             rows.append((key, score.value, attributes))
         self._database.execute("BEGIN IMMEDIATE")
         try:
@@ -168,11 +169,14 @@ class CachedScorer(ScorerWrapper):
             self._database.execute("ROLLBACK")
             raise
 
-    def _guarded(self, action: Callable[[], _T]) -> _T:
-        try:
-            return action()
-        except (sqlite3.Error, OSError, ValueError) as error:
-            raise ScorerError(
-                f"cache {self.path} cannot be used: {first_line(error)}; delete the file or choose "
-                "another file with TIDE_CACHE"
-            ) from error
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Admit one thread to the file, whose errors become ScorerErrors."""
+        with self._lock:
+            try:
+                yield
+            except (sqlite3.Error, OSError, ValueError) as error:
+                raise ScorerError(
+                    f"cache {self.path} cannot be used: {first_line(error)}; delete the file or "
+                    "choose another file with TIDE_CACHE"
+                ) from error
