@@ -44,7 +44,7 @@ def test_what_is_no_file_of_patterns(content: str, said: str, tmp_path: Path) ->
 def test_a_pattern_that_takes_too_long_is_an_error_of_that_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tide.scorers.patterns._SECONDS", 0.05)
+    monkeypatch.setattr("tide.scorers.words._SECONDS", 0.05)
     path = tmp_path / "forms.txt"
     path.write_text("(a|aa|aaa)+$b")
     scorer = load_scorer(f"regex:{path}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import re
 import threading
 import time
@@ -332,7 +331,6 @@ WRONG = {
     "": "expected a mapping with the key `policies`",
     "- a": "expected a mapping with the key `policies`",
     "policies: !!python/object/apply:os.system [echo]": "policies: Input should be",
-    "[" * 5000: "nested too deeply",
     "\0": "holds a NUL",
 }
 
@@ -379,12 +377,6 @@ def test_nested_anchors_are_read_at_once(tmp_path: Path) -> None:
         with pytest.raises(PolicyError) as caught:
             PolicyFile.read(path)
         assert len(str(caught.value)) < 2000
-
-
-def test_a_pipe_is_no_policy_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PolicyError, match="not a regular file"):
-        PolicyFile.read(tmp_path / "pipe")
 
 
 def test_every_problem_is_told(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ REGISTRY = Registry(
         "detoxify": "tide.scorers.classifiers:DetoxifyScorer",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
-        "regex": "tide.scorers.patterns:PatternScorer",
+        "regex": "tide.scorers.words:PatternScorer",
         "perspective": "tide.scorers.services.perspective:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services.moderation:OpenAIModerationScorer",
         "classifier": "tide.scorers.services.self_hosted:ServedClassifier",

@@ -176,30 +176,26 @@ def _latin(text: str) -> str:
     """Replace look-alikes by Latin letters in words that also hold a Latin letter.
 
     A word without Latin letters is changed only if all its letters look Latin and the text is
-    mainly Latin (`non_latin <= latin`), because some Russian words consist of letters that look
+    mainly Latin, because some Russian words consist of letters that look
     Latin.
     """
     like, same = _look_alikes()
-    words = list(_WORD.finditer(text))
-    if all(match[0].isascii() for match in words):
-        return text
-    mixed = [any(map(is_latin, match[0])) for match in words]
-    latin = sum(len(match[0]) for match, is_mixed in zip(words, mixed, strict=True) if is_mixed)
-    non_latin = sum(
-        c not in same
-        for match, is_mixed in zip(words, mixed, strict=True)
-        if not is_mixed
-        for c in match[0]
-    )
-    parts, end = [], 0
-    for match, is_mixed in zip(words, mixed, strict=True):
+    latin = non_latin = 0
+    for word in _WORD.findall(text):
+        if any(map(is_latin, word)):
+            latin += len(word)
+        else:
+            non_latin += sum(c not in same for c in word)
+    is_mainly_latin = non_latin <= latin
+
+    def read(match: re.Match[str]) -> str:
         word = match[0]
-        whole = not is_mixed and non_latin <= latin and all(c in same for c in word)
-        if is_mixed or whole:
-            word = "".join(like.get(c, c) for c in word)
-        parts += [text[end : match.start()], word]
-        end = match.end()
-    return "".join([*parts, text[end:]])
+        looks_latin = is_mainly_latin and all(c in same for c in word)
+        if looks_latin or any(map(is_latin, word)):
+            return "".join(like.get(c, c) for c in word)
+        return word
+
+    return _WORD.sub(read, text)
 
 
 @cache

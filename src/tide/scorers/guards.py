@@ -137,15 +137,12 @@ class GuardSettings(BaseModel):
                 return cls.model_validate_json(read_whole(Path(spec)))
             except ValidationError as error:
                 raise InputError(f"{spec} is not a guard: {problem(error)}") from None
-        model, at, rest = spec.partition("@http")
-        model, _, family = model.partition("#")
-        address, _, last = rest.partition("#")  # MODEL#FAMILY@URL is accepted as well
-        if family and last:
-            raise InputError(f"scorer guard:{model}: two formats, {family} and {last}; give one")
+        named, at, address = spec.partition("@http")
+        model, _, family = named.partition("#")
         if not model:
             raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
-        values = {"model": model, "format": family or last or None}
-        values["url"] = f"http{address}" if at else None
+        url = f"http{address}" if at else None
+        values = {"model": model, "format": family or None, "url": url}
         return validated(cls, values, "scorer guard: ")
 
     def digest(self) -> str:

@@ -274,11 +274,6 @@ class PocketScorer(ReadingScorer):
             by_column, bias, self._knots = (
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )
-            sizes = by_column.shape, bias.shape, self._knots.shape[:-1]
-            if sizes != ((self._features.n_features,), (1,), (2,)):
-                raise ValueError("holds tensors of the wrong shape")
-            if not (np.diff(self._knots) > 0).all() or not self._knots.size:
-                raise ValueError("holds a calibration that does not rise")
         self._bias = float(bias[0])
         self._sums = Sums(by_column, self._features.of_last, self._features.word_max - 1)
         self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
