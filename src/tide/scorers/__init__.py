@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         Scores,
         score_texts,
     )
-    from tide.scorers.services.base import RemoteScorer
 
 # The scorer of Python, the commands and the server: `exchange` decides, where `pocket` points.
 DEFAULT_SCORER = "confirm:pocket,exchange"
@@ -163,7 +162,6 @@ __getattr__, _, _ = lazy_loader.attach(
             "Scores",
             "score_texts",
         ],
-        "services.base": ["RemoteScorer"],
     },
 )
 
@@ -175,7 +173,6 @@ __all__ = [
     "CallableScorer",
     "Exchange",
     "PlainScorer",
-    "RemoteScorer",
     "Scorer",
     "Scores",
     "load_scorer",

@@ -204,8 +204,7 @@ def slowest_pace(scorers: Sequence[Scorer]) -> str:
 
 def screen_of(scorer: Scorer) -> Scorer | None:
     """Return the scorer's `screen` (see `Scorer`), or None."""
-    screen: Scorer | None = getattr(scorer, "screen", None)
-    return screen
+    return getattr(scorer, "screen", None)
 
 
 class TextScore(NamedTuple):
@@ -400,20 +399,17 @@ def score_groups(
 
 def attributes_of(scorer: Scorer) -> tuple[str, ...]:
     """Return the names of the scorer's attributes; () if it has none."""
-    names: tuple[str, ...] = getattr(scorer, "attributes", ())
-    return names if hasattr(scorer, "score_attributes") else ()
+    return getattr(scorer, "attributes", ()) if hasattr(scorer, "score_attributes") else ()
 
 
 def highest_of(scorer: Scorer) -> tuple[str, ...]:
     """Return the attributes whose highest value is the score (see `Scorer`)."""
-    names: tuple[str, ...] = getattr(scorer, "highest_of", ())
-    return names
+    return getattr(scorer, "highest_of", ())
 
 
 def fallback_of(scorer: Scorer) -> str:
     """Return the name of the scorer that decides while `scorer` is down; "" if there is none."""
-    name: str = getattr(scorer, "fallback", "")
-    return name
+    return getattr(scorer, "fallback", "")
 
 
 def text_of(scored: Scored) -> str:

@@ -5,7 +5,6 @@ A text longer than the model's context is scored in overlapping windows; the hig
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.fingerprints import weights_digest
 from tide.core.optional import require
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
@@ -171,10 +171,6 @@ def _head_of(config: Any) -> Head:
     return "exclusive"
 
 
-# A chat template (`.jinja`) holds the question of a guard.
-_MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja")
-
-
 def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
     """Return the largest value among each text's windows, shape (count,)."""
     largest = np.zeros(count)
@@ -190,13 +186,7 @@ def revision_of(model: str, config: Any) -> str:
     if not (folder := Path(model)).is_dir():
         commit = getattr(config, "_commit_hash", None)
         return f"@{commit[:8]}" if commit else ""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in _MODEL_FILES):
-        digest.update(path.name.encode())
-        with path.open("rb") as file:
-            while chunk := file.read(2**20):
-                digest.update(chunk)
-    return f"@{digest.hexdigest()[:8]}"
+    return f"@{weights_digest(folder)[:8]}"
 
 
 _MULTILINGUAL = ("en", "fr", "es", "it", "pt", "tr", "ru")

@@ -73,7 +73,8 @@ def test_every_text_gets_its_own_score_after_a_burst_of_refusals_too(world: Made
     service, scorer, expected = world
     assert isinstance(scorer, Scorer)
     service.answer = lambda number: "burst" if number in (1, 4) else "ok"
-    assert scorer.score([*TEXTS, TEXTS[0]])[:-1] == pytest.approx([expected(t) for t in TEXTS])
+    scores = score_texts(scorer, [*TEXTS, TEXTS[0]]).values
+    assert scores[:-1] == pytest.approx([expected(text) for text in TEXTS])
     assert set(service.scored.values()) == {1}
     assert scorer.score([]).shape == (0,)
 

@@ -155,8 +155,7 @@ class RemoteScorer(AttributedScorer):
         return Attributed.of(self._score_each(texts), self.attributes)
 
     def _score_each(self, texts: Sequence[Any]) -> list[TextScore]:
-        scores = self.portal.run(self._score_all, list(dict.fromkeys(texts)))
-        return [scores[text] for text in texts]
+        return self.portal.run(self._score_all, list(texts))
 
     async def _request(
         self,
@@ -196,16 +195,13 @@ class RemoteScorer(AttributedScorer):
         size = f"texts: {len(texts)}, characters: {sum(len(text_of(text)) for text in texts)}"
         return ScorerError(f"{problem} ({size})")
 
-    async def _score_all(self, texts: list[Scored]) -> dict[Scored, TextScore]:
-        scores: dict[Scored, TextScore] = {}
+    async def _score_all(self, texts: list[Scored]) -> list[TextScore]:
+        async def score(start: int) -> list[TextScore]:
+            batch = texts[start : start + self.batch_size]
+            return await self._persistently(lambda client: self._ask(client, batch))
 
-        async def score(batch: list[Scored]) -> None:
-            answer = await self._persistently(lambda client: self._ask(client, batch))
-            scores.update(zip(batch, answer, strict=True))
-
-        starts = range(0, len(texts), self.batch_size)
-        await gather(score(texts[start : start + self.batch_size]) for start in starts)
-        return scores
+        batches = await gather(map(score, range(0, len(texts), self.batch_size)))
+        return [row for batch in batches for row in batch]
 
     async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
         """Return the result of `ask`, which is retried after temporary failures."""
