@@ -36,7 +36,8 @@ def cut_context(context: Any, fits: Callable[[Any], bool]) -> Any:
         system = [message for message in older[:start] if message.role == "system"]
         end = last.model_copy(update={"content": last.content[character:]})
         messages = (*(system if keeps_system else ()), *older[start:], end)
-        return context.model_copy(update={"messages": messages})
+        cut: Chat = context.model_copy(update={"messages": messages})
+        return cut
 
     start = _least(len(older), lambda start: fits(ending(start)))
     if fits(ending(start)):
