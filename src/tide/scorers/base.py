@@ -233,6 +233,20 @@ class Attributed(NamedTuple):
             {name: np.array(column, dtype=np.float64) for name, column in columns.items()},
         )
 
+    def worst(self, owners: Sequence[int], count: int) -> Attributed:
+        """Return the highest scores among the parts of each of `count` texts.
+
+        owners: of each part, the number of its text.
+        """
+
+        def highest(values: Floats) -> Floats:
+            of_texts = np.zeros(count)
+            np.maximum.at(of_texts, np.asarray(owners, dtype=np.int64), values)
+            return of_texts
+
+        attributes = {name: highest(column) for name, column in self.attributes.items()}
+        return Attributed(highest(self.values), attributes)
+
 
 class PlainScorer:
     """Base of scorers that have no resources to release and whose threshold is 0.5."""

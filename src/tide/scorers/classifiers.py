@@ -83,10 +83,8 @@ class _Classifier(AttributedScorer):
         is_sum = self._head == "exclusive"
         scores = toxic.sum(axis=1) if is_sum else toxic.max(axis=1, initial=0.0)
         columns = zip(self.attributes, self._reported, strict=True)
-        return Attributed(
-            worst(scores.clip(max=1.0), owners, len(texts)),
-            {name: worst(rows[:, i], owners, len(texts)) for name, i in columns},
-        )
+        attributes = {name: rows[:, i] for name, i in columns}
+        return Attributed(scores.clip(max=1.0), attributes).worst(owners, len(texts))
 
     def close(self) -> None:
         del self._model
@@ -169,13 +167,6 @@ def _head_of(config: Any) -> Head:
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
         return "independent"
     return "exclusive"
-
-
-def worst(values: Floats, owners: Sequence[int], count: int) -> Floats:
-    """Return the largest value among each text's windows, shape (count,)."""
-    largest = np.zeros(count)
-    np.maximum.at(largest, np.asarray(owners, dtype=np.int64), values)
-    return largest
 
 
 def revision_of(model: str, config: Any) -> str:

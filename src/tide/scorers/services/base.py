@@ -152,10 +152,7 @@ class RemoteScorer(AttributedScorer):
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
         gone or refuses the key, and ScorerError for texts that it rejects.
         """
-        return Attributed.of(self._score_each(texts), self.attributes)
-
-    def _score_each(self, texts: Sequence[Any]) -> list[TextScore]:
-        return self.portal.run(self._score_all, list(texts))
+        return Attributed.of(self.portal.run(self._score_all, list(texts)), self.attributes)
 
     async def _request(
         self,

@@ -20,7 +20,7 @@ from tide.core.http import Client, ServerFailed, need_key
 from tide.core.results import Score
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
-from tide.scorers.base import TextScore
+from tide.scorers.base import Attributed, TextScore
 from tide.scorers.services.base import RemoteScorer, place_of, url_from
 from tide.scorers.wrappers.base import split_bytes
 
@@ -92,16 +92,14 @@ class PerspectiveScorer(RemoteScorer):
                 "ended" if date.today() > END_OF_SERVICE else "ends", END_OF_SERVICE, _INSTEAD,
             )  # fmt: skip
 
-    def _score_each(self, texts: Sequence[str]) -> list[TextScore]:
-        parts = [split_bytes(text, self._max_bytes) for text in texts]
-        scores = iter(super()._score_each([part for chunks in parts for part in chunks]))
-        return [self._worst([next(scores) for _ in chunks]) for chunks in parts]
-
-    def _worst(self, parts: Sequence[TextScore]) -> TextScore:
-        attributes = {
-            name: max(part.attributes[name] for part in parts) for name in self.attributes
-        }
-        return TextScore(max(part.value for part in parts), attributes)
+    def score_attributes(self, texts: Sequence[str]) -> Attributed:
+        parts: list[str] = []
+        owners: list[int] = []
+        for owner, text in enumerate(texts):
+            of_text = split_bytes(text, self._max_bytes)
+            parts += of_text
+            owners += [owner] * len(of_text)
+        return super().score_attributes(parts).worst(owners, len(texts))
 
     def _client(self) -> Client:
         return Client(self._timeout, params={"key": self._key.get_secret_value()})

@@ -21,6 +21,7 @@ from tide.plugins.options import checked
 from tide.scorers.base import (
     Attributed,
     AttributedScorer,
+    Exchange,
     Floats,
     Scored,
     Scorer,
@@ -34,7 +35,6 @@ from tide.scorers.base import (
     is_quick,
     pace_of,
     reads_exchanges,
-    score_texts,
     screen_of,
     slowest_pace,
     text_of,
@@ -213,31 +213,14 @@ class WindowedScorer(ScorerWrapper):
         self.name = f"windows:{self._words}:{scorer.name}"
 
     def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
-        exchanges = list(map(exchange_of, texts))
-        windows = [split_words(exchange.text, self._words) for exchange in exchanges]
-        short = [i for i, parts in enumerate(windows) if len(parts) == 1]
-        whole = super().score_attributes([texts[i] for i in short])
-        parts = [
-            (i, exchanges[i]._replace(text=part))
-            for i, chunks in enumerate(windows)
-            if len(chunks) > 1
-            for part in chunks
-        ]
-        scores = score_texts(self._scorer, [part for _, part in parts], is_blank)
-        rows = [*short, *(i for i, _ in parts)]
-
-        def worst(*groups: Floats) -> Floats:
-            values = np.zeros(len(texts))
-            np.maximum.at(values, rows, np.concatenate(groups))
-            return values
-
-        attributes = {
-            name: np.where(scores.empty, 0.0, column) for name, column in scores.attributes.items()
-        }
-        return Attributed(
-            worst(whole.values, scores.values),
-            {name: worst(whole.attributes[name], attributes[name]) for name in self.attributes},
-        )
+        windows: list[Exchange] = []
+        owners: list[int] = []
+        for owner, exchange in enumerate(map(exchange_of, texts)):
+            parts = split_words(exchange.text, self._words)
+            visible = [part for part in parts if not is_blank(part)] or parts[:1]
+            windows += [exchange._replace(text=part) for part in visible]
+            owners += [owner] * len(visible)
+        return ask_attributes(self._scorer, windows).worst(owners, len(texts))
 
 
 def split_words(text: str, words: int) -> list[str]:
