@@ -242,6 +242,8 @@ def _from_yaml(text: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise InputError(f"{where}{getattr(error, 'problem', None) or first_line(error)}") from None
+    except (ValueError, OverflowError) as error:  # an escape such as \UFFFFFFFF
+        raise InputError(first_line(error)) from None
 
 
 def _check_registered(kind: str, spec: Spec) -> None:
