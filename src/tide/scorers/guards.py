@@ -191,16 +191,18 @@ class Question:
         spoken: list[tuple[str, str]]
         if isinstance(context, Chat):
             spoken = [(message.role, "\n".join(message.texts)) for message in context.messages]
-        elif context or not text:
+        elif context:
             spoken = [("user", context)]
         else:
             spoken, text = [("user", text)], ""
         if self.family.one_turn:
             spoken = [("user", content) for _, content in spoken]
         if spoken[0][0] == "assistant":
-            spoken = [("user", ""), *spoken]
+            spoken.insert(0, ("user", ""))
+        if text:
+            spoken.append(("assistant", text))
         turns: list[Message] = []
-        for speaker, content in [*spoken, *([("assistant", text)] if text else [])]:
+        for speaker, content in spoken:
             role = "assistant" if speaker == "assistant" else "user"
             if turns and turns[-1]["role"] == role:
                 turns[-1]["content"] += f"\n\n{content}"
