@@ -41,7 +41,8 @@ def quick(**options: Any) -> PerspectiveScorer:
 def test_speaks_the_wire_format(service: Service) -> None:
     scorer = quick()
     texts = ["one text", "another one", "one text"]
-    assert scorer.score(texts) == pytest.approx([toxicity(text) for text in texts])
+    scores = score_texts(scorer, texts).values
+    assert scores == pytest.approx([toxicity(text) for text in texts])
     assert scorer.name == f"perspective:TOXICITY@127.0.0.1:{service.server_port}"
     sent = {request["body"]["comment"]["text"]: request for request in service.requests}
     assert len(service.requests) == len(sent) == 2
