@@ -507,7 +507,7 @@ async def leaves(kit: Kit, answer: Answer) -> Finding:
 @case("wire", "the first text is sent while the server still writes",
       "langchain4j/langchain4j/pull/2571", "BerriAI/litellm/pull/31503")  # fmt: skip
 async def first_text(kit: Kit) -> Finding:
-    pause, number = 0.1, 20
+    pause, number = 0.05, 60
     answer = await kit.ask(said(*LONG[:number], pause=pause))
     wrote, grown = kit.heard(answer)[0].wrote, next(answer.growing(), None)
     if grown is None:
