@@ -28,6 +28,7 @@ _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
 # ASCII without "&" and control characters, dashes, quotation marks and an ellipsis.
 _ORDINARY = re.compile(r"[\t\n\r -%'-~\u2013\u2014\u2018\u2019\u201c\u201d\u2026]*")
+_SHORT = 2000  # characters of a text that is remembered
 REORDERED = re.compile("[\b\x7f\u202e]")  # characters that change the displayed order
 _OVERRIDE = "\u202e"
 _OPENS, _CLOSES = "\u202a\u202b\u202d\u202e", "\u202c"
@@ -67,6 +68,11 @@ def readings(text: str, look_alikes: bool = True) -> tuple[str, ...]:
 
 def is_ordinary(text: str) -> bool:
     """Whether the text is displayed as it is: its only disguises are masked words."""
+    return _is_ordinary(text) if len(text) < _SHORT else _is_ordinary.__wrapped__(text)
+
+
+@lru_cache(maxsize=512)
+def _is_ordinary(text: str) -> bool:  # each step that reads a text asks
     return _ORDINARY.fullmatch(text) is not None
 
 

@@ -26,11 +26,9 @@ class Sums:
     """
 
     def __init__(self, weights: NDArray[np.float64], columns: Columns, reach: int) -> None:
-        self._weights, self._columns, self._reach = (
-            np.round(weights * 2**24) / 2**24,
-            columns,
-            reach,
-        )
+        self._weights = np.round(weights * 2**24) / 2**24
+        self._read = memoryview(self._weights)  # reads single numbers quickly
+        self._columns, self._reach = columns, reach
         self._windows: OrderedDict[tuple[str, ...], list[_Window]] = OrderedDict()
         self._lock = Lock()  # several threads may score
 
@@ -74,9 +72,9 @@ class Sums:
         before = self._groups(words, 0, fresh)
         after = self._groups(words, kept, len(words))
         for group in (*window.groups[: gone + fresh], *window.groups[gone + kept :]):
-            window.remove(group, self._weights)
+            window.remove(group, self._read)
         for group in (*before, *after):
-            window.add(group, self._weights)
+            window.add(group, self._read)
         window.groups = [*before, *window.groups[gone + fresh : gone + kept], *after]
         window.words = words
         return window.total, len(window.counts)
@@ -110,17 +108,19 @@ class _Window:
         )
         return gone, next(differ, min(len(own), len(words)))
 
-    def add(self, columns: Sequence[int], weights: NDArray[np.float64]) -> None:
+    def add(self, columns: Sequence[int], weights: memoryview[float]) -> None:
+        counts = self.counts
         for column in columns:
-            count = self.counts.get(column, 0)
+            count = counts.get(column, 0)
             if count == 0:
-                self.total += weights.item(column)
-            self.counts[column] = count + 1
+                self.total += weights[column]
+            counts[column] = count + 1
 
-    def remove(self, columns: Sequence[int], weights: NDArray[np.float64]) -> None:
+    def remove(self, columns: Sequence[int], weights: memoryview[float]) -> None:
+        counts = self.counts
         for column in columns:
-            count = self.counts.pop(column) - 1
+            count = counts.pop(column) - 1
             if count:
-                self.counts[column] = count
+                counts[column] = count
             else:
-                self.total -= weights.item(column)
+                self.total -= weights[column]
