@@ -139,5 +139,7 @@ class ReadingScorer(PlainScorer, ABC):
         if self.languages == ("en",):
             warn_of_other_languages(self.name.partition("@")[0], [row[0] for row in rows])
         values = self._read([reading for row in rows for reading in row])
+        if len(values) == len(texts):
+            return np.asarray(values, dtype=np.float64)
         starts = np.cumsum([0, *map(len, rows[:-1])])
         return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)

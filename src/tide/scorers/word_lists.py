@@ -84,8 +84,9 @@ class WordLists(ScorerWrapper):
     def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
         scores = super().score_attributes(texts)
         listed = [holds_listed_word(exchange_of(text)) for text in texts]
-        values = np.where(listed, 1.0, scores.values)
-        return Attributed(values, scores.attributes)
+        if not any(listed):
+            return scores
+        return Attributed(np.where(listed, 1.0, scores.values), scores.attributes)
 
 
 def with_word_lists(scorer: Scorer) -> Scorer:
