@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ class Sums:
 
     def __init__(self, weights: NDArray[np.float64], columns: Columns, reach: int) -> None:
         self._weights = np.round(weights * 2**24) / 2**24
-        self._read = memoryview(self._weights)  # reads single numbers quickly
+        self._read: Any = self._weights.data  # reads single numbers quickly
         self._columns, self._reach = columns, reach
         self._windows: OrderedDict[tuple[str, ...], list[_Window]] = OrderedDict()
         self._lock = Lock()  # several threads may score
@@ -108,7 +109,7 @@ class _Window:
         )
         return gone, next(differ, min(len(own), len(words)))
 
-    def add(self, columns: Sequence[int], weights: memoryview[float]) -> None:
+    def add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
         for column in columns:
             count = counts.get(column, 0)
@@ -116,7 +117,7 @@ class _Window:
                 self.total += weights[column]
             counts[column] = count + 1
 
-    def remove(self, columns: Sequence[int], weights: memoryview[float]) -> None:
+    def remove(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
         for column in columns:
             count = counts.pop(column) - 1
