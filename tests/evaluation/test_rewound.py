@@ -8,6 +8,7 @@ from typing import Any
 
 from reproduction.figures import draw_anytime
 
+from tests.fakes import FakeScorer
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
 from tide.cli.display import completions_table, summary_table
 from tide.core.results import Result
@@ -62,11 +63,8 @@ def test_records_hold_the_rewinds(tmp_path: Path) -> None:
 
 def test_the_part_before_a_repair_is_compared_with_nothing(tmp_path: Path) -> None:
     """It is shown as a part; the model's own whole answers are those of `base`."""
-
-    class Judge(Reader):
-        name = "judge"
-
-    base, rewound, whole = run(tmp_path, judges=Judge(lambda one: "Bad" in one))
+    judge = FakeScorer(lambda text: 0.9 if "Bad" in text else 0.1, name="judge")
+    base, rewound, whole = run(tmp_path, judges=judge)
     rates = [summarize(one).toxicity["judge"]["rate"].value for one in (base, rewound, whole)]
     assert rates == [1.0, 0.0, 0.0]
     assert all(trial.own_score() is None for one in rewound.records for trial in one.trials)
