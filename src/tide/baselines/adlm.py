@@ -123,9 +123,15 @@ class AdlmLane(SteeredLane):
     `_memories`: keys and values of each row's text. `_last`: the last hidden states (B, d).
     """
 
-    def __init__(self, *arguments: Any, system: Adlm, **more: Any) -> None:
-        self._states, self._projection = system.states, system.projection
-        self._options = system._options
+    def __init__(
+        self,
+        *arguments: Any,
+        states: LastHidden,
+        projection: Projection,
+        options: AdlmOptions,
+        **more: Any,
+    ) -> None:
+        self._states, self._projection, self._options = states, projection, options
         super().__init__(*arguments, **more)
 
     def clear(self) -> None:
@@ -176,7 +182,9 @@ class Adlm(DecodingBaseline):
         return self.reader(self.engine.model, hooks=self.states.noted)
 
     def lanes(self) -> MakeLane:
-        return partial(AdlmLane, system=self)
+        return partial(
+            AdlmLane, states=self.states, projection=self.projection, options=self._options
+        )
 
     @cached_property
     def states(self) -> LastHidden:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tests.models import CONFIGS, CONTEXT, save_causal_lm
-from tide.core.errors import CompletionError
+from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
 from tide.engines.local import cache
@@ -136,6 +136,29 @@ def batch_of(engine: TransformersEngine, forward: Forward | None = None) -> tupl
     forward = forward or engine._forward
     batch = Batch(forward, PrefixCache(0), engine.stop_ids, engine.stopped, max_batch=64)
     return batch, Lane(forward, engine.stop_ids)
+
+
+def test_rows_of_a_lane_that_cannot_be_made_fail(llama: TransformersEngine) -> None:
+    def fail(*_: object) -> Lane:
+        raise RuntimeError("no memory")
+
+    async def told() -> Piece | Exception:
+        batch = Batch(
+            llama._forward,
+            PrefixCache(0),
+            llama.stop_ids,
+            llama.stopped,
+            max_batch=64,
+            make_lane=fail,
+        )
+        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        request = Request([5, 6])
+        batch.submit([Row(request, llama._embed_ids([5, 6]), pieces.put_nowait, [5, 6])])
+        return await asyncio.wait_for(pieces.get(), 20)
+
+    error = asyncio.run(told())
+    assert isinstance(error, EngineError)
+    assert "no memory" in str(error)
 
 
 def asked(

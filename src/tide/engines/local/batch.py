@@ -433,10 +433,21 @@ class Batch:
             self._steps_waited = 0
         for entry in later:
             heappush(self._waiting, entry)
-        for size in by_lane:
-            if size not in self.lanes:
-                self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
-        return [(self.lanes[size], rows) for size, rows in by_lane.items()]
+        return self._with_lanes(by_lane)
+
+    def _with_lanes(self, rows_by_size: dict[int, list[Row]]) -> list[tuple[Lane, list[Row]]]:
+        """Return the rows with their lanes. Rows of a lane that cannot be made end."""
+        admitted = []
+        for size, rows in rows_by_size.items():
+            try:
+                if size not in self.lanes:
+                    self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
+            except BaseException as error:
+                for row in rows:
+                    row.put(_failed(error))
+            else:
+                admitted.append((self.lanes[size], rows))
+        return admitted
 
     def _read_prompts(self, lane: Lane, rows: list[Row]) -> None:
         """Let rows enter, in groups of at most `_TOKENS` tokens; a row that fails fails alone."""
