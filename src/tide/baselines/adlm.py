@@ -216,14 +216,14 @@ class Adlm(DecodingBaseline):
             padded, lengths = right_pad(rows, model.device)
             hidden = model.base_model(input_ids=padded, use_cache=False)[0]
             seen = before_end(lengths - 1, padded.shape[1] - 1)
-            return padded, seen, head(hidden), projection(hidden)
+            return padded, seen, head(hidden).float(), projection(hidden)
 
         def loss(numbers: list[int]) -> Tensor:
             padded, seen, base, changes = projected([ids[i] for i in numbers])
             kinds = toxic[numbers].long()
             logits = base + head(changes[torch.arange(len(kinds)), :, kinds])
             language = token_losses(logits, padded)[seen].mean()
-            tuned, untuned = (x[:, :-1][seen].float().log_softmax(dim=-1) for x in (logits, base))
+            tuned, untuned = (x[:, :-1][seen].log_softmax(dim=-1) for x in (logits, base))
             divergence = kl_div(tuned, untuned, reduction="batchmean", log_target=True)
             weights = seen / seen.sum(dim=1, keepdim=True).clamp(min=1)
             mean = torch.einsum("bt,btad->bad", weights, changes[:, :-1].float())
