@@ -482,7 +482,7 @@ def test_class_and_function_are_methods(tmp_path: Path) -> None:
     [
         (lambda prompts: ["one"], "must return a list with a text per prompt"),
         (lambda prompts: [None] * len(prompts), "must return a list with a text per prompt"),
-        (lambda prompts: 1 / 0, "failed: division by zero"),
+        (lambda prompts: 1 / 0, "failed: ZeroDivisionError: division by zero"),
     ],
 )
 def test_function_that_fails_is_no_text(tmp_path: Path, answer: Any, message: str) -> None:
