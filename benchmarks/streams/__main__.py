@@ -25,7 +25,7 @@ from benchmarks.streams.cases import CASES, GITHUB, Case, Kit, said
 from benchmarks.streams.server import ScriptedServer
 
 console = Console()
-STARTING = 300.0
+STARTING = 600.0
 
 
 @dataclass(frozen=True)
