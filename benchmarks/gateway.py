@@ -474,6 +474,7 @@ def main(
                 for at_once in streams or (1, 16, 64, 256):
                     for each in servers:
                         rows.append(asyncio.run(measured(each, upstream, at_once, count, least)))
+                        typer.echo(rows[-1], err=True)  # a run that is stopped has shown something
     pace = f"at {rate:,.0f} words a second" if rate else "as fast as words are read"
     Console(width=100).print(_table(rows, f"Gateways, {pace}, medians of {repeats}"))
     if out is not None:

@@ -148,12 +148,12 @@ def test_a_stream_that_is_faster_than_its_reader_ends_with_it() -> None:
 
 def test_an_event_in_many_pieces_that_ends_without_a_newline() -> None:
 
-    async def read(url: str) -> list[Reply | bytes]:
+    async def read(url: str) -> list[Reply | list[bytes]]:
         async with Client(30.0) as client:
-            return [one async for one in client.events(url, {})]
+            return [events async for events in client.events(url, {})]
 
     with serving(drip_a_line) as (url, _):
-        assert asyncio.run(read(url)) == [b"7" * 3_000]
+        assert asyncio.run(read(url)) == [[b"7" * 3_000]]
 
 
 @pytest.mark.parametrize(
