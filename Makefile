@@ -95,7 +95,7 @@ $(VENV_VLLM)/.ready: pyproject.toml constraints-vllm.txt
 $(VENV_CLIENTS)/.ready:
 	test -x $(VENV_CLIENTS)/bin/python || $(PYTHON) -m venv $(VENV_CLIENTS)
 	$(VENV_CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		'litellm[proxy]' langchain-openai llm google-api-python-client 'lm-eval[api]' pytest pytest-xdist hypothesis
+		'litellm[proxy]' langchain-openai openai-agents llm google-api-python-client 'lm-eval[api]' pytest pytest-xdist hypothesis
 	touch $@
 
 # Builds llama.cpp, which takes some minutes and a C++ compiler.

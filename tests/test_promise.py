@@ -444,14 +444,37 @@ async def answered(
             return await client.post(path, json=body)
 
 
+OPENAI = ("/v1/completions", "/v1/chat/completions")
+TRANSLATED = ("/v1/responses", "/v1/messages")
+
+
+def body_of(path: str, prompt: str) -> tuple[dict[str, Any], str | Chat]:
+    """A request, and the prompt that the scorer gets."""
+    if path == "/v1/completions":
+        return {"prompt": prompt}, prompt
+    chat = Chat.said(prompt)
+    return {"input": prompt} if path == "/v1/responses" else {"messages": chat.dump()}, chat
+
+
+def texts_in(value: Any) -> list[str]:
+    """The field `text` of all objects in a value."""
+    if isinstance(value, list):
+        return [text for member in value for text in texts_in(member)]
+    if not isinstance(value, dict):
+        return []
+    within = [text for name, member in value.items() if name != "text" for text in texts_in(member)]
+    return [value["text"], *within] if "text" in value else within
+
+
 def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
     """The texts that a client is shown, in order."""
-    if not stream:
-        shown = answer.json().get("choices", [])
-    else:
+    events = [answer.json()]
+    if stream:
         lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
         events = [json.loads(line) for line in lines if line[:1] == "{"]
-        shown = [one for event in events for one in event.get("choices", [])]
+    if any("type" in event or "output" in event for event in events):
+        return translated_pieces(events, stream)
+    shown = [one for event in events for one in event.get("choices", [])]
     texts = [
         one["text"] if "text" in one else one.get("message", one.get("delta")).get("content", "")
         for one in shown
@@ -459,18 +482,27 @@ def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
     return [text for text in texts if text]
 
 
+def translated_pieces(events: list[dict[str, Any]], stream: bool) -> list[str]:
+    """Like `pieces_of`, for /v1/responses and /v1/messages. Later events repeat a whole text."""
+    if not stream:
+        return texts_in([event.get(name, []) for event in events for name in ("output", "content")])
+    pieces: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_delta":
+            pieces += texts_in(event["delta"])
+        elif event["type"] == "response.output_text.delta":
+            pieces.append(event["delta"])
+        else:
+            assert {*texts_in(event)} <= {"", "".join(pieces)}
+    return pieces
+
+
 def check_answer(
-    engine: Engine, given: dict[str, Any], world: dict[str, Any], stream: bool, chat: bool
+    engine: Engine, given: dict[str, Any], world: dict[str, Any], stream: bool, path: str
 ) -> None:
     oracle = Oracle(given, world)
-    path = "/v1/chat/completions" if chat else "/v1/completions"
-    body: dict[str, Any] = {"stream": stream, "seed": world["salt"]}
-    prompt: str | Chat = PROMPTS[0]
-    if chat:
-        prompt = Chat.said(PROMPTS[0])
-        body["messages"] = prompt.dump()
-    else:
-        body["prompt"] = prompt
+    asked, prompt = body_of(path, PROMPTS[0])
+    body = {"stream": stream, "seed": world["salt"], **asked}
     request = engine, oracle, given, path, body
     if engine.in_process:
         answer = asyncio.run(answered(*request))
@@ -487,11 +519,19 @@ def check_answer(
 
 
 @examples(40, 5000)
-@given(overrides, worlds, st.booleans(), st.booleans())
+@given(overrides, worlds, st.booleans(), st.sampled_from(OPENAI))
 def test_what_a_client_is_shown_was_scored(
-    given: dict[str, Any], world: dict[str, Any], stream: bool, chat: bool
+    given: dict[str, Any], world: dict[str, Any], stream: bool, path: str
 ) -> None:
-    check_answer(Babbler(world), given, world, stream, chat)
+    check_answer(Babbler(world), given, world, stream, path)
+
+
+@examples(40, 5000)
+@given(overrides, worlds, st.booleans(), st.sampled_from(TRANSLATED))
+def test_what_clients_of_other_apis_are_shown_was_scored(
+    given: dict[str, Any], world: dict[str, Any], stream: bool, path: str
+) -> None:
+    check_answer(Babbler(world), given, world, stream, path)
 
 
 @pytest.fixture(scope="module")
@@ -501,16 +541,22 @@ def gateway() -> Iterator[OpenAIEngine]:
 
 
 @examples(15, 5000)
-@given(overrides, st.sampled_from(TEXT_STRATEGIES), worlds, st.booleans(), st.booleans())
+@given(
+    overrides,
+    st.sampled_from(TEXT_STRATEGIES),
+    worlds,
+    st.booleans(),
+    st.sampled_from(OPENAI + TRANSLATED),
+)
 def test_what_a_gateway_lets_through_was_scored(
     gateway: OpenAIEngine,
     given: dict[str, Any],
     strategy: str,
     world: dict[str, Any],
     stream: bool,
-    chat: bool,
+    path: str,
 ) -> None:
-    check_answer(gateway, given | {"strategy": strategy}, world, stream, chat)
+    check_answer(gateway, given | {"strategy": strategy}, world, stream, path)
 
 
 # A scorer that objects only after one question
@@ -525,8 +571,7 @@ def after_one_question() -> FakeScorer:
 
 
 async def served(detox: AsyncDetoxifier, prompt: str, path: str, stream: bool) -> str:
-    chat = {"messages": Chat.said(prompt).dump()}
-    body = {"stream": stream, "seed": 1, **({"prompt": prompt} if "chat" not in path else chat)}
+    body = {"stream": stream, "seed": 1, **body_of(path, prompt)[0]}
     given = {"strategy": detox.settings.strategy, "max_new_tokens": 20}
     answer = await answered(detox.engine, after_one_question(), given, path, body)
     assert answer.status_code == 200
@@ -544,7 +589,8 @@ async def through(door: str, detox: AsyncDetoxifier, prompt: str) -> str:
     if name == "stream":
         asked = Chat.said(prompt) if way == "chat" else prompt
         return "".join([piece async for piece in detox.stream(asked)])
-    path = "/v1/chat/completions" if "chat" in way else "/v1/completions"
+    path = next((path for path in TRANSLATED if path.removeprefix("/v1/") in way), OPENAI[0])
+    path = OPENAI[1] if "chat" in way else path
     return await served(detox, prompt, path, "stream" in way)
 
 
@@ -560,6 +606,10 @@ async def through(door: str, detox: AsyncDetoxifier, prompt: str) -> str:
         "server chat",
         "server stream",
         "server chat stream",
+        "server responses",
+        "server responses stream",
+        "server messages",
+        "server messages stream",
     ],
 )
 def test_objection_after_one_question(door: str, strategy: str) -> None:

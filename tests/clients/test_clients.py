@@ -122,6 +122,35 @@ def test_langchain_with_tools(tools_url: str) -> None:
     assert "".join(part.content for part in bound.stream([*said, first, *results])) == last.content
 
 
+def test_openai_agents_with_tools(tools_url: str) -> None:
+    agents = pytest.importorskip("agents")
+    openai = pytest.importorskip("openai")
+    agents.set_tracing_disabled(True)
+
+    def weather(town: str) -> str:
+        """The weather in a town."""
+        return f"sunny in {town}"
+
+    client = openai.AsyncOpenAI(base_url=f"{tools_url}/v1", api_key=KEY)
+    model = agents.OpenAIResponsesModel(model="tiny", openai_client=client)
+    agent = agents.Agent(name="Guide", model=model, tools=[agents.function_tool(weather)])
+    expected = "It is sunny in Oslo and sunny in Bergen."
+
+    async def run() -> None:
+        whole = await agents.Runner.run(agent, "Hello there")
+        assert whole.final_output == expected
+        assert whole.context_wrapper.usage.total_tokens > 0
+        stream = agents.Runner.run_streamed(agent, "Hello there")
+        deltas = []
+        async for event in stream.stream_events():
+            if event.type == "raw_response_event":
+                deltas.append(getattr(event.data, "delta", ""))
+        assert stream.final_output == expected
+        assert "".join(deltas).endswith(expected)
+
+    asyncio.run(run())
+
+
 def test_llm(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llm")
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))

@@ -31,7 +31,7 @@ from tide.server.generation import Asker, Serving
 from tide.server.limits import Limits
 from tide.server.monitor import Monitor
 from tide.server.policies import CommandLine, Policies, ServedPolicy
-from tide.server.schemas import CompletionRequest
+from tide.server.schemas import CompletionRequest, ReplyShape
 from tide.server.scoring import ScoringApi
 
 KEYS = ("sk-the-first-of-two", "sk-the-second-of-two")
@@ -264,7 +264,8 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
 
     async def send() -> None:
         request = CompletionRequest(prompt="x", stream=True)
-        async for _ in serving.stream(request, Asker("1", (policy,))):
+        shape = ReplyShape(MODEL, chat=False, counts=False)
+        async for _ in serving.stream(request, Asker("1", (policy,)), shape):
             pass
 
     async def receive() -> Any:

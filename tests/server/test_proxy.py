@@ -18,7 +18,12 @@ from tests.engines.openai.server import Broken, TextServer
 from tests.fakes import RudeScorer
 from tests.hostile import KEY
 from tests.server.running import PATIENCE, Running, counted, running, wait_until
+from tide.core.chat import Parts, ToolCall
 from tide.engines.openai.engine import OpenAIEngine
+from tide.server.generation import Sent
+from tide.server.messages import MessageShape
+from tide.server.responses import ResponseShape, ResponsesRequest
+from tide.server.schemas import event
 
 USER = {"role": "user", "content": "Tell me about the town."}
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -186,6 +191,84 @@ def test_a_gone_server_is_said_after_some_seconds(
         upstream.start()
         wait_until(lambda: server.http.get("/ready").status_code == 200)
         assert server.ask("x").status_code == 200
+
+
+def answers(shape: Any, text: str, town: str) -> dict[bool, bytes]:
+    """A whole answer with a call and its stream, as a server with this API sends them."""
+    calls = (ToolCall(id="call_1", name="find", arguments=json.dumps({"town": town})),)
+    sent = Sent(text, Parts(tool_calls=calls), "tool_calls", 5, 7, {})
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
+    events = [*shape.piece(0, text[:5]), *shape.end(0, text[5:], sent), *shape.finish(usage, {})]
+    whole = events[-1].get("response") or shape.whole([sent], usage, {})
+    return {False: json.dumps(whole).encode(), True: "".join(map(event, events)).encode()}
+
+
+def responses(text: str, town: str) -> dict[bool, bytes]:
+    return answers(ResponseShape(ResponsesRequest(input="x"), "tiny"), text, town)
+
+
+def messages(text: str, town: str) -> dict[bool, bytes]:
+    return answers(MessageShape("tiny"), text, town)
+
+
+OTHER_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/responses": {
+        "input": "Tell me about the town.",
+        "tools": [{"type": "function", "name": "find"}],
+        "store": True,
+        "unknown": [1],
+    },
+    "/v1/messages": {
+        "messages": [USER],
+        "tools": [{"name": "find", "input_schema": {}}],
+        "max_tokens": 20,
+        "thinking": {"type": "disabled"},
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", OTHER_BODIES)
+def test_monitored_answers_of_other_apis_pass_and_are_forecast(
+    path: str, stream: bool, upstream: TextServer, server: Running
+) -> None:
+    asked: list[Any] = []
+    said: list[bytes] = []
+
+    def answer(path: str, body: Any) -> Any:
+        asked.append(body)
+        kind = "text/event-stream" if stream else "application/json"
+        return 200, said[-1], {"Content-Type": kind}
+
+    upstream.answer = answer
+    content = json.dumps({**OTHER_BODIES[path], "stream": stream}, indent=1).encode()
+    for text, town in (("It is fine.", "kind"), ("It is dull.", "kind"), ("It is fine.", BAD)):
+        said.append((responses if path == "/v1/responses" else messages)(text, town)[stream])
+        direct, passed = (chunks(url, path, content) for url in (upstream.url, server.url))
+        assert passed == direct
+    assert {json.dumps(body) for body in asked} == {json.dumps(json.loads(content))}
+    wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 3)
+    assert counted(server, "changed") == 2
+    said.append(said[0][:-200])  # the server broke off, or wrote no JSON
+    chunks(server.url, path, content)
+    wait_until(lambda: counted(server, "failed") == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", OTHER_BODIES)
+def test_monitored_request_is_translated_for_a_server_without_its_path(
+    path: str, stream: bool, upstream: TextServer, server: Running
+) -> None:
+    for text in ("It is fine.", "It is dull."):
+        upstream.message = lambda body, text=text: WIRES["vLLM"](Said(text))
+        answer = server.http.post(path, json={**OTHER_BODIES[path], "stream": stream})
+        assert answer.headers["x-tide-translated"] == "/v1/chat/completions"
+        assert stream or text in answer.text
+    wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 2)
+    assert counted(server, "changed") == 1
+    assert [body["messages"] for body in upstream.requests] == [[USER]] * 2
+    missing = {**OTHER_BODIES[path], "tools": [{"type": "web_search", "name": "x"}]}
+    assert server.http.post(path, json=missing).status_code == 400
 
 
 def test_a_scorer_that_hangs_delays_no_answer(upstream: TextServer) -> None:

@@ -19,13 +19,22 @@ from tide import __version__
 from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.engines.openai.engine import OpenAIEngine
-from tide.server.gate import FAILED, NUMBER, POLICIES, Gate
+from tide.server.gate import ENDING, FAILED, NUMBER, POLICIES, Gate
 from tide.server.generation import Asker, Serving
 from tide.server.guardrail import GuardrailRequest, guard
+from tide.server.messages import MessageShape, MessagesRequest
 from tide.server.monitor import Monitor
 from tide.server.playground import FILES, FOLDER
 from tide.server.proxy import Proxy, monitored_route
-from tide.server.schemas import ChatRequest, CompletionRequest, Generation, Refused
+from tide.server.responses import ResponseShape, ResponsesRequest
+from tide.server.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    Refused,
+    ReplyShape,
+    Shape,
+)
 from tide.server.scoring import AnalyzeRequest, ModerationRequest, ScoringApi, discovery
 from tide.server.tracing import instrument
 
@@ -75,39 +84,7 @@ def create_app(
     if tracing is not None:
         instrument(app, tracing)
 
-    async def generate(request: Generation, scope: Scope) -> Response:
-        ignored = "" if proxy is not None else request.ignored
-        warned = {"x-tide-ignored": ignored} if ignored else {}
-        asker = Asker.of(scope)
-        if request.stream:
-            events = serving.stream(request, asker)
-            return EventStream(await anext(events), events, warned)
-        answer, afterwards = await serving.whole(request, asker)
-        tide = {
-            f"x-tide-{key.replace('_', '-')}": _written(value)
-            for key, value in answer["tide"].items()
-            if not isinstance(value, list)
-        }
-        headers = tide | warned | _NO_STORE
-        return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
-
-    generation = APIRouter(route_class=monitored_route(proxy))
-
-    @generation.post("/v1/completions")
-    async def completions(request: CompletionRequest, http: Request) -> Response:
-        return await generate(request, http.scope)
-
-    @generation.post("/v1/chat/completions")
-    async def chat(request: ChatRequest, http: Request) -> Response:
-        return await generate(request, http.scope)
-
-    app.include_router(generation)
-
-    @app.post("/v1/responses")
-    async def responses() -> None:
-        message = "/v1/responses is not supported; use /v1/chat/completions or /v1/completions"
-        raise Refused(404, message, code="not_found")
-
+    app.include_router(_generation_routes(serving, proxy))
     app.include_router(_model_routes(serving, proxy))
     app.include_router(_scoring_routes())
 
@@ -156,13 +133,60 @@ def create_app(
     return Gate(app, policies)
 
 
+def _generation_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
+    """Return the routes that give out text of the model, in the formats of several APIs."""
+    routes = APIRouter(route_class=monitored_route(proxy))
+
+    async def generate(request: Generation, shape: Shape, scope: Scope) -> Response:
+        ignored = "" if proxy is not None else request.ignored
+        warned = {"x-tide-ignored": ignored} if ignored else {}
+        asker = Asker.of(scope)
+        if request.stream:
+            events = serving.stream(request, asker, shape)
+            scope[ENDING] = shape.failed
+            return EventStream(await anext(events), events, shape, warned)
+        answer, tide, afterwards = await serving.whole(request, asker, shape)
+        shown = {
+            f"x-tide-{key.replace('_', '-')}": _written(value)
+            for key, value in tide.items()
+            if not isinstance(value, list)
+        }
+        headers = shown | warned | _NO_STORE
+        return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
+
+    def reply_shape(request: Generation, *, chat: bool) -> ReplyShape:
+        counts = request.stream_options.include_usage
+        return ReplyShape(serving.model_of(request), chat=chat, counts=counts)
+
+    @routes.post("/v1/completions")
+    async def completions(request: CompletionRequest, http: Request) -> Response:
+        return await generate(request, reply_shape(request, chat=False), http.scope)
+
+    @routes.post("/v1/chat/completions")
+    async def chat(request: ChatRequest, http: Request) -> Response:
+        return await generate(request, reply_shape(request, chat=True), http.scope)
+
+    @routes.post("/v1/responses")
+    async def responses(request: ResponsesRequest, http: Request) -> Response:
+        chat = request.for_chat()
+        return await generate(chat, ResponseShape(request, serving.model_of(chat)), http.scope)
+
+    @routes.post("/v1/messages")
+    async def messages(request: MessagesRequest, http: Request) -> Response:
+        chat = request.for_chat()
+        return await generate(chat, MessageShape(serving.model_of(chat)), http.scope)
+
+    return routes
+
+
 def _model_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
     """Return the routes about models; those of a gateway are answered by its server."""
     routes = APIRouter()
     if proxy is not None:
         for path in ("/v1/models", "/v1/models/{model_name:path}"):
             routes.get(path)(proxy.unscored)
-        routes.post("/v1/embeddings")(proxy.unscored)
+        for path in ("/v1/embeddings", "/v1/messages/count_tokens"):
+            routes.post(path)(proxy.unscored)
         return routes
     model = {"id": serving.name, "object": "model", "created": 0, "owned_by": "tide"}
 
@@ -207,17 +231,17 @@ def _scoring_routes() -> APIRouter:
 
 
 class EventStream(Response):
-    """Sends `first`, `others` and `[DONE]` as server-sent events, and an error as an event, too."""
+    """Sends `first` and `rest` as server-sent events, and an error as the end of its `shape`."""
 
     media_type = "text/event-stream"
     status_code = 200
     background = None
 
     def __init__(
-        self, first: str, rest: AsyncGenerator[str, None], headers: dict[str, str]
+        self, first: str, rest: AsyncGenerator[str, None], shape: Shape, headers: dict[str, str]
     ) -> None:
         self.init_headers({**_NO_STORE, "x-accel-buffering": "no", **headers})
-        self._first, self._rest = first, rest
+        self._first, self._rest, self._shape = first, rest, shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(text: str, more: bool = True) -> None:
@@ -227,13 +251,14 @@ class EventStream(Response):
         async with aclosing(self._rest) as rest:
             await send(start)
             await write(self._first)
+            last = self._shape.done
             try:
                 async for text in rest:
                     await write(text)
             except Exception as error:
                 scope[FAILED] = error
-                await write(Refused.of(error).event())
-            await write("data: [DONE]\n\n", more=False)
+                last = self._shape.failed(Refused.of(error))
+            await write(last, more=False)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

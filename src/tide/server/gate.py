@@ -42,6 +42,8 @@ LOG = logger("tide.server")
 FAILED = "tide.failed"
 # Scope keys of the request's number and of the policies of its API key.
 NUMBER, POLICIES = "tide.number", "tide.policies"
+# Scope key of a stream's function from an error to the end that clients get.
+ENDING = "tide.ending"
 # Scope key of further fields of the request's line in the log.
 LOGGED = "tide.logged"
 KEYS = "TIDE_SERVE_KEYS"
@@ -141,8 +143,8 @@ class Gate:
                 await Refused.of(error).response(scope["path"])(scope, receive, sending)
             elif is_stream and isinstance(error, Refused):
                 scope[FAILED] = error
-                last = f"{error.event()}data: [DONE]\n\n".encode()
-                await sending({"type": "http.response.body", "body": last})
+                last = scope.get(ENDING, Refused.ending)(error)
+                await sending({"type": "http.response.body", "body": last.encode()})
         finally:
             self._metrics.in_flight.dec()
             answer = status

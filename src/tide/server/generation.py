@@ -42,7 +42,7 @@ from tide.server.schemas import (
     CompletionRequest,
     Generation,
     Refused,
-    ReplyShape,
+    Shape,
     event,
 )
 from tide.server.tracing import record_evaluation
@@ -50,7 +50,6 @@ from tide.server.tracing import record_evaluation
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-_KEEP_ALIVE = ": keep-alive\n\n"
 # Weight of earlier requests in the moving average of request times, used for `Retry-After`.
 _MEMORY = 0.9
 # Seeds are below this number. JavaScript keeps them exact, so clients can send them back.
@@ -137,9 +136,13 @@ class Serving:
         """Whether a server behind this gateway reads the fields of requests."""
         return "server_fields" in self._policies.engine.capabilities
 
-    async def whole(self, request: Generation, asker: Asker) -> tuple[dict[str, Any], Afterwards]:
-        """Return the answer to a request without streaming, and a callback to run after sending."""
-        calls, shape = self.calls(request, asker), self._shape(request)
+    async def whole(
+        self, request: Generation, asker: Asker, shape: Shape
+    ) -> tuple[dict[str, Any], dict[str, Any], Afterwards]:
+        """Return the answer to a request without streaming, its field `tide`, and a callback to
+        run after sending.
+        """
+        calls = self.calls(request, asker)
         answers: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
             async for number, item in running:
@@ -147,36 +150,34 @@ class Serving:
                     answers[number] = item
                     asker.log_tokens(item.tokens)
         sent = [answers[number] for number in range(len(calls))]
-        choices = [
-            shape.choice(number, answer.text, answer.parts, answer.reason, answer.tide)
-            for number, answer in enumerate(sent)
-        ]
         afterwards = partial(self._watch, calls, answers, asker)
-        return shape.whole(choices, usage_of(sent, request.n), summed(sent)), afterwards
+        tide = summed(sent)
+        return shape.whole(sent, usage_of(sent, request.n), tide), tide, afterwards
 
-    async def stream(self, request: Generation, asker: Asker) -> AsyncGenerator[str, None]:
-        """Yield the events of a streamed answer, without `[DONE]`. Raises the errors of `whole`."""
-        calls, shape = self.calls(request, asker), self._shape(request)
+    async def stream(
+        self, request: Generation, asker: Asker, shape: Shape
+    ) -> AsyncGenerator[str, None]:
+        """Yield the events of a streamed answer, without `done`. Raises the errors of `whole`."""
+        calls = self.calls(request, asker)
         answers: dict[int, Sent] = {}
         characters = [0] * len(calls)  # number sent so far, by choice
         try:
             async with aclosing(self._run(request, calls, True)) as running:
                 async for number, item in running:
                     if item is None:
-                        yield _KEEP_ALIVE
+                        yield shape.keep_alive
                     elif isinstance(item, str):
                         characters[number] += len(item)
-                        yield event(shape.piece(number, item))
+                        yield "".join(map(event, shape.piece(number, item)))
                     else:
                         answers[number] = item
                         asker.log_tokens(item.tokens)
                         rest = item.text[characters[number] :]
-                        for chunk in shape.rest(number, rest, item.parts):
-                            yield event(chunk)
-                        yield event(shape.piece(number, "", item.reason, tide=item.tide))
-            if request.stream_options.include_usage:
-                sent = [answers[number] for number in range(len(calls))]
-                yield event(shape.usage(usage_of(sent, request.n), summed(sent)))
+                        for data in shape.end(number, rest, item):
+                            yield event(data)
+            sent = [answers[number] for number in range(len(calls))]
+            for data in shape.finish(usage_of(sent, request.n), summed(sent)):
+                yield event(data)
         finally:  # the client may have left, or the model failed
             await self._watch(calls, answers, asker, is_stream=True)
             for number, call in enumerate(calls):
@@ -218,9 +219,9 @@ class Serving:
             message = f"model {model!r} is not served here; use {self.name!r}"
             raise Refused(404, message, param="model", code="model_not_found")
 
-    def _shape(self, request: Generation) -> ReplyShape:
-        name = request.model if self._passes_fields and request.model else self.name
-        return ReplyShape(isinstance(request, ChatRequest), secrets.token_hex(12), name)
+    def model_of(self, request: Generation) -> str:
+        """Return the name of the model that answers a request."""
+        return request.model if self._passes_fields and request.model else self.name
 
     def policy(self, name: str | None, asker: Asker, model: Any) -> ServedPolicy:
         """Return the policy `name` if the key may use it.

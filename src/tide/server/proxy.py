@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from asyncio import to_thread
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -21,10 +22,11 @@ from tide.core.errors import EngineError, InputError
 from tide.core.http import MIB, EventParser, ServerFailed, read_reply
 from tide.core.sanitize import without_keys
 from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
+from tide.server import messages, responses
 from tide.server.gate import traced
 from tide.server.generation import Asker
 from tide.server.monitor import Monitor, ServerAnswer
-from tide.server.schemas import ChatRequest, CompletionRequest, Refused
+from tide.server.schemas import ChatRequest, CompletionRequest, Refused, Translated
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -44,6 +46,8 @@ _NOT_SENT = _OF_CONNECTIONS | {
     *("authorization", "x-api-key", "x-goog-api-key", "x-request-id"),
 }
 _NOT_RETURNED = _OF_CONNECTIONS | {"date", "server", "set-cookie", "x-request-id"}
+_NO_PATH = (404, 405, 501)  # statuses of a server that does not have a path
+_TRANSLATED = "x-tide-translated"
 # A longer answer is passed on, but not scored.
 _LONGEST_SCORED = 16 * MIB
 
@@ -66,11 +70,12 @@ class Proxy:
         )
 
     async def monitored(
-        self, request: Request, policy: ServedPolicy, asker: Asker, kind: type[_Kind]
+        self, request: Request, policy: ServedPolicy, door: Door, translate: Handler
     ) -> Response:
         content = await request.body()
-        monitored = MonitoredRequest(kind, content, policy, asker)
-        return PassedOn(self, request, self._for_server(content), monitored)
+        monitored = MonitoredRequest(door, content, policy, Asker.of(request.scope))
+        translated = translate if issubclass(door.kind, Translated) else None
+        return PassedOn(self, request, self._for_server(content), monitored, translated)
 
     async def unscored(self, request: Request) -> Response:
         """Pass a request on whose answer holds no text of a model."""
@@ -94,7 +99,9 @@ class Proxy:
     async def _score(self, monitored: MonitoredRequest) -> None:
         policy, number = monitored.policy, monitored.asker.number
         try:
-            request = monitored.kind.model_validate(_object(monitored.content))
+            request = monitored.door.kind.model_validate(_object(monitored.content))
+            if isinstance(request, Translated):
+                request = request.for_chat()
             calls = self._serving.calls(request, monitored.asker)
             answers = await to_thread(monitored.answers)
         except ValidationError as error:
@@ -115,14 +122,41 @@ class Proxy:
             self._monitor.begin(policy, call.prompt, draft, number, choice)
 
 
-_Kind = ChatRequest | CompletionRequest
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+@dataclass(frozen=True)
+class Door:
+    """A path whose answers are scored.
+
+    read: yields the pieces of an answer in one event, or in a whole answer: the number of the
+    choice, the piece, and the finish reason.
+    """
+
+    kind: type[ChatRequest | CompletionRequest | Translated]
+    read: Callable[[bytes], Iterator[tuple[int, Any, str | None]]]
+
+
+def _read_choices(data: bytes, *, chat: bool) -> Iterator[tuple[int, Any, str | None]]:
+    event = read_event(data)
+    event.check()
+    for part in event.choices:
+        yield int(part.index or 0), part.read(chat), part.finish_reason
+
+
+_DOORS = {
+    "/v1/completions": Door(CompletionRequest, partial(_read_choices, chat=False)),
+    "/v1/chat/completions": Door(ChatRequest, partial(_read_choices, chat=True)),
+    "/v1/responses": Door(responses.ResponsesRequest, responses.read),
+    "/v1/messages": Door(messages.MessagesRequest, messages.read),
+}
 
 
 @dataclass
 class MonitoredRequest:
     """A monitored request and its answer. answer: the first bytes, up to the limit to score."""
 
-    kind: type[_Kind]
+    door: Door
     content: bytes
     policy: ServedPolicy
     asker: Asker
@@ -135,12 +169,9 @@ class MonitoredRequest:
             raise ServerFailed(f"the answer has more than {_LONGEST_SCORED:,} bytes")
         reading: dict[int, _Reading] = {}
         for data in self._events():
-            event = read_event(data)
-            event.check()
-            for part in event.choices:
-                index = int(part.index or 0)
+            for index, delta, reason in self.door.read(data):
                 choice = reading.setdefault(index, _Reading(is_stream=self.is_stream))
-                choice.add(part.read(self.kind is ChatRequest), part.finish_reason)
+                choice.add(delta, reason)
         return {index: choice.end() for index, choice in reading.items()}
 
     def _events(self) -> list[bytes]:
@@ -173,7 +204,10 @@ class _Reading:
 
 
 class PassedOn(Response):
-    """The server's answer, passed on byte for byte while it arrives."""
+    """The server's answer, passed on byte for byte while it arrives.
+
+    translated: answers in place of a server that does not have the path.
+    """
 
     background = None
 
@@ -183,9 +217,10 @@ class PassedOn(Response):
         request: Request,
         content: bytes,
         monitored: MonitoredRequest | None = None,
+        translated: Handler | None = None,
     ) -> None:
         self._proxy, self._request = proxy, request
-        self._content, self._monitored = content, monitored
+        self._content, self._monitored, self._translated = content, monitored, translated
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = self._request
@@ -196,14 +231,19 @@ class PassedOn(Response):
         is_whole = False
         try:
             async with passing as response:
-                await self._send(response, send)
-                is_whole = True
+                if self._translated is None or response.status_code not in _NO_PATH:
+                    await self._send(response, send)
+                    is_whole = True
+                    return
         except ServerFailed as error:
             raise EngineError(f"{self._proxy.upstream.url}: {error}") from error
         finally:
             monitored = self._monitored
             if monitored is not None and monitored.answer and (is_whole or monitored.is_stream):
                 self._proxy.score(monitored)
+        answer = await self._translated(request)
+        answer.headers[_TRANSLATED] = "/v1/chat/completions"
+        await answer(scope, receive, send)
 
     async def _send(self, response: httpx.Response, send: Send) -> None:
         status, monitored = response.status_code, self._monitored
@@ -236,16 +276,15 @@ def monitored_route(proxy: Proxy | None) -> type[APIRoute]:
     """Return a class of routes that pass on the requests of monitored policies unread."""
 
     class Monitored(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        def get_route_handler(self) -> Handler:
             enforced = super().get_route_handler()
-            kind = ChatRequest if self.path.endswith("chat/completions") else CompletionRequest
 
             async def handle(request: Request) -> Response:
                 if proxy is not None:
-                    asker = Asker.of(request.scope)
-                    policy = proxy.policy_of(await request.body(), asker)
+                    policy = proxy.policy_of(await request.body(), Asker.of(request.scope))
                     if policy.mode == "monitor":
-                        return await proxy.monitored(request, policy, asker, kind)
+                        door = _DOORS[self.path]
+                        return await proxy.monitored(request, policy, door, enforced)
                 return await enforced(request)
 
             return handle

@@ -8,9 +8,10 @@ in the response header `x-tide-ignored` unless they are false, 0 or empty.
 from __future__ import annotations
 
 import json
+import secrets
 import time
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import (
     BaseModel,
@@ -21,6 +22,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     Tag,
+    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -41,6 +43,9 @@ from tide.core.errors import (
 )
 from tide.core.http import Reply, Rows, ServerFailed
 from tide.core.sanitize import half_character, sanitized
+
+if TYPE_CHECKING:
+    from tide.server.generation import Sent
 
 # Parameters that are refused, because they would expose or accept unscored text.
 _REFUSED = ("echo", "logprobs", "prompt_embeds", "prompt_logprobs")
@@ -128,12 +133,17 @@ class Refused(Exception):
                 return cls(status, message, "server_error", code=code, again=again, pause=pause)
         return cls(500, "an internal error; see the server's log", "server_error", code="internal")
 
-    def event(self) -> str:
-        """Return the error as an event of a stream that has begun."""
-        return event({"error": self.body})
+    def ending(self) -> str:
+        """Return the end of a stream of OpenAI's completions that fails after it has begun."""
+        return event({"error": self.body}) + DONE
+
+    def for_messages(self) -> dict[str, Any]:
+        """Return the error in Anthropic's format."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "api_error")
+        return {"type": "error", "error": self.body | {"type": kind}}
 
     def response(self, path: str) -> JSONResponse:
-        """Return the response in the format of the API at `path`, which is OpenAI's or Google's."""
+        """Return the response in the format of the API at `path`."""
         headers = {} if self.pause is None else {"retry-after": str(self.pause)}
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="tide"'
@@ -142,6 +152,8 @@ class Refused(Exception):
         if not self.again:
             headers["x-should-retry"] = "false"
         content: dict[str, Any] = {"error": self.body}
+        if path.startswith("/v1/messages"):
+            content = self.for_messages()
         if path.startswith("/v1alpha1/"):
             code = self.body["code"]
             content = {
@@ -155,6 +167,7 @@ class Refused(Exception):
         return JSONResponse(content, self.status, headers)
 
 
+DONE = "data: [DONE]\n\n"
 _GOOGLE = {"@type": "type.googleapis.com/google.commentanalyzer.v1alpha1.Error"}
 _GOOGLE_STATUS = {
     400: "INVALID_ARGUMENT",
@@ -168,6 +181,17 @@ _GOOGLE_STATUS = {
     500: "INTERNAL",
     504: "DEADLINE_EXCEEDED",
 }
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _NO_SCORER = "the scorer is unavailable, and unscored text is not sent"
 _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
     DeadlineError: (504, "deadline", "out of time before a completion was scored", False),
@@ -180,7 +204,7 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
 }
 
 
-def _is_deep(value: Any) -> bool:
+def is_deep(value: Any) -> bool:
     """Return whether a JSON value is nested so deeply that encoding it may fail."""
     level = [value]
     for _ in range(_MOST_NESTED):
@@ -189,7 +213,7 @@ def _is_deep(value: Any) -> bool:
     return bool(level)
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
     """Base of requests and their parts. Null counts as absent; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
@@ -209,11 +233,11 @@ class _Wire(BaseModel):
         for name in type(self).model_fields:
             value = getattr(self, name)
             for part in value if isinstance(value, list) else [value]:
-                if isinstance(part, _Wire):
+                if isinstance(part, Wire):
                     yield from part.unknown(f"{prefix}{name}.")
 
 
-class TideExtensions(_Wire):
+class TideExtensions(Wire):
     """Settings of a request in `extra_body={"tide": {...}}`.
 
     policy: name of a policy that the API key may use. Unknown settings are refused, because a
@@ -231,11 +255,11 @@ class TideExtensions(_Wire):
     trace: bool = False
 
 
-class StreamOptions(_Wire):
+class StreamOptions(Wire):
     include_usage: bool = False
 
 
-class Generation(_Wire):
+class Generation(Wire):
     """Fields of requests for completions and for chat completions. `Settings` checks the values."""
 
     model: Text | None = None
@@ -267,7 +291,7 @@ class Generation(_Wire):
     def for_server(self) -> dict[str, Any]:
         """Return the fields that the server behind a gateway gets as the client sent them."""
         fields = {name: value for name, value in self._sent.items() if name not in _NOT_PASSED}
-        if _is_deep(fields):
+        if is_deep(fields):
             raise InputError(f"body: nested more than {_MOST_NESTED} levels deep")
         return fields
 
@@ -334,7 +358,7 @@ def _text_only(value: Any) -> Any:
     return value
 
 
-class ContentPart(_Wire):
+class ContentPart(Wire):
     """A text part of a message. Parts of other types (images, audio) are refused."""
 
     type: Annotated[Literal["text"], BeforeValidator(_text_only)]
@@ -350,11 +374,11 @@ class ContentPart(_Wire):
         return {**rest, "type": "text", "text": values.get("refusal")}
 
 
-def _form(content: Any) -> str:
+def form(content: Any) -> str:
     return "parts" if isinstance(content, list) else "text"
 
 
-class MediaPart(_Wire):
+class MediaPart(Wire):
     """An image or another part that only the server behind a gateway reads."""
 
     type: Text
@@ -373,16 +397,16 @@ _Part = Annotated[
 # Only the errors of the form that the client used are reported.
 Content = Annotated[
     Annotated[Text, Tag("text")] | Annotated[Rows[_Part], Tag("parts")],
-    Discriminator(_form),
+    Discriminator(form),
 ]
 
 
-class CalledFunction(_Wire):
+class CalledFunction(Wire):
     name: Text
     arguments: Text
 
 
-class MessageCall(_Wire):
+class MessageCall(Wire):
     """A tool call by the assistant, as clients send it back."""
 
     id: Text
@@ -419,7 +443,7 @@ class ResponseFormat(_PassedOn):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class ChatMessage(_Wire):
+class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None  # may be absent if there are tool calls
     tool_calls: Rows[MessageCall] = []
@@ -493,7 +517,7 @@ class ChatRequest(Generation):
             if not is_asked or getattr(self, name) is None:
                 continue
             asks |= self.model_dump(include={name})
-            if _is_deep(asks[name]):
+            if is_deep(asks[name]):
                 raise InputError(f"{name}: nested more than {_MOST_NESTED} levels deep")
             if half_character(json.dumps(asks[name], ensure_ascii=False)) is not None:
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
@@ -517,9 +541,99 @@ class ChatRequest(Generation):
         return super().settings() | ({} if tokens is None else {"max_new_tokens": tokens})
 
 
+class Translated(Wire):
+    """A request of another API than OpenAI's completions, which becomes a request for a chat.
+
+    Fields that a subclass does not declare are passed on as fields of the chat. unsupported: fields
+    that are refused, each with what to do. without_effect: fields that are left out.
+    """
+
+    unsupported: ClassVar[Mapping[str, str]]
+    without_effect: ClassVar[Sequence[str]]
+    chat_class: ClassVar[type[ChatRequest]] = ChatRequest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_supported(cls, values: Any) -> Any:
+        for name, advice in cls.unsupported.items() if isinstance(values, dict) else ():
+            if values.get(name):
+                raise PydanticCustomError("unsupported", advice, {"param": name})
+        return values
+
+    def fields(self) -> dict[str, Any]:
+        """Return the declared fields as fields of a chat; None for those to leave out."""
+        raise NotImplementedError
+
+    def for_chat(self) -> ChatRequest:
+        """Return the request for a chat. Raises Refused if it is invalid."""
+        left_out = self.without_effect
+        fields = {
+            name: value for name, value in (self.model_extra or {}).items() if name not in left_out
+        }
+        fields |= {name: value for name, value in self.fields().items() if value is not None}
+        try:
+            return self.chat_class.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            param = str((*first["loc"], first.get("ctx", {}).get("param", "body"))[0])
+            raise Refused(400, f"{param}: {first['msg']}", param=param) from None
+
+
+class TextPart(Wire):
+    """A part of a message of another API."""
+
+    type: str
+    text: Text
+
+
+def text_of(content: str | Sequence[TextPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text for part in content)
+
+
+def function_of(tool: Wire, parameters: Any, described: Iterable[str]) -> dict[str, Any]:
+    """Return a tool in the format of chats. described: fields that are copied if they are sent."""
+    fields = tool.model_dump(include={*described}, exclude_unset=True)
+    if parameters is not None:
+        fields["parameters"] = parameters
+    return {"type": "function", "function": fields}
+
+
 def event(data: dict[str, Any]) -> str:
-    """Encode an event of a stream in ASCII, so that no character in a text ends the line."""
-    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n"
+    """Encode an event of a stream in ASCII, so that no character in a text ends the line.
+
+    Events with a `type` are named by it; those of OpenAI's completions have none.
+    """
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{name}data: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+class Shape(Protocol):
+    """Builds the answer to one request in the format of an API.
+
+    keep_alive: sent while a stream has nothing to send. done: ends a stream.
+    """
+
+    keep_alive: str
+    done: str
+
+    def whole(
+        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the answer without streaming."""
+
+    def piece(self, number: int, text: str) -> Iterable[dict[str, Any]]:
+        """Return the events for a piece of the text of choice `number`."""
+
+    def end(self, number: int, rest: str, sent: Sent) -> Iterable[dict[str, Any]]:
+        """Return the last events of choice `number`. rest: its text after the pieces."""
+
+    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        """Return the events after the last choice."""
+
+    def failed(self, error: Refused) -> str:
+        """Return the end of a stream that fails after it has begun."""
 
 
 def _part_fields(parts: Parts) -> dict[str, Any]:
@@ -532,14 +646,16 @@ def _part_fields(parts: Parts) -> dict[str, Any]:
 
 
 class ReplyShape:
-    """Builds the responses to a request in OpenAI's format for completions or chats."""
+    """OpenAI's format for completions or chats. counts: whether a stream ends with its usage."""
 
-    def __init__(self, chat: bool, number: str, model: str) -> None:
-        self._chat = chat
+    keep_alive, done = ": keep-alive\n\n", DONE
+
+    def __init__(self, model: str, *, chat: bool, counts: bool) -> None:
+        self._chat, self._counts = chat, counts
         kind = "chat.completion" if chat else "text_completion"
         prefix = "chatcmpl" if chat else "cmpl"
         self._whole = {
-            "id": f"{prefix}-{number}",
+            "id": f"{prefix}-{secrets.token_hex(12)}",
             "object": kind,
             "created": int(time.time()),
             "model": model,
@@ -547,21 +663,25 @@ class ReplyShape:
         self._begun: set[int] = set()
         self._piece = {**self._whole, "object": "chat.completion.chunk" if chat else kind}
 
-    def choice(
-        self, index: int, text: str, parts: Parts, reason: str, tide: dict[str, Any]
-    ) -> dict[str, Any]:
-        # OpenAI sends null as the content of a message that has only tool calls.
-        written = None if parts.tool_calls and not text else text
-        message = {"role": "assistant", "content": written, "refusal": None, **_part_fields(parts)}
-        content = {"message": message} if self._chat else {"text": text}
-        return {"index": index, **content, "logprobs": None, "finish_reason": reason, "tide": tide}
-
     def whole(
-        self, choices: list[dict[str, Any]], usage: dict[str, int], tide: dict[str, Any]
+        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
     ) -> dict[str, Any]:
+        choices = [self._choice(number, answer) for number, answer in enumerate(sent)]
         return {**self._whole, "choices": choices, "usage": usage, "tide": tide}
 
-    def piece(
+    def _choice(self, index: int, sent: Sent) -> dict[str, Any]:
+        parts = sent.parts
+        # OpenAI sends null as the content of a message that has only tool calls.
+        written = None if parts.tool_calls and not sent.text else sent.text
+        message = {"role": "assistant", "content": written, "refusal": None, **_part_fields(parts)}
+        content = {"message": message} if self._chat else {"text": sent.text}
+        end = {"logprobs": None, "finish_reason": sent.reason, "tide": sent.tide}
+        return {"index": index, **content, **end}
+
+    def piece(self, number: int, text: str) -> Iterable[dict[str, Any]]:
+        return [self._chunk(number, text)]
+
+    def _chunk(
         self, index: int, text: str, reason: str | None = None, **more: Any
     ) -> dict[str, Any]:
         """Return a chunk of choice `index` with a piece of its text, or with its end."""
@@ -574,20 +694,23 @@ class ReplyShape:
         choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
         return {**self._piece, "choices": [choice], **more}
 
-    def rest(self, index: int, text: str, parts: Parts) -> Iterator[dict[str, Any]]:
-        """Yield the last chunks of choice `index`: reasoning, rest of the text, tool calls."""
-        if text and not self._chat:
-            yield self.piece(index, text)
-            return
-        deltas = {"content": text} | _part_fields(parts)
+    def end(self, number: int, rest: str, sent: Sent) -> Iterator[dict[str, Any]]:
+        """Yield the last chunks: reasoning, rest of the text, tool calls, reason."""
+        if rest and not self._chat:
+            yield self._chunk(number, rest)
+        deltas = {"content": rest} | _part_fields(sent.parts) if self._chat else {}
         for name in ("reasoning_content", "content", "tool_calls"):
             if value := deltas.get(name):
                 if name == "tool_calls":
-                    value = [{"index": number, **call} for number, call in enumerate(value)]
-                chunk = self.piece(index, "")
+                    value = [{"index": place, **call} for place, call in enumerate(value)]
+                chunk = self._chunk(number, "")
                 chunk["choices"][0]["delta"][name] = value
                 yield chunk
+        yield self._chunk(number, "", sent.reason, tide=sent.tide)
 
-    def usage(self, usage: dict[str, int], tide: dict[str, Any]) -> dict[str, Any]:
-        """Return the last chunk of a stream whose request asks for usage."""
-        return {**self._piece, "choices": [], "usage": usage, "tide": tide}
+    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self._counts:
+            yield {**self._piece, "choices": [], "usage": usage, "tide": tide}
+
+    def failed(self, error: Refused) -> str:
+        return error.ending()

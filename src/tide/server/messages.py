@@ -1,0 +1,317 @@
+"""Anthropic's /v1/messages: its requests, its answers, and how a monitored answer is read."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+from pydantic_core import from_json
+
+from tide.core.chat import Parts, Text
+from tide.core.http import Rows, ServerFailed, parsed
+from tide.engines.openai.streams import CallDelta, Delta
+from tide.server.schemas import (
+    Refused,
+    TextPart,
+    Translated,
+    Wire,
+    event,
+    form,
+    function_of,
+    is_deep,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from tide.server.generation import Sent
+
+
+class TextBlock(TextPart):
+    type: Literal["text"]
+
+
+_Content = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Rows[TextBlock], Tag("parts")], Discriminator(form)
+]
+
+
+def _shallow(value: Any) -> Any:
+    if is_deep(value):
+        raise ValueError("nested too deeply")
+    return value
+
+
+class CallBlock(Wire):
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: Annotated[dict[str, Any], AfterValidator(_shallow)]
+
+
+class ResultBlock(Wire):
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: _Content = ""
+
+
+class ThinkingBlock(Wire):
+    """Reasoning that clients send back, which is ignored as in chats."""
+
+    type: Literal["thinking", "redacted_thinking"]
+
+
+_Block = Annotated[TextBlock | CallBlock | ResultBlock | ThinkingBlock, Field(discriminator="type")]
+
+
+class Turn(Wire):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[Text, Tag("text")] | Annotated[Rows[_Block], Tag("parts")], Discriminator(form)
+    ]
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the messages of a chat: results of tools, then the text with its calls."""
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+            return
+        texts: list[TextBlock] = []
+        calls: list[dict[str, Any]] = []
+        has_results = False
+        for block in self.content:
+            if isinstance(block, TextBlock):
+                texts.append(block)
+            elif isinstance(block, CallBlock):
+                function = {"name": block.name, "arguments": json.dumps(block.input)}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            elif isinstance(block, ResultBlock):
+                has_results = True
+                result = {"role": "tool", "tool_call_id": block.tool_use_id}
+                yield result | {"content": text_of(block.content)}
+        if texts or calls or not has_results:
+            message: dict[str, Any] = {"role": self.role, "content": text_of(texts)}
+            yield message | ({"tool_calls": calls} if calls else {})
+
+
+class FunctionTool(Wire):
+    type: Literal["custom"] = "custom"
+    name: Text
+    input_schema: dict[str, Any]
+    description: Text | None = None
+
+
+class ToolChoice(Wire):
+    type: Literal["auto", "any", "none", "tool"]
+    name: Text | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class SchemaFormat(Wire):
+    type: Literal["json_schema"]
+
+
+class OutputConfig(Wire):
+    format: SchemaFormat | None = None
+
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class MessagesRequest(Translated):
+    messages: Rows[Turn] = Field(min_length=1)
+    system: _Content | None = None
+    stop_sequences: Rows[Text] | None = None
+    tools: Rows[FunctionTool] = Field(default=[])
+    tool_choice: ToolChoice | None = None
+    output_config: OutputConfig = OutputConfig()
+
+    unsupported: ClassVar = {
+        "container": "not supported; call tools yourself",
+        "mcp_servers": "not supported; call tools yourself",
+    }
+    without_effect: ClassVar = (
+        "cache_control",
+        "context_management",
+        "n",
+        "service_tier",
+        "thinking",
+    )
+
+    def fields(self) -> dict[str, Any]:
+        messages = [message for turn in self.messages for message in turn.messages()]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": text_of(self.system)})
+        fields: dict[str, Any] = {
+            "messages": messages,
+            "stop": self.stop_sequences,
+            "tools": [
+                function_of(tool, tool.input_schema, ("name", "description")) for tool in self.tools
+            ],
+        }
+        if (choice := self.tool_choice) is not None:
+            named = {"type": "function", "function": {"name": choice.name}}
+            fields["tool_choice"] = _CHOICES.get(choice.type, named)
+            if choice.disable_parallel_tool_use:
+                fields["parallel_tool_calls"] = False
+        if (schema := self.output_config.format) is not None:
+            named = {"name": "answer", **(schema.model_extra or {})}
+            fields["response_format"] = {"type": "json_schema", "json_schema": named}
+        return fields
+
+
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+# The field of each block that streams send in pieces, and the type and field of such a piece.
+_PIECES = {
+    "text": ("text", "text_delta", "text"),
+    "thinking": ("thinking", "thinking_delta", "thinking"),
+    "tool_use": ("input", "input_json_delta", "partial_json"),
+}
+
+
+class MessageShape:
+    """The format of answers."""
+
+    keep_alive, done = ': keep-alive\nevent: ping\ndata: {"type":"ping"}\n\n', ""
+
+    def __init__(self, model: str) -> None:
+        self._has_begun = self._has_text = False
+        self._number_of_blocks = 0
+        self._end: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        self._tide: dict[str, Any] = {}
+        self._message = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+        }
+
+    def whole(
+        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
+    ) -> dict[str, Any]:
+        (answer,) = sent
+        end = {"stop_reason": _reason(answer), "stop_sequence": None}
+        content = _blocks(answer.text, answer.parts)
+        fields = {"content": content, **end, "usage": _usage(usage), "tide": answer.tide}
+        return self._message | fields
+
+    def piece(self, number: int, text: str) -> Iterator[dict[str, Any]]:
+        yield from self._begin()
+        if not self._has_text:
+            self._has_text = True
+            yield self._event("content_block_start", content_block={"type": "text", "text": ""})
+        yield self._event("content_block_delta", delta={"type": "text_delta", "text": text})
+
+    def end(self, number: int, rest: str, sent: Sent) -> Iterator[dict[str, Any]]:
+        yield from self._begin()
+        if self._has_text:
+            if rest:
+                yield from self.piece(number, rest)
+            rest = ""
+            yield self._stopped()
+        for block in _blocks(rest, sent.parts):
+            field, kind, name = _PIECES[block["type"]]
+            piece = block[field]
+            empty = "" if isinstance(piece, str) else {}
+            yield self._event("content_block_start", content_block=block | {field: empty})
+            written = piece if isinstance(piece, str) else json.dumps(piece)
+            yield self._event("content_block_delta", delta={"type": kind, name: written})
+            yield self._stopped()
+        self._end["stop_reason"] = _reason(sent)
+        self._tide = sent.tide
+
+    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        fields = {"delta": self._end, "usage": _usage(usage), "tide": self._tide}
+        yield {"type": "message_delta", **fields}
+        yield {"type": "message_stop"}
+
+    def failed(self, error: Refused) -> str:
+        return event(error.for_messages())
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        if not self._has_begun:
+            self._has_begun = True
+            unknown = _usage({"prompt_tokens": 0, "completion_tokens": 0})
+            fields = {"content": [], **self._end, "usage": unknown}
+            yield {"type": "message_start", "message": self._message | fields}
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": kind, "index": self._number_of_blocks, **fields}
+
+    def _stopped(self) -> dict[str, Any]:
+        self._number_of_blocks += 1
+        return {"type": "content_block_stop", "index": self._number_of_blocks - 1}
+
+
+def _blocks(text: str, parts: Parts) -> list[dict[str, Any]]:
+    """Return the content of an answer. Raises Refused for arguments that are not an object."""
+    blocks: list[dict[str, Any]] = []
+    if parts.reasoning:
+        blocks.append({"type": "thinking", "thinking": parts.reasoning, "signature": ""})
+    if text:
+        blocks.append({"type": "text", "text": text})
+    for call in parts.tool_calls:
+        try:
+            arguments = from_json(call.arguments or "{}", allow_inf_nan=False)
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            message = "the model called a tool with arguments that are not a JSON object"
+            raise Refused(500, message, "server_error", code="completion_error")
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    return blocks
+
+
+def _reason(sent: Sent) -> str:
+    return _REASONS.get(sent.reason, "end_turn")
+
+
+def _usage(usage: dict[str, int]) -> dict[str, int]:
+    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+
+
+class _Piece(BaseModel):
+    """A block of an answer, or a piece of it."""
+
+    type: str = ""
+    text: str = ""
+    thinking: str = ""
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] = {}
+    partial_json: str = ""
+    stop_reason: str | None = None
+
+
+class _Event(BaseModel):
+    """An event, or a whole answer, which has the type `message`."""
+
+    type: str = Field(max_length=100)
+    index: int = 0
+    content: list[_Piece] = []
+    content_block: _Piece | None = None
+    delta: _Piece = _Piece()
+    stop_reason: str | None = None
+
+
+def read(data: bytes) -> Iterator[tuple[int, Delta, str | None]]:
+    """Yield the pieces of a server's answer in one of its events, or in a whole answer."""
+    told = parsed(data, _Event)
+    if told.type == "error":
+        raise ServerFailed("an error in a stream")
+    pieces = list(enumerate(told.content))
+    if told.content_block is not None:
+        pieces.append((told.index, told.content_block))
+    pieces.append((told.index, told.delta))
+    for index, piece in pieces:
+        calls = None
+        if piece.type in ("tool_use", "input_json_delta"):
+            arguments = json.dumps(piece.input) if piece.input else piece.partial_json
+            function = {"name": piece.name, "arguments": arguments}
+            call = {"index": index, "id": piece.id, "function": function}
+            calls = [CallDelta.model_validate(call)]
+        yield 0, Delta(content=piece.text, reasoning=piece.thinking, tool_calls=calls), None
+    reason = told.stop_reason or told.delta.stop_reason
+    if reason is not None:
+        yield 0, Delta(), reason

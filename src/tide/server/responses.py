@@ -1,0 +1,380 @@
+"""OpenAI's /v1/responses: its requests, its answers, and how a monitored answer is read.
+
+No answer is stored, so each request holds the whole conversation.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from tide.core.chat import Chat, Text
+from tide.core.errors import InputError
+from tide.core.http import Rows, ServerFailed, parsed
+from tide.engines.openai.streams import CallDelta, Delta
+from tide.server.schemas import (
+    ChatRequest,
+    Refused,
+    TextPart,
+    Translated,
+    Wire,
+    event,
+    form,
+    function_of,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from tide.server.generation import Sent
+
+_CONVERSATION = "no answers are stored; send the whole conversation in input"
+
+
+class Part(TextPart):
+    type: Literal["input_text", "output_text", "text"]
+
+
+_Content = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Rows[Part], Tag("parts")], Discriminator(form)
+]
+
+
+class MessageItem(Wire):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Content
+
+
+class CallItem(Wire):
+    call_id: Text
+    name: Text
+    arguments: Text
+
+
+class ResultItem(Wire):
+    call_id: Text
+    output: _Content
+
+
+class ReasoningItem(Wire):
+    """Reasoning that clients send back, which is ignored as in chats."""
+
+
+def _kind_of(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else None
+
+
+_Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind_of),
+]
+
+
+class FunctionTool(Wire):
+    type: Literal["function"]
+    name: Text
+    parameters: dict[str, Any] | None = None
+    description: Text | None = None
+    strict: bool | None = None
+
+    def shown(self) -> dict[str, Any]:
+        described = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": self.type, **described, "parameters": self.parameters}
+
+
+class ChosenTool(Wire):
+    type: Literal["function"]
+    name: Text
+
+
+class TextFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextConfig(Wire):
+    format: TextFormat | None = None
+    verbosity: Text | None = None
+
+
+class Reasoning(Wire):
+    effort: Text | None = None
+
+
+class _Chat(ChatRequest):
+    """The chat of a request, whose errors name the fields of the request."""
+
+    @property
+    def tokens_name(self) -> str:
+        return "max_output_tokens"
+
+    def chat(self, *, media: bool = False) -> Chat:
+        try:
+            return super().chat(media=media)
+        except InputError as error:
+            raise InputError(str(error).replace("messages", "input", 1)) from None
+
+
+class ResponsesRequest(Translated):
+    input: Annotated[
+        Annotated[Text, Tag("text")] | Annotated[Rows[_Item], Tag("parts")], Discriminator(form)
+    ]
+    instructions: Text | None = None
+    max_output_tokens: int | None = None
+    tools: Rows[FunctionTool] = Field(default=[])
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    text: TextConfig = TextConfig()
+    reasoning: Reasoning = Reasoning()
+
+    unsupported: ClassVar = {
+        "background": "not supported; leave it out, and use stream for long answers",
+        "conversation": _CONVERSATION,
+        "previous_response_id": _CONVERSATION,
+        "prompt": "no prompts are stored; send instructions and input",
+        "top_logprobs": "would expose unscored text; leave it out",
+    }
+    without_effect: ClassVar = (
+        "include",
+        "max_tool_calls",
+        "n",
+        "store",
+        "stream_options",
+        "truncation",
+    )
+    chat_class: ClassVar = _Chat
+
+    def fields(self) -> dict[str, Any]:
+        choice, format_ = self.tool_choice, self.text.format
+        described = ("name", "description", "strict")
+        fields: dict[str, Any] = {
+            "messages": self._messages(),
+            "max_tokens": self.max_output_tokens,
+            "tools": [function_of(tool, tool.parameters, described) for tool in self.tools],
+            "tool_choice": choice,
+            "verbosity": self.text.verbosity,
+            "reasoning_effort": self.reasoning.effort,
+        }
+        if isinstance(choice, ChosenTool):
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        if format_ is not None:
+            fields["response_format"] = {"type": format_.type}
+            if format_.type == "json_schema":
+                fields["response_format"]["json_schema"] = format_.model_extra
+        return fields
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
+        if isinstance(self.input, str):
+            return [*messages, {"role": "user", "content": self.input}]
+        for item in self.input:
+            if isinstance(item, MessageItem):
+                messages.append({"role": item.role, "content": text_of(item.content)})
+            elif isinstance(item, CallItem):
+                # The calls of an answer belong to one message, together with its text.
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": ""})
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+            elif isinstance(item, ResultItem):
+                result = {"role": "tool", "tool_call_id": item.call_id}
+                messages.append(result | {"content": text_of(item.output)})
+        return messages
+
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponseShape:
+    """The format of answers. Items of the output are added as their events are built."""
+
+    keep_alive, done = ": keep-alive\n\n", ""
+
+    def __init__(self, request: ResponsesRequest, model: str) -> None:
+        self._output: list[dict[str, Any]] = []
+        self._number_of_events = 0
+        self._message: int | None = None  # index of the message in the output
+        chosen = request.tool_choice
+        self._response: dict[str, Any] = {
+            "id": f"resp_{secrets.token_hex(12)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "output": self._output,
+            "parallel_tool_calls": (request.model_extra or {}).get("parallel_tool_calls", True),
+            "tool_choice": chosen or "auto",
+            "tools": [tool.shown() for tool in request.tools],
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "previous_response_id": None,
+            "store": False,
+            "usage": None,
+        }
+        if isinstance(chosen, ChosenTool):
+            self._response["tool_choice"] = {"type": "function", "name": chosen.name}
+
+    def whole(
+        self, sent: Sequence[Sent], usage: dict[str, int], tide: dict[str, Any]
+    ) -> dict[str, Any]:
+        events = [*self.end(0, sent[0].text, sent[0]), *self.finish(usage, tide)]
+        response: dict[str, Any] = events[-1]["response"]
+        return response
+
+    def piece(self, number: int, text: str) -> Iterator[dict[str, Any]]:
+        yield from self._begin()
+        if self._message is None:
+            self._message = len(self._output)
+            item = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield from self._open(item, part)
+        yield self._delta(self._message, text)
+
+    def end(self, number: int, rest: str, sent: Sent) -> Iterator[dict[str, Any]]:
+        yield from self._begin()
+        reason = _INCOMPLETE.get(sent.reason)
+        status = "incomplete" if reason else "completed"
+        if sent.parts.reasoning:
+            index = len(self._output)
+            item = {"type": "reasoning", "id": f"rs_{secrets.token_hex(12)}", "summary": []}
+            yield from self._open(item, {"type": "reasoning_text", "text": ""})
+            yield self._delta(index, sent.parts.reasoning)
+            yield from self._close(index, "completed")
+        if rest:
+            yield from self.piece(number, rest)
+        if self._message is not None:
+            yield from self._close(self._message, status)
+        for call in sent.parts.tool_calls:
+            yield from self._call(call.id, call.name, call.arguments)
+        details = {"reason": reason} if reason else None
+        self._response |= {"status": status, "incomplete_details": details, "tide": sent.tide}
+
+    def finish(self, usage: dict[str, int], tide: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self._response["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        }
+        yield self._event(self._response["status"], response=self._response)
+
+    def failed(self, error: Refused) -> str:
+        reported = {"code": "server_error", "message": error.body["message"]}
+        response = self._response | {"status": "failed", "error": reported}
+        return event(self._event("failed", response=response))
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number_of_events += 1
+        number = self._number_of_events - 1
+        return {"type": f"response.{kind}", "sequence_number": number, **fields}
+
+    def _of_item(self, kind: str, index: int, **fields: Any) -> dict[str, Any]:
+        item_id = self._output[index]["id"]
+        return self._event(kind, item_id=item_id, output_index=index, **fields)
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        if self._number_of_events == 0:
+            yield self._event("created", response=self._response)
+            yield self._event("in_progress", response=self._response)
+
+    def _open(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Add an item whose content is one part with text."""
+        index = len(self._output)
+        self._output.append(item | {"status": "in_progress", "content": []})
+        yield self._event("output_item.added", output_index=index, item=self._output[index])
+        self._output[index]["content"] = [part]
+        yield self._of_item("content_part.added", index, content_index=0, part=part)
+
+    def _delta(self, index: int, text: str) -> dict[str, Any]:
+        (part,) = self._output[index]["content"]
+        part["text"] += text
+        return self._of_part("delta", index, delta=text)
+
+    def _close(self, index: int, status: str) -> Iterator[dict[str, Any]]:
+        (part,) = self._output[index]["content"]
+        yield self._of_part("done", index, text=part["text"])
+        yield self._of_item("content_part.done", index, content_index=0, part=part)
+        self._output[index]["status"] = status
+        yield self._event("output_item.done", output_index=index, item=self._output[index])
+
+    def _of_part(self, kind: str, index: int, **fields: Any) -> dict[str, Any]:
+        (part,) = self._output[index]["content"]
+        if "logprobs" in part:
+            fields["logprobs"] = []
+        return self._of_item(f"{part['type']}.{kind}", index, content_index=0, **fields)
+
+    def _call(self, call_id: str, name: str, arguments: str) -> Iterator[dict[str, Any]]:
+        index = len(self._output)
+        item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}", "call_id": call_id}
+        item |= {"name": name, "arguments": "", "status": "in_progress"}
+        self._output.append(item)
+        yield self._event("output_item.added", output_index=index, item=item)
+        yield self._of_item("function_call_arguments.delta", index, delta=arguments)
+        yield self._of_item("function_call_arguments.done", index, name=name, arguments=arguments)
+        item |= {"arguments": arguments, "status": "completed"}
+        yield self._event("output_item.done", output_index=index, item=item)
+
+
+class _OutputPart(BaseModel):
+    text: str = ""
+
+
+class _OutputItem(BaseModel):
+    type: str
+    content: list[_OutputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or ())
+
+
+class _Details(BaseModel):
+    reason: str | None = None
+
+
+class _Answer(BaseModel):
+    output: list[_OutputItem] = []
+    incomplete_details: _Details | None = None
+
+
+class _Event(_Answer):
+    """An event, or a whole answer, which has no type."""
+
+    type: str = Field("response.completed", max_length=100)
+    response: _Answer | None = None
+
+
+def read(data: bytes) -> Iterator[tuple[int, Delta, str | None]]:
+    """Yield the answer of a server from its last event, or from a whole answer."""
+    last = parsed(data, _Event)
+    if last.type in ("error", "response.failed"):
+        raise ServerFailed("an error in a stream")
+    if last.type not in ("response.completed", "response.incomplete"):
+        return
+    answer = last.response or last
+    texts = {"message": "", "reasoning": ""}
+    calls = []
+    for number, item in enumerate(answer.output):
+        if item.type in texts:
+            texts[item.type] += item.text
+        elif item.type == "function_call":
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"index": number, "id": item.call_id, "function": function}
+            calls.append(CallDelta.model_validate(call))
+    details = answer.incomplete_details
+    is_cut = details is not None and details.reason == "max_output_tokens"
+    delta = Delta(content=texts["message"], reasoning=texts["reasoning"], tool_calls=calls)
+    yield 0, delta, "length" if is_cut else "stop"

@@ -1,0 +1,231 @@
+"""/v1/messages, as Anthropic's own client sees it, before a server that only knows chats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from tests.engines.openai.messages import Said
+from tests.engines.openai.server import TextServer
+from tests.fakes import RudeScorer
+from tests.server.running import Running, running
+from tests.server.test_parts import ARGUMENTS, BAD, FINE, PARAMETERS
+from tests.server.test_responses import LAG, TEXT, says
+from tide.core.chat import Parts, ToolCall
+from tide.core.errors import ScorerUnavailableError
+from tide.engines.openai.engine import OpenAIEngine
+from tide.server.generation import Sent
+from tide.server.messages import MessageShape
+from tide.server.schemas import Refused
+
+TOOL: Any = {"name": "find", "description": "Finds.", "input_schema": PARAMETERS}
+USER: Any = {"role": "user", "content": "Find the river."}
+ASKED: dict[str, Any] = {"model": "scripted", "messages": [USER], "max_tokens": 100}
+
+
+@pytest.fixture(scope="module")
+def server(text_engine: OpenAIEngine) -> Iterator[Running]:
+    with running(text_engine, RudeScorer(BAD), reasoning="scored", **LAG) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Running, text_server: TextServer) -> Iterator[anthropic.Anthropic]:
+    text_server.requests.clear()
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+def streamed(client: anthropic.Anthropic, **asked: Any) -> tuple[list[str], Any]:
+    """The types of the events, and the message. All fit Anthropic's own schema."""
+    kinds = []
+    for event in client.messages.create(**ASKED | asked, stream=True):
+        TypeAdapter(RawMessageStreamEvent).validate_python(event.to_dict())
+        kinds.append(event.type)
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    with client.messages.stream(**ASKED | asked) as stream:
+        return kinds[1:-2], stream.get_final_message()
+
+
+def shown(message: Any) -> list[Any]:
+    """The content without the ids of calls, which differ between a stream and a whole answer."""
+    content = message.to_dict()["content"]
+    return [{name: block[name] for name in block if name != "id"} for block in content]
+
+
+def test_message_and_its_stream_hold_reasoning_text_and_calls(
+    client: anthropic.Anthropic, server: Running, text_server: TextServer
+) -> None:
+    says(text_server, FINE)
+    whole = client.messages.create(**ASKED, tools=[TOOL])
+    Message.model_validate(whole.to_dict())
+    assert (whole.stop_reason, whole.model) == ("tool_use", "scripted")
+    thought, text, *calls = whole.content
+    assert (thought.thinking, text.text) == (FINE.reasoning, FINE.text)
+    assert [call.input for call in calls] == [
+        {"where": "the town", "deep": [1, {"key": "value"}]},
+        {},
+    ]
+    assert whole.usage.input_tokens > 0 < whole.usage.output_tokens
+    assert whole.tide["accepted"]
+    assert {FINE.text, FINE.reasoning, ARGUMENTS, "the town"} <= set(server.scorer.texts)
+    kinds, message = streamed(client, tools=[TOOL])
+    assert shown(message) == shown(whole)
+    assert (message.stop_reason, message.usage) == (whole.stop_reason, whole.usage)
+    assert kinds == [f"content_block_{kind}" for kind in ("start", "delta", "stop")] * 4
+
+
+def test_text_of_a_message_is_streamed_in_pieces(text_server: TextServer) -> None:
+    says(text_server, Said(TEXT))
+    with (
+        OpenAIEngine("tiny", base_url=text_server.url) as engine,
+        running(engine, RudeScorer(BAD), on_fail={"default": "block"}, **LAG) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="any") as client,
+    ):
+        kinds, message = streamed(client)
+        assert (message.content[0].text, message.stop_reason) == (TEXT, "end_turn")
+        assert kinds.count("content_block_delta") > 2
+        says(text_server, Said(TEXT, reason="length"))
+        assert streamed(client)[1].stop_reason == "max_tokens"
+        says(text_server, Said(f"{TEXT} They are {BAD}s."))
+        message = streamed(client)[1]
+        assert message.stop_reason == "refusal"
+        assert message.content[0].text == f"{TEXT} They are"
+
+
+def test_refused_message_has_no_content(
+    client: anthropic.Anthropic, text_server: TextServer
+) -> None:
+    says(text_server, Said(calls=[("find", f'{{"a": "{BAD}"}}')]))
+    whole = client.messages.create(**ASKED, tools=[TOOL])
+    kinds, message = streamed(client, tools=[TOOL])
+    assert (whole.stop_reason, whole.content) == ("refusal", [])
+    assert (message.stop_reason, message.content, kinds) == ("refusal", [], [])
+
+
+def test_message_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        if any("left" in text for text in texts):
+            raise ScorerUnavailableError("down")
+        return [0.0] * len(texts)
+
+    says(text_server, Said(TEXT))
+    with (
+        OpenAIEngine("tiny", base_url=text_server.url) as engine,
+        running(engine, scorer, strategy="backtrack:pace=word,lag=0") as server,
+        anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
+    ):
+        with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:
+            list(client.messages.create(**ASKED, stream=True))
+        assert caught.value.status_code == 200  # the stream had begun
+        with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:
+            client.messages.create(**ASKED)
+        assert caught.value.status_code == 503
+
+
+def test_blocks_of_a_conversation_become_the_messages_of_a_chat(
+    client: anthropic.Anthropic, text_server: TextServer
+) -> None:
+    says(text_server, FINE, Said('{"place": "there"}'))
+    first = client.messages.create(**ASKED, tools=[TOOL], tool_choice={"type": "any"})
+    assert text_server.requests[0]["tool_choice"] == "required"
+    text_server.requests.clear()
+    calls = [block.id for block in first.content if block.type == "tool_use"]
+    results: list[Any] = [
+        {"type": "tool_result", "tool_use_id": calls[0], "content": "east"},
+        {"type": "tool_result", "tool_use_id": calls[1], "is_error": True},
+        {"type": "text", "text": "Go on."},
+    ]
+    turns: list[Any] = [USER, first.to_param(), {"role": "user", "content": results}]
+    client.messages.create(
+        **ASKED | {"messages": turns},
+        system=[{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+        tools=[TOOL],
+        tool_choice={"type": "tool", "name": "find", "disable_parallel_tool_use": True},
+        stop_sequences=["END"],
+        extra_body={"temperature": 0.5},
+        thinking={"type": "disabled"},
+        output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    )
+    (sent,) = text_server.requests
+    system, user, assistant, *results = sent["messages"]
+    assert (system, user) == ({"role": "system", "content": "Be kind."}, USER)
+    assert assistant["content"] == FINE.text
+    assert [call["id"] for call in assistant["tool_calls"]] == calls
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [ARGUMENTS, "{}"]
+    assert results == [
+        {"role": "tool", "tool_call_id": calls[0], "content": "east"},
+        {"role": "tool", "tool_call_id": calls[1], "content": ""},
+        {"role": "user", "content": "Go on."},
+    ]
+    function = {"name": "find", "description": "Finds.", "parameters": PARAMETERS}
+    assert sent["tools"] == [{"type": "function", "function": function}]
+    assert sent["tool_choice"] == {"type": "function", "function": {"name": "find"}}
+    assert (sent["parallel_tool_calls"], sent["temperature"]) == (False, 0.5)
+    assert sent["stop"] == ["END"]
+    answer = {"name": "answer", "schema": {"type": "object"}}
+    assert sent["response_format"] == {"type": "json_schema", "json_schema": answer}
+    assert "thinking" not in sent
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "tool": ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools.0.type"),
+    "server": ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+    "image": ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0"),
+    "prefill": ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages"),
+    "tokens": ({"max_tokens": 10**7}, "max_tokens"),
+    "choice": ({"tool_choice": {"type": "any"}}, "tool_choice"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_request_is_refused_by_the_name_of_its_field(
+    name: str, client: anthropic.Anthropic
+) -> None:
+    body, param = REFUSED[name]
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**ASKED, extra_body=body)
+    told: Any = caught.value.body
+    assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
+    assert told["error"]["message"].startswith(param)
+    assert len(told["error"]["message"].splitlines()) == 1
+
+
+def test_key_is_read_as_anthropics_client_sends_it(text_server: TextServer) -> None:
+    says(text_server, Said(TEXT))
+    with (
+        OpenAIEngine("tiny", base_url=text_server.url) as engine,
+        running(engine, RudeScorer(BAD), strategy="backtrack", keys=("secret-a",)) as server,
+    ):
+        keys: list[dict[str, Any]] = [{"api_key": "secret-a"}, {"auth_token": "secret-a"}]
+        for key in keys:
+            with anthropic.Anthropic(base_url=server.url, **key) as client:
+                assert client.messages.create(**ASKED).content[0].text == TEXT
+        with (
+            anthropic.Anthropic(base_url=server.url, api_key="other") as client,
+            pytest.raises(anthropic.AuthenticationError, match="authentication_error"),
+        ):
+            client.messages.create(**ASKED)
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}'])
+def test_call_without_an_object_is_an_error(arguments: str) -> None:
+    parts = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=arguments),))
+    sent = Sent("", parts, "tool_calls", 1, 1, {})
+    with pytest.raises(Refused, match="not a JSON object"):
+        list(MessageShape("x").end(0, "", sent))
+    empty = Parts(tool_calls=(ToolCall(id="a", name="find", arguments=""),))
+    sent = Sent("", empty, "tool_calls", 1, 1, {})
+    usage = {"prompt_tokens": 1, "completion_tokens": 1}
+    assert MessageShape("x").whole([sent], usage, {})["content"][0]["input"] == {}
+
+
+def test_waiting_stream_sends_pings() -> None:
+    comment, kind, data, *end = MessageShape("x").keep_alive.split("\n")
+    assert comment.startswith(":")  # not counted as the first text
+    assert (kind, data, end) == ("event: ping", 'data: {"type":"ping"}', ["", ""])

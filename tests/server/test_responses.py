@@ -1,0 +1,218 @@
+"""/v1/responses, as OpenAI's own client sees it, before a server that only knows chats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.server import TextServer
+from tests.fakes import RudeScorer
+from tests.server.running import Running, running
+from tests.server.test_parts import ARGUMENTS, BAD, FINE, PARAMETERS
+from tide.core.errors import ScorerUnavailableError
+from tide.engines.openai.engine import OpenAIEngine
+
+TOOL: Any = {"type": "function", "name": "find", "strict": True, "parameters": PARAMETERS}
+ASKED: dict[str, Any] = {"model": "scripted", "input": "Find the river."}
+TEXT = "The river is wide. It runs to the sea. The town is on its left bank."
+LAG: dict[str, Any] = {"strategy": "backtrack:lag=0"}
+TEXT_EVENTS = ["output_text.delta", "output_text.done", "content_part.done", "output_item.done"]
+CALL_EVENTS = ["output_item.added", *(f"function_call_arguments.{x}" for x in ("delta", "done"))]
+
+
+@pytest.fixture(scope="module")
+def server(text_engine: OpenAIEngine) -> Iterator[Running]:
+    with running(text_engine, RudeScorer(BAD), reasoning="scored", **LAG) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Running, text_server: TextServer) -> Iterator[openai.OpenAI]:
+    text_server.requests.clear()
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def says(server: TextServer, *said: Said) -> None:
+    """Let the model give these answers in turn, and then repeat the last one."""
+    left = list(said)
+    server.message = lambda _: WIRES["vLLM"](left.pop(0) if len(left) > 1 else left[0])
+
+
+def streamed(client: openai.OpenAI, **asked: Any) -> tuple[list[str], Any]:
+    """The types of the events, and the response in the last one. All fit OpenAI's own schema."""
+    events = list(client.responses.create(**ASKED | asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event.to_dict())
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:2] == ["created", "in_progress"]
+    return kinds[2:], events[-1].response
+
+
+def shown(response: Any) -> list[Any]:
+    """The output without its ids, which differ between a stream and a whole answer."""
+    output = response.to_dict()["output"]
+    return [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in output]
+
+
+def test_response_and_its_stream_hold_reasoning_text_and_calls(
+    client: openai.OpenAI, server: Running, text_server: TextServer
+) -> None:
+    says(text_server, FINE)
+    whole = client.responses.create(**ASKED, tools=[TOOL])
+    Response.model_validate(whole.to_dict())
+    assert (whole.status, whole.output_text, whole.model) == ("completed", FINE.text, "scripted")
+    thought, _, *calls = whole.output
+    assert thought.content[0].text == FINE.reasoning
+    assert [(call.name, call.arguments) for call in calls] == list(FINE.calls)
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens > 0
+    assert whole.tide["accepted"]
+    assert {FINE.text, FINE.reasoning, ARGUMENTS, "the town"} <= set(server.scorer.texts)
+    kinds, last = streamed(client, tools=[TOOL])
+    assert shown(last) == shown(whole)
+    assert kinds == [
+        *("output_item.added", "content_part.added"),
+        *("reasoning_text.delta", "reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", *TEXT_EVENTS),
+        *([*CALL_EVENTS, "output_item.done"]) * 2,
+        "completed",
+    ]
+    with client.responses.stream(**ASKED, tools=[TOOL]) as stream:
+        assert stream.get_final_response().output_text == FINE.text
+
+
+def test_text_of_a_response_is_streamed_in_pieces(text_server: TextServer) -> None:
+    says(text_server, Said(TEXT))
+    with (
+        OpenAIEngine("tiny", base_url=text_server.url) as engine,
+        running(engine, RudeScorer(BAD), on_fail={"default": "block"}, **LAG) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client,
+    ):
+        kinds, last = streamed(client)
+        assert last.output_text == TEXT
+        assert kinds.count("output_text.delta") > 2
+        says(text_server, Said(TEXT, reason="length"))
+        kinds, last = streamed(client)
+        assert (kinds[-1], last.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        says(text_server, Said(f"{TEXT} They are {BAD}s."))
+        kinds, last = streamed(client)
+        assert (kinds[-1], last.incomplete_details.reason) == ("incomplete", "content_filter")
+        assert last.output[0].status == "incomplete"
+        assert last.output_text == f"{TEXT} They are"
+
+
+def test_refused_response_has_no_output(client: openai.OpenAI, text_server: TextServer) -> None:
+    says(text_server, Said(calls=[("find", f'{{"a": "{BAD}"}}')]))
+    whole = client.responses.create(**ASKED, tools=[TOOL])
+    kinds, last = streamed(client, tools=[TOOL])
+    for response in (whole, last):
+        assert (response.status, response.output) == ("incomplete", [])
+        assert response.incomplete_details.reason == "content_filter"
+    assert kinds == ["incomplete"]
+
+
+def test_response_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer) -> None:
+    def scorer(texts: list[str]) -> list[float]:
+        if any("left" in text for text in texts):
+            raise ScorerUnavailableError("down")
+        return [0.0] * len(texts)
+
+    says(text_server, Said(TEXT))
+    with (
+        OpenAIEngine("tiny", base_url=text_server.url) as engine,
+        running(engine, scorer, strategy="backtrack:pace=word,lag=0") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
+    ):
+        kinds, last = streamed(client)
+        assert (kinds[-1], last.error.code) == ("failed", "server_error")
+        assert "the scorer is unavailable" in last.error.message
+        with pytest.raises(openai.InternalServerError, match="the scorer is unavailable"):
+            client.responses.create(**ASKED)
+
+
+def test_items_of_a_conversation_become_the_messages_of_a_chat(
+    client: openai.OpenAI, text_server: TextServer
+) -> None:
+    says(text_server, FINE, Said('{"place": "there"}'))
+    turns: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Find it."}]}]
+    first = client.responses.create(
+        **ASKED | {"input": turns}, instructions="Be kind.", tools=[TOOL], tool_choice="required"
+    )
+    turns += [item.to_dict() for item in first.output]
+    calls = [item.call_id for item in first.output if item.type == "function_call"]
+    turns += [{"type": "function_call_output", "call_id": x, "output": "east"} for x in calls]
+    schema = {"type": "json_schema", "name": "place", "schema": {"type": "object"}}
+    text_server.requests.clear()
+    client.responses.create(
+        **ASKED | {"input": turns},
+        tools=[TOOL],
+        tool_choice={"type": "function", "name": "find"},
+        text={"format": schema, "verbosity": "low"},
+        reasoning={"effort": "low"},
+        max_output_tokens=50,
+        temperature=0.5,
+        store=True,
+        include=["reasoning.encrypted_content"],
+        extra_body={"seed": 3},
+    )
+    (sent,) = text_server.requests
+    user, assistant, *results = sent["messages"]
+    assert user == {"role": "user", "content": "Find it."}
+    assert assistant["content"] == FINE.text
+    assert [call["id"] for call in assistant["tool_calls"]] == calls
+    assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [ARGUMENTS, "{}"]
+    assert results == [{"role": "tool", "tool_call_id": x, "content": "east"} for x in calls]
+    function = {"name": "find", "strict": True, "parameters": PARAMETERS}
+    named = {"type": "function", "function": {"name": "find"}}
+    assert (sent["tools"], sent["tool_choice"]) == (
+        [{"type": "function", "function": function}],
+        named,
+    )
+    answer = {"name": "place", "schema": {"type": "object"}}
+    assert sent["response_format"] == {"type": "json_schema", "json_schema": answer}
+    assert (sent["max_tokens"], sent["temperature"], sent["seed"]) == (50, 0.5, 3)
+    assert (sent["verbosity"], sent["reasoning_effort"]) == ("low", "low")
+    assert not {"store", "include", "input", "text", "reasoning"} & set(sent)
+
+
+IMAGE = {"type": "input_image", "image_url": "data:"}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "previous": ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    "conversation": ({"conversation": "conv_1"}, "conversation"),
+    "background": ({"background": True}, "background"),
+    "prompt": ({"prompt": {"id": "x"}}, "prompt"),
+    "logprobs": ({"top_logprobs": 2}, "top_logprobs"),
+    "tool": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    "chosen tool": ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+    "no tool": ({"tool_choice": "required"}, "tool_choice"),
+    "image": ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.content.0.type"),
+    "item": ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
+    "answer": ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
+    "tokens": ({"max_output_tokens": 10**7}, "max_output_tokens"),
+    "number": ({"temperature": "hot"}, "temperature"),
+    "policy": ({"tide": {"policy": "other"}}, "tide.policy"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_request_is_refused_by_the_name_of_its_field(name: str, server: Running) -> None:
+    body, param = REFUSED[name]
+    refused = server.http.post("/v1/responses", json=ASKED | body)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, param)
+    assert len(error["message"].splitlines()) == 1
+
+
+def test_fields_that_change_nothing_are_accepted(
+    client: openai.OpenAI, text_server: TextServer
+) -> None:
+    says(text_server, Said(TEXT))
+    without: dict[str, Any] = {"background": False, "previous_response_id": None, "store": False}
+    assert client.responses.create(**ASKED, **without, truncation="auto").output_text == TEXT
