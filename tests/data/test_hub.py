@@ -56,19 +56,16 @@ def datasets(monkeypatch: pytest.MonkeyPatch) -> Datasets:
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS.keys() & SOURCES.keys()))
-def test_a_benchmark_is_the_same_from_its_file_and_from_the_hub(
-    name: str, datasets: Datasets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("datasets")
+def test_fetched_benchmark_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = tmp_path / "inner" / "here"
-    here.mkdir(parents=True)
-    monkeypatch.chdir(here)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TIDE_DATA", raising=False)
-    from_the_hub = load_benchmark(name)
     assert tide("data", "get", name) == 0
-    from_the_file = load_benchmark(name)
-    assert from_the_file.source == SOURCES[name].file
-    assert from_the_file.rows == from_the_hub.rows
-    assert from_the_file.fingerprint == from_the_hub.fingerprint
+    benchmark = load_benchmark(name)
+    assert benchmark.source == SOURCES[name].file
+    assert benchmark.rows
 
 
 def test_labelled_texts_are_what_a_fit_reads(datasets: Datasets, tmp_path: Path) -> None:

@@ -120,7 +120,6 @@ def test_a_name_says_what_differs_from_the_protocol(
     ("spec", "message"),
     [
         ("bas", "methods: unknown 'bas'; did you mean 'base'"),
-        ("best-of-n", "did you mean 'resample'"),
         ("tide:mu=-1", "methods: tide:mu=-1: mu: "),
         ("tide:num_trials=1", "set num_trials for all methods"),
         ("tide:nu=1", "methods: tide:nu=1: strategy tide: no option 'nu'; known: cosine_thr"),
