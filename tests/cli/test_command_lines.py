@@ -152,7 +152,7 @@ def run(words: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-@examples(40, 5000)
+@examples(15, 5000)
 @given(lines())
 def test_a_command_line_ends_in_a_result_or_in_one_line(world: Path, words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.attack
 
 assert word_count  # a fixture: the reference model counts words
 
-points = examples(5, 50)  # per fault
+points = examples(2, 50)  # per fault
 REFUSED, OTHER = 3, 4
 
 
