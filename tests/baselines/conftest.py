@@ -17,9 +17,10 @@ from tide.engines.local.engine import TransformersEngine
 KINDS = ("gpt2", "gemma2", "llama")
 
 
-def with_slow(*quick: str) -> list[Any]:
-    """All kinds; those that are not in `quick` are marked as slow."""
-    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+def with_nightly(*quick: str) -> list[Any]:
+    """All kinds; those that are not in `quick` are tested every night."""
+    nightly = pytest.mark.nightly
+    return [kind if kind in quick else pytest.param(kind, marks=nightly) for kind in KINDS]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
     return cache(lambda kind: make_world(tmp_path_factory.mktemp(kind), kind))
 
 
-@pytest.fixture(params=with_slow("gpt2", "gemma2"))
+@pytest.fixture(params=with_nightly("gpt2", "gemma2"))
 def world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> World:
     return worlds(request.param)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from tests.baselines.conftest import World, with_slow
+from tests.baselines.conftest import World, with_nightly
 from tests.baselines.stand_ins import STRENGTHS, at
 from tests.models import ending_with
 from tide.core.settings import Sampling
@@ -53,7 +53,7 @@ def divergence(scores: Tensor, other: Tensor) -> float:
     return float(apart.masked_fill(scores == -torch.inf, 0.0).sum(dim=-1).max())
 
 
-@pytest.mark.parametrize("world", with_slow("gpt2"), indirect=True)
+@pytest.mark.parametrize("world", with_nightly("gpt2"), indirect=True)
 @pytest.mark.parametrize("spec", [*STRENGTHS.values(), *MORE])
 def test_the_effect_goes_to_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch, spec: str

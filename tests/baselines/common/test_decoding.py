@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from benchmarks.writing import completed
 
-from tests.baselines.conftest import World, with_slow
+from tests.baselines.conftest import World, with_nightly
 from tests.baselines.stand_ins import OFF, ORDERS, STRENGTHS
 from tests.models import ending_with
 from tide.baselines import REGISTRY, Baseline, load_baseline
@@ -40,7 +40,7 @@ def test_every_baseline_is_tested() -> None:
     assert set(OFF) == set(REGISTRY.names()) == set(STRENGTHS)
 
 
-@pytest.mark.parametrize("world", with_slow("gemma2"), indirect=True)
+@pytest.mark.parametrize("world", with_nightly("gemma2"), indirect=True)
 @pytest.mark.parametrize("name", sorted(OFF))
 def test_without_strength_it_is_the_model(world: World, name: str) -> None:
     """Token for token, in a left-padded batch; and the engine's model stays unchanged."""
@@ -52,7 +52,11 @@ def test_without_strength_it_is_the_model(world: World, name: str) -> None:
 
 
 # Architecture and sampling do not interact: each architecture is tested with one sampling.
-PAIRS = [("gemma2", GREEDY), ("gpt2", DRAWN), pytest.param("llama", DRAWN, marks=pytest.mark.slow)]
+PAIRS = [
+    ("gemma2", GREEDY),
+    ("gpt2", DRAWN),
+    pytest.param("llama", DRAWN, marks=pytest.mark.nightly),
+]
 
 
 @pytest.mark.parametrize(("world", "sampling"), PAIRS, indirect=["world"])
@@ -246,7 +250,7 @@ def test_closing_frees_the_auxiliary_models(gpt2: World) -> None:
     assert tokens(baseline, PROMPTS, GREEDY, SEEDS) == before
 
 
-@pytest.mark.parametrize("world", with_slow("gpt2"), indirect=True)
+@pytest.mark.parametrize("world", with_nightly("gpt2"), indirect=True)
 @pytest.mark.parametrize("name", ["contrastive", "dexperts", "gedi", "pplm", "rad", "self-debias"])
 def test_lengths_stop_strings_and_penalties_without_strength(world: World, name: str) -> None:
     """As with the model alone: baselines that read the logits again see stop tokens banned, too."""
