@@ -7,6 +7,7 @@ import json
 import runpy
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,9 @@ def _code_of(command: list[str], where: object, patch: pytest.MonkeyPatch) -> ob
             script = Path(arguments[0])
             patch.setattr(sys, "argv", [*arguments, *SMALL.get(script.name, [])])
             patch.syspath_prepend(str(script.parent.resolve()))
-            runpy.run_path(str(script), run_name="__main__")
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")  # as in a process of its own
+                runpy.run_path(str(script), run_name="__main__")
         else:
             pytest.fail(f"{where}: {program} is not run here; say why above the block")
     except SystemExit as ended:
