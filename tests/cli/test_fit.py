@@ -17,6 +17,7 @@ from tide.baselines.common.fit import fit, read_labelled
 from tide.core.errors import InputError, ScorerError
 from tide.core.settings import Sampling
 from tide.engines.local.engine import TransformersEngine
+from tide.scorers import DEFAULT_SCORER
 
 LEARNED = (
     "adlm", "critic-control", "destein", "dexperts", "fudge", "gedi", "pplm", "quark", "rad",
@@ -69,7 +70,7 @@ def test_all_are_fitted_once(
     for kind, note in notes.items():
         assert note["settings"]["steps"] == 40
         assert note["auxiliary"] is None
-        assert note["scorer"] == ("pocket" if kind in SCORED else None)
+        assert note["scorer"] == (DEFAULT_SCORER if kind in SCORED else None)
         assert f"{kind} " in shown
     for kind in ("adlm", "destein", "fudge", "gedi", "pplm", "rad", "sasa"):
         assert notes[kind]["held_out"]["auc"] > 0.8
