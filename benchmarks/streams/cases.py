@@ -484,7 +484,11 @@ async def refused(kit: Kit) -> Finding:
 @case("wire", "a client that leaves ends the server's work",
       "BerriAI/litellm/pull/30245", "Nayjest/lm-proxy/issues/88")  # fmt: skip
 async def client_leaves(kit: Kit) -> Finding:
-    return await leaves(kit, await kit.ask(said(*LONG, pause=0.1), enough=1))
+    answer = await kit.ask(said(*LONG, pause=0.1), enough=1)
+    asked = kit.heard(answer)
+    if asked and asked[-1].wrote[-1][1] == DONE:
+        return None, "no text before the server's end"
+    return await leaves(kit, answer)
 
 
 @case("wire", "also one that leaves before the first text",
