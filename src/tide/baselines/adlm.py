@@ -243,6 +243,5 @@ class Adlm(DecodingBaseline):
         with torch.inference_mode():
             scores = read(margins, task.tokenize([text.text for text in held_out]))
         figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
-        return Fitted(
-            dict(projection.state_dict()), {"auc": figure}, weak_auc("projection", figure)
-        )
+        tensors = {name: weight.half() for name, weight in projection.state_dict().items()}
+        return Fitted(tensors, {"auc": figure}, weak_auc("projection", figure))
