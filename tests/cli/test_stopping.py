@@ -64,7 +64,7 @@ def test_a_scorer_that_is_inside_of_torch_does_not_abort_the_end(tmp_path: Path)
 def test_in_the_middle_it_says_what_is_kept(tmp_path: Path, text_server: TextServer) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "prompts.txt").write_text("".join(f"Prompt number {i}\n" for i in range(2000)))
-    options = ["-i", "prompts.txt", "-o", "out.jsonl", "-s", "slow.py:Slow"]
+    options = ["-i", "prompts.txt", "-o", "out.jsonl", "-s", "slow.py:Slow", "--max-batch", "4"]
     options += ["--engine", "openai", "--base-url", text_server.url]
     process = subprocess.Popen(
         [*TIDE, "run", *options],
