@@ -468,10 +468,8 @@ def texts_in(value: Any) -> list[str]:
 
 def pieces_of(answer: httpx.Response, stream: bool) -> list[str]:
     """The texts that a client is shown, in order."""
-    events = [answer.json()]
-    if stream:
-        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-        events = [json.loads(line) for line in lines if line[:1] == "{"]
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    events = [json.loads(line) for line in lines if line[:1] == "{"]
     if any("type" in event or "output" in event for event in events):
         return translated_pieces(events, stream)
     shown = [one for event in events for one in event.get("choices", [])]
