@@ -10,8 +10,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -242,14 +241,10 @@ def test_work_whose_items_come_faster_than_they_are_read_is_cancelled() -> None:
     class Flood:
         settings = Settings(toxicity_threshold=0.5)
 
-        @asynccontextmanager
-        async def stream(self, prompt: str, **settings: Any) -> AsyncIterator[Any]:
-            async def texts() -> AsyncIterator[str]:
-                while True:
-                    await asyncio.sleep(0)
-                    yield "x"
-
-            yield texts()
+        async def answer(self, prompt: str, on_text: Any, **settings: Any) -> None:
+            while True:
+                await asyncio.sleep(0)
+                on_text("x")
 
     policies = Policies(CommandLine(scorer=ReadingScorer()), limits=Limits(max_body=2**30))
     flood: Any = Flood()
