@@ -39,6 +39,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.progress import track
 from scipy.stats import fisher_exact
 
 from tide import Chat, Detoxifier, Engine, Trial, load_engine
@@ -146,7 +147,9 @@ def run(
 ) -> list[Trial]:
     own = {"strategy": strategy, "preset": preset, "toxicity_threshold": threshold}
     with Detoxifier(engine, scorer=scorer, **own, **ANSWER) as detox:
-        return [result.best for result in detox.map(prompts, progress=True)]
+        finished = detox.map(prompts)
+        results = track(finished, strategy, len(prompts), console=Console(stderr=True))
+        return [result.best for result in results]
 
 
 def answers_of(

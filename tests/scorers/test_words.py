@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import ReadingScorer
+from tests.fakes import FakeScorer
 from tide.core.errors import InputError, MissingDependencyError
 from tide.scorers import load_scorer
 from tide.scorers.words import NeverScorer
@@ -102,10 +102,8 @@ def test_a_forbidden_sign_forbids_no_single_letters() -> None:
 
 
 def test_forbidden_words_change_the_threshold_of_no_scorer() -> None:
-    class Strict(ReadingScorer):
-        threshold = 0.8
-
-    assert MaxScorer([Strict(), NeverScorer(["Acme"])]).threshold == 0.8
+    strict = FakeScorer(threshold=0.8)
+    assert MaxScorer([strict, NeverScorer(["Acme"])]).threshold == 0.8
 
 
 @pytest.mark.parametrize(
