@@ -59,7 +59,7 @@ class Vocabulary(EmbeddingEngine):
 
 def vocabulary(folder: Path, dtype: torch.dtype = torch.float32) -> Vocabulary:
     config = read_config(str(folder))
-    return Vocabulary(*read_vocabulary(str(folder), config, dtype), config)
+    return Vocabulary(*read_vocabulary(str(folder), config, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
