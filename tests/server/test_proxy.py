@@ -264,6 +264,7 @@ def test_monitored_request_is_translated_for_a_server_without_its_path(
         answer = server.http.post(path, json={**OTHER_BODIES[path], "stream": stream})
         assert answer.headers["x-tide-translated"] == "/v1/chat/completions"
         assert stream or text in answer.text
+        assert '"output_tokens":5' in answer.text  # the server's own count
     wait_until(lambda: counted(server, "changed") + counted(server, "unchanged") == 2)
     assert counted(server, "changed") == 1
     assert [body["messages"] for body in upstream.requests] == [[USER]] * 2

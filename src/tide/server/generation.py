@@ -382,8 +382,9 @@ class Serving:
                 "forward_tokens": written + outcome.read_tokens,
                 "generated_tokens": written,
             }
-            reason, tokens = outcome.finish_reason, outcome.num_tokens + parts.num_tokens
-            read = len(outcome.task.prompt.token_ids)
+            reason = outcome.finish_reason
+            counted = len(outcome.task.prompt.token_ids), outcome.num_tokens + parts.num_tokens
+            read, tokens = outcome.usage or counted
             return Sent(outcome.text, parts, _reason(reason, parts), tokens, read, tide, outcome)
         altered = is_changed(outcome.best) or (outcome.best.refused and not outcome.best.empty)
         call.policy.budget.count(altered=altered)

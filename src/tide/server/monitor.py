@@ -62,7 +62,11 @@ class ServerAnswer:
 
 @dataclass(frozen=True)
 class Draft:
-    """The model's own answer. parts: tool calls and reasoning. pieces: as the engine wrote them."""
+    """The model's own answer.
+
+    parts: tool calls and reasoning. pieces: as the engine wrote them. usage: a server's count of
+    the tokens of prompt and answer.
+    """
 
     task: TrialTask
     text: str
@@ -72,6 +76,7 @@ class Draft:
     generated_tokens: int
     read_tokens: int
     pieces: tuple[Piece, ...]
+    usage: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +212,7 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
         effort.generated_tokens,
         effort.read_tokens,
         tuple(recorded),
+        effort.usage,
     )
 
 
