@@ -64,8 +64,9 @@ class World:
 
     def gateway(self, upstream: Process) -> Any:
         options = ("--scorer", _SCORER, "--toxicity-threshold", str(THRESHOLD))
-        engine = ("--base-url", upstream.url, "--engine-option", "deadline=15")
-        return serving(*TIDE, *options, *engine, PERSPECTIVE_URL=self.scorer.url)
+        engine = ("--engine", "openai", "--base-url", upstream.url)
+        options += ("--engine-option", "deadline=15")
+        return serving(*TIDE, *engine, *options, PERSPECTIVE_URL=self.scorer.url)
 
     def meanwhile(self, url: str, fault: Callable[[], Any]) -> list[Answer]:
         """The answers that clients see if `fault` happens in the middle of their streams."""
