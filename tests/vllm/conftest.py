@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.vllm.servers import VllmProcess, cpu_environment
-from tide import pocket
+from tests.vllm.servers import VllmProcess, chat_process, cpu_environment
 from tide.data.prompts import read_rows
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
@@ -40,13 +38,6 @@ def engine() -> Iterator[VllmEngine]:
 
 @pytest.fixture(scope="session")
 def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
-    """A server whose chat model has a sampling of its own, without prompt embeddings."""
-    sampling = {"temperature": 0.0, "repetition_penalty": 1.3, "max_new_tokens": 30}
-    options = ("--max-model-len", "512", "--override-generation-config", json.dumps(sampling))
-    server = VllmProcess(tmp_path_factory.mktemp("server") / "log", pocket.CHAT, options)
-    try:
-        server.start()
-        server.wait()
+    """A server of the chat model without prompt embeddings."""
+    with chat_process(tmp_path_factory.mktemp("server") / "log") as server:
         yield server
-    finally:
-        server.kill()

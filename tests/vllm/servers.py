@@ -8,9 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from tide import pocket
 
 _START_SECONDS = 600.0  # of which a busy machine needs a few minutes
 
@@ -82,3 +86,15 @@ class VllmProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+
+
+@contextmanager
+def chat_process(log: Path, *options: str) -> Iterator[VllmProcess]:
+    """A server of the bundled chat model, without prompt embeddings."""
+    server = VllmProcess(log, pocket.CHAT, ("--max-model-len", "512", *options))
+    try:
+        server.start()
+        server.wait()
+        yield server
+    finally:
+        server.kill()

@@ -11,26 +11,34 @@ import numpy as np
 import pytest
 
 from tests.server.running import PATIENCE, Running, running
-from tests.vllm.servers import VllmProcess
+from tests.vllm.servers import VllmProcess, chat_process
 from tide.engines.openai.engine import OpenAIEngine
 
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("chat_server"),
+    pytest.mark.xdist_group("transparency"),
 ]
 
+SAMPLING = {"temperature": 0.0, "repetition_penalty": 1.3, "max_new_tokens": 30}
 QUESTIONS = [f"Tell me about {what}." for what in ("music", "rain", "tea", "a dog", "the sea")]
 TOO_LONG = "word " * 2000
 
 
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    sampling = ("--override-generation-config", json.dumps(SAMPLING))
+    with chat_process(tmp_path_factory.mktemp("server") / "log", *sampling) as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=["enforce", "monitor"])
-def gateway(chat_server: VllmProcess, request: pytest.FixtureRequest) -> Iterator[Running]:
+def gateway(upstream: VllmProcess, request: pytest.FixtureRequest) -> Iterator[Running]:
     def harmless(texts: list[str]) -> np.ndarray:
         return np.zeros(len(texts))
 
     with (
-        OpenAIEngine(base_url=chat_server.url) as engine,
+        OpenAIEngine(base_url=upstream.url) as engine,
         running(engine, harmless, mode=request.param, preset="backtrack") as server,
     ):
         yield server
@@ -56,14 +64,14 @@ def counts(usage: dict[str, Any]) -> tuple[int, int]:
     return usage["prompt_tokens"], usage["completion_tokens"]
 
 
-def test_answers_are_the_servers_own(chat_server: VllmProcess, gateway: Running) -> None:
+def test_answers_are_the_servers_own(upstream: VllmProcess, gateway: Running) -> None:
     for question in QUESTIONS:
-        direct, passed = (chat(url, question).json() for url in (chat_server.url, gateway.url))
+        direct, passed = (chat(url, question).json() for url in (upstream.url, gateway.url))
         (own,), (choice,) = direct["choices"], passed["choices"]
         assert choice["message"]["content"] == own["message"]["content"]
         assert choice["finish_reason"] == own["finish_reason"]
         assert counts(passed["usage"]) == counts(direct["usage"])
-        pieces, reason, usage = streamed(chat_server.url, question)
+        pieces, reason, usage = streamed(upstream.url, question)
         passed_pieces, passed_reason, passed_usage = streamed(gateway.url, question)
         assert "".join(passed_pieces) == "".join(pieces)
         assert (passed_reason, counts(passed_usage)) == (reason, counts(usage))
@@ -75,18 +83,18 @@ def test_answers_are_the_servers_own(chat_server: VllmProcess, gateway: Running)
     ids=str,
 )
 def test_refusals_are_the_servers_own(
-    more: dict[str, Any], chat_server: VllmProcess, gateway: Running
+    more: dict[str, Any], upstream: VllmProcess, gateway: Running
 ) -> None:
     for question in (QUESTIONS[0], TOO_LONG):
-        direct, passed = (chat(url, question, **more) for url in (chat_server.url, gateway.url))
+        direct, passed = (chat(url, question, **more) for url in (upstream.url, gateway.url))
         assert passed.status_code == direct.status_code
         if direct.status_code >= 400:
             assert passed.json()["error"]["message"] in direct.json()["error"]["message"]
 
 
 def test_prompt_that_is_too_long_is_the_servers_error(
-    chat_server: VllmProcess, gateway: Running
+    upstream: VllmProcess, gateway: Running
 ) -> None:
-    direct, passed = (chat(url, TOO_LONG) for url in (chat_server.url, gateway.url))
+    direct, passed = (chat(url, TOO_LONG) for url in (upstream.url, gateway.url))
     assert passed.status_code == direct.status_code == 400
     assert passed.json()["error"]["message"] == direct.json()["error"]["message"]
