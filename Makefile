@@ -48,7 +48,7 @@ test-attacks: $(DEV)
 	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow or nightly) and $(HERE)' $(SHARED)
 
 test-docs: $(DEV)
-	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_claims.py tests/test_site.py -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -m docs tests/test_docs.py tests/test_claims.py tests/test_site.py -n $(JOBS) --dist loadfile
 
 site: $(DEV)
 	$(BIN)/mkdocs build --strict
@@ -61,7 +61,7 @@ test-clients: $(DEV) $(VENV_CLIENTS)/.ready $(VENV_INSPECT)/.ready
 	done
 
 test-vllm: $(VENV_VLLM)/.ready
-	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm -n $(JOBS) --dist loadgroup
+	$(VENV_VLLM)/bin/python -m pytest -m "vllm and not slow" tests/vllm -n $(JOBS) --dist loadfile
 
 test-llama-cpp: $(DEV) $(VENV_LLAMA)/.ready
 	LLAMA_PYTHON=$(abspath $(VENV_LLAMA))/bin/python $(BIN)/python -m pytest -m llama_cpp tests/llama_cpp

@@ -13,8 +13,6 @@ import pytest
 from tests.docs_pages import REPOSITORY, Claim, claims
 from tests.docs_world import prepare, run_command
 
-# One process runs the commands, in the order of the page.
-pytestmark = pytest.mark.xdist_group("claims")
 PAPER = REPOSITORY / "docs" / "paper.md"
 CLAIMS = "## Every table, figure and claim"
 

@@ -24,8 +24,6 @@ from tide.cli.app import app
 from tide.core.settings import Settings
 from tide.scorers.words import LexiconScorer
 
-# One process builds the site.
-pytestmark = pytest.mark.xdist_group("site")
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))
 # This notebook trains a model, and is stored with its output.
 TRAINING = REPOSITORY / "docs" / "notebooks" / "fine-tune.ipynb"

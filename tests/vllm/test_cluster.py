@@ -25,7 +25,6 @@ from tide.detoxifier.sync import outcomes
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("cluster"),
 ]
 
 

@@ -26,7 +26,6 @@ GREEDY = Sampling(temperature=0.0)
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("engine"),
 ]
 
 

@@ -26,7 +26,6 @@ from tide.engines.openai.engine import OpenAIEngine
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("chat_server"),
 ]
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)

@@ -13,7 +13,6 @@ from tide.evaluation.perplexity import Reference
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("engine"),
 ]
 
 

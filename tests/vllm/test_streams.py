@@ -28,7 +28,6 @@ from tide.engines.vllm import VllmEngine
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("engine"),
 ]
 
 LONG = Sampling(temperature=0.0, max_new_tokens=200, min_new_tokens=200)

@@ -17,7 +17,6 @@ from tide.engines.openai.engine import OpenAIEngine
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.filterwarnings("default"),
-    pytest.mark.xdist_group("transparency"),
 ]
 
 SAMPLING = {"temperature": 0.0, "repetition_penalty": 1.3, "max_new_tokens": 30}
