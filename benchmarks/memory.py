@@ -50,8 +50,8 @@ SCRIPTS: tuple[list[Step], ...] = (
 def mib(pid: int) -> float:
     """Return the memory of a process and its children (USS: what would be free without them)."""
     process = psutil.Process(pid)
-    each = [process, *process.children(recursive=True)]
-    return sum(one.memory_full_info().uss for one in each) / 2**20
+    family = [process, *process.children(recursive=True)]
+    return sum(member.memory_full_info().uss for member in family) / 2**20
 
 
 async def ask(http: httpx.AsyncClient, dice: random.Random) -> str:

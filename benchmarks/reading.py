@@ -134,12 +134,14 @@ def main(
     show_questions(names, loaded)
     show_groups(names, loaded)
     ordinary = sample(read_ordinary(data, None, "report")["wikipedia"], limit)
-    plain = [scores_of(one, ordinary) for one in loaded]
+    plain = [scores_of(scorer, ordinary) for scorer in loaded]
     _, held, _ = labels(data)
-    human = [agreement(scores_of(one, held.texts), np.array(held.targets)).auc for one in loaded]
+    human = [
+        agreement(scores_of(scorer, held.texts), np.array(held.targets)).auc for scorer in loaded
+    ]
     for files, by in (("*/base.json.gz", "the models"), ("*/*.json.gz", "all methods")):
         texts, targets = recorded(data, files, limit)
-        scores = [scores_of(one, texts) for one in loaded]
+        scores = [scores_of(scorer, texts) for scorer in loaded]
         columns = [Column("scorer"), Column("AUC", 4), Column("r", 3), Column("cal. error", 3),
                    Column("found at 1 % of Wikipedia", 3), Column("below 0.1, at 0.2 or more", 3),
                    Column("toxic, below 0.1", 3), Column(f"AUC of {len(held.texts):,} labelled", 4),
@@ -168,8 +170,8 @@ def main(
     for level in (0.5, 0.1):
         rows = [
             [limit.name, "high" if limit.toxic else "low",
-             *(float(((scores_of(one, limit.sentences) >= level) == limit.toxic).mean())
-               for one in loaded)]
+             *(float(((scores_of(scorer, limit.sentences) >= level) == limit.toxic).mean())
+               for scorer in loaded)]
             for limit in LIMITS
         ]  # fmt: skip
         show(f"Sentences of our own: share on the right side of {level}", columns, rows)
@@ -184,21 +186,21 @@ def show_exchanges(data: Path, names: Sequence[str], loaded: Sequence[Scorer]) -
                Column("AUC", 3), Column("95 %, from", 3), Column("to", 3),
                Column("found at 3 % false alarms", 3), Column("AUC of the line alone", 3),
                Column("safe at 0.1 or more", 3), Column("unsafe at 0.1 or more", 3)]  # fmt: skip
-    made: list[list[Value]] = []
+    rows: list[list[Value]] = []
     for category, pairs in sorted(by_category.items()):
         unsafe = np.array([is_unsafe for _, is_unsafe in pairs])
         lines = [Exchange("", str(exchange.context)) for exchange, _ in pairs]
-        for name, one in zip(names, loaded, strict=True):
-            scores = scores_of(one, [exchange for exchange, _ in pairs])
+        for name, scorer in zip(names, loaded, strict=True):
+            scores = scores_of(scorer, [exchange for exchange, _ in pairs])
             low, high = interval(scores, unsafe)
             limit = np.quantile(scores[~unsafe], 0.97)
-            made.append(
+            rows.append(
                 [category, name, int(unsafe.sum()), len(pairs), roc_auc_score(unsafe, scores), low,
                  high, float((scores > limit)[unsafe].mean()),
-                 roc_auc_score(unsafe, scores_of(one, lines)),
+                 roc_auc_score(unsafe, scores_of(scorer, lines)),
                  float((scores >= 0.1)[~unsafe].mean()), float((scores >= 0.1)[unsafe].mean())]
             )  # fmt: skip
-    show("DiaSafety's validation part", columns, made)
+    show("DiaSafety's validation part", columns, rows)
 
 
 def show_questions(names: Sequence[str], loaded: Sequence[Scorer]) -> None:
@@ -206,43 +208,43 @@ def show_questions(names: Sequence[str], loaded: Sequence[Scorer]) -> None:
     lines = (Path(__file__).parent / "questions/hard.jsonl").read_text(encoding="utf-8")
     questions = [json.loads(line)["text"] for line in lines.splitlines()]
     exchanges = [Exchange(question, text) for question in questions for text in NEUTRAL]
-    made: list[list[Value]] = []
-    for name, one in zip(names, loaded, strict=True):
-        scores = scores_of(one, exchanges).reshape(len(questions), len(NEUTRAL))
+    rows: list[list[Value]] = []
+    for name, scorer in zip(names, loaded, strict=True):
+        scores = scores_of(scorer, exchanges).reshape(len(questions), len(NEUTRAL))
         failed = scores >= 0.1
         counts = failed.sum(axis=0)
-        made.append([name, float(failed.mean()), float(counts.mean()), int(counts.max()),
+        rows.append([name, float(failed.mean()), float(counts.mean()), int(counts.max()),
                      int(failed.any(axis=1).sum())])  # fmt: skip
     columns = [Column("scorer"), Column("at 0.1 or more", 3), Column("questions a sentence", 1),
                Column("of the worst sentence", 0), Column("of any sentence", 0)]  # fmt: skip
     title = f"{len(NEUTRAL)} neutral sentences after {len(questions)} hard questions"
-    show(title, columns, made)
+    show(title, columns, rows)
 
 
 def interval(scores: Floats, is_toxic: NDArray[np.bool_]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the AUC."""
-    rng, found = np.random.default_rng(0), []
+    rng, areas = np.random.default_rng(0), list[float]()
     for _ in range(1000):
         drawn = rng.integers(0, len(scores), len(scores))
         if 0 < is_toxic[drawn].sum() < len(drawn):
-            found.append(roc_auc_score(is_toxic[drawn], scores[drawn]))
-    low, high = np.quantile(found, (0.025, 0.975))
+            areas.append(roc_auc_score(is_toxic[drawn], scores[drawn]))
+    low, high = np.quantile(areas, (0.025, 0.975))
     return float(low), float(high)
 
 
 def show_groups(names: Sequence[str], loaded: Sequence[Scorer]) -> None:
     """Compare the scores of a sentence for every two groups."""
-    made: list[list[Value]] = []
-    for name, one in zip(names, loaded, strict=True):
+    rows: list[list[Value]] = []
+    for name, scorer in zip(names, loaded, strict=True):
         texts = [pattern.format(with_article(person)) for pattern in _ABOUT for person in PEOPLE]
-        scores = scores_of(one, texts).reshape(len(_ABOUT), len(PEOPLE))
+        scores = scores_of(scorer, texts).reshape(len(_ABOUT), len(PEOPLE))
         differences = np.abs(scores[:, :, None] - scores[:, None, :])
         pairs = differences[:, ~np.eye(len(PEOPLE), dtype=np.bool_)]
-        made.append([name, float(pairs.mean()), float(pairs.max()), float((scores >= 0.1).mean())])
+        rows.append([name, float(pairs.mean()), float(pairs.max()), float((scores >= 0.1).mean())])
     columns = [Column("scorer"), Column("mean difference", 4), Column("highest", 3),
                Column("at 0.1 or more", 3)]  # fmt: skip
     title = f"{len(_ABOUT)} harmless sentences, each about {len(PEOPLE)} groups"
-    show(title, columns, made)
+    show(title, columns, rows)
 
 
 def figures(scores: Floats, plain: Floats, targets: Floats) -> list[Value]:

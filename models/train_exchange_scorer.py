@@ -205,53 +205,53 @@ def completions(folder: Path) -> Iterator[Row]:
 def mixture(corpus: Corpus, rng: random.Random) -> list[Row]:
     """Return the rows of one pass."""
     kinds = corpus.kinds
-    made = [row for kind, times in REPEATED.items() for row in times * kinds.get(kind, [])]
+    mixed = [row for kind, times in REPEATED.items() for row in times * kinds.get(kind, [])]
     for kind in ("Risk Ignorance", "Unauthorized Expertise", "replies"):
-        made += kinds.get(kind, [])
+        mixed += kinds.get(kind, [])
     labelled, wikipedia = kinds["labelled"], kinds["wikipedia"]
-    made += some_of(labelled, LABELLED, rng)
+    mixed += some_of(labelled, LABELLED, rng)
     ordinary = [row.text for row in some_of(wikipedia, WIKIPEDIA, rng)]
-    made += [Row("", text, ORDINARY) for text in pieces_of(ordinary, rng)]
+    mixed += [Row("", text, ORDINARY) for text in pieces_of(ordinary, rng)]
     recorded = kinds["completions"]
     recorded = recorded + [row for row in recorded if row.target >= HARDLY]
-    made += [row if rng.random() < 0.6 else row._replace(context="") for row in recorded]
+    mixed += [row if rng.random() < 0.6 else row._replace(context="") for row in recorded]
     for row in 3 * kinds.get("written", []):
         context = row.context if rng.random() < 0.8 else ""
-        made.append(Row(context, span(row.text, rng), ORDINARY))
-    own = [Row(line, text, TOXIC if label else ORDINARY)
+        mixed.append(Row(context, span(row.text, rng), ORDINARY))
+    templated = [Row(line, text, TOXIC if label else ORDINARY)
            for line, text, label in exchanges(rng.randrange(10**6))]  # fmt: skip
-    made += some_of(own, OWN, rng)
-    made += [Row("", text, ORDINARY) for texts in about_people() for text in rng.sample(texts, 25)]
+    mixed += some_of(templated, OWN, rng)
+    mixed += [Row("", text, ORDINARY) for texts in about_people() for text in rng.sample(texts, 25)]
     lines = unrelated_lines(kinds)
-    made += unrelated(kinds, lines, rng)
+    mixed += unrelated(kinds, lines, rng)
     for text, label in sentences(rng.randrange(10**6)):
         context = rng.choice(lines) if rng.random() < AFTER_A_LINE else ""
-        made.append(Row(context, text, TOXIC if label else ORDINARY))
-    made += in_frames(labelled, rng)
+        mixed.append(Row(context, text, TOXIC if label else ORDINARY))
+    mixed += in_frames(labelled, rng)
     # A safe answer is safe from its first word on.
-    safe = [row for row in made if row.context and row.target < 0.1]
-    made += [row._replace(text=span(row.text, rng)) for row in some_of(safe, len(safe) // 5, rng)]
-    swapped = (of_another_group(row, rng) for row in rng.sample(made, len(made)))
-    made += [row for row in swapped if row is not None][:GROUPS_SWAPPED]
-    plain = [row for row in made if not row.context]
+    safe = [row for row in mixed if row.context and row.target < 0.1]
+    mixed += [row._replace(text=span(row.text, rng)) for row in some_of(safe, len(safe) // 5, rng)]
+    swapped = (of_another_group(row, rng) for row in rng.sample(mixed, len(mixed)))
+    mixed += [row for row in swapped if row is not None][:GROUPS_SWAPPED]
+    plain = [row for row in mixed if not row.context]
     spelled, targets = disguised(
         [row.text for row in plain], np.array([row.target for row in plain]), rng.randrange(10**6)
     )
     disguises = [Row("", text, target) for text, target in zip(spelled, targets, strict=True)]
-    made += some_of(disguises, len(disguises) // 8, rng)
+    mixed += some_of(disguises, len(disguises) // 8, rng)
     for row in some_of(wikipedia, SPLIT, rng):
         words = row.text.split()
         cut = rng.randint(1, max(1, len(words) - 3))
-        made.append(Row(" ".join(words[:cut]), " ".join(words[cut:]), ORDINARY))
+        mixed.append(Row(" ".join(words[:cut]), " ".join(words[cut:]), ORDINARY))
     prose = [row.text for row in wikipedia]
-    made += [row._replace(context=rng.choice(prose)) for row in some_of(labelled, IN_CONTEXT, rng)]
+    mixed += [row._replace(context=rng.choice(prose)) for row in some_of(labelled, IN_CONTEXT, rng)]
     toxic = [row.text for row in labelled if row.target > 0.7]
-    made += [row._replace(context=rng.choice(toxic)) for row in some_of(wikipedia, CALM, rng)]
+    mixed += [row._replace(context=rng.choice(toxic)) for row in some_of(wikipedia, CALM, rng)]
     earlier = [f"{row.context}\n{row.text}\n" for row in kinds["replies"] if row.context]
     return [
         row._replace(context=rng.choice(earlier) + row.context)
         if row.context and earlier and rng.random() < 0.1 else row
-        for row in made if row.text.strip()
+        for row in mixed if row.text.strip()
     ]  # fmt: skip
 
 
@@ -260,10 +260,12 @@ def unrelated_lines(kinds: Mapping[str, list[Row]]) -> list[str]:
     read = (*CATEGORIES, "replies", "completions")
     said = dict.fromkeys(row.context for kind in read for row in kinds.get(kind, []))
     toxic = [row.text for row in kinds["labelled"] if row.target > 0.7]
-    own = [line for line, _, _ in exchanges()] + [text for text, label in sentences() if label]
+    templated = [line for line, _, _ in exchanges()] + [
+        text for text, label in sentences() if label
+    ]
     asked = [line for line, _ in openings(2_000, random.Random(0))]
     # Each source has about as many lines as the first.
-    sources = ([text for text in said if text], toxic, own, asked)
+    sources = ([text for text in said if text], toxic, templated, asked)
     rng, most = random.Random(0), max(len(sources[0]), 1)
     return [line for texts in sources for line in rng.choices(texts, k=most) if line]
 
@@ -278,10 +280,10 @@ def unrelated(
     wikipedia = [row.text for row in kinds["wikipedia"]]
     sources = (calm(UNRELATED, rng), written or wikipedia, wikipedia, harmless)
     chosen = (rng.choice(source) for source in rng.choices(sources, k=UNRELATED))
-    made = [Row(rng.choice(lines), span(text, rng), ORDINARY) for text in chosen]
+    unrelated_rows = [Row(rng.choice(lines), span(text, rng), ORDINARY) for text in chosen]
     pairs = [pair for pair in awkward() for _ in range(max(1, AWKWARD // len(awkward())))]
-    made += [Row(line, span(text, rng), ORDINARY) for line, text in pairs]
-    return made + [Row(line, text, ORDINARY) for line, text in openings(OPENINGS, rng)]
+    unrelated_rows += [Row(line, span(text, rng), ORDINARY) for line, text in pairs]
+    return unrelated_rows + [Row(line, text, ORDINARY) for line, text in openings(OPENINGS, rng)]
 
 
 def in_frames(labelled: Sequence[Row], rng: random.Random) -> list[Row]:
@@ -292,11 +294,11 @@ def in_frames(labelled: Sequence[Row], rng: random.Random) -> list[Row]:
         if row.target > 0.7 and len(row.text.split()) <= FRAMED and '"' not in row.text
     ]
     short += [text for text, label in sentences(rng.randrange(10**6)) if label]
-    made = []
+    framed_rows = []
     for most, rejected, target in ((REJECTED, True, REPORTED), (MEANT, False, TOXIC)):
         for text in rng.choices(short, k=most):
-            made.append(Row("", framed(text, rng, rejected=rejected), target))
-    return made
+            framed_rows.append(Row("", framed(text, rng, rejected=rejected), target))
+    return framed_rows
 
 
 def some_of(found: Sequence[Row], most: int, rng: random.Random) -> list[Row]:
@@ -385,12 +387,12 @@ def main(
     network.tokens.weight.requires_grad_(False)
     if passes:
         rng = random.Random(seed)
-        made = [row for _ in range(passes) for row in mixture(corpus, rng)]
-        made = some_of(made, int(share * len(made)), rng)
-        console.print(f"{len(made):,} rows")
+        mixed = [row for _ in range(passes) for row in mixture(corpus, rng)]
+        mixed = some_of(mixed, int(share * len(mixed)), rng)
+        console.print(f"{len(mixed):,} rows")
         reader = Reader(pieces, SHAPE, pair=True)
-        windows = [next(reader.windows(Exchange(row.context, row.text))) for row in made]
-        targets, weights = [row.target for row in made], [row.weight for row in made]
+        windows = [next(reader.windows(Exchange(row.context, row.text))) for row in mixed]
+        targets, weights = [row.target for row in mixed], [row.weight for row in mixed]
         train(network, Windows(windows, targets, weights), seed, rate)
     save(network, pieces, out.with_suffix(".safetensors"))
     scale, offset = calibration(write_scorer(network, SHAPE, pieces, out), corpus)

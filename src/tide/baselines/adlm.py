@@ -102,8 +102,8 @@ class Projection(nn.Module):
         memory: keys and values of whole texts (B, T', 2, 2d), of which those in the mask
         (B, 1, 1, 1, T') are read. By default each state reads the states of `hidden` up to itself.
         """
-        x, query, own = self.read(hidden)
-        keys, values = (own if memory is None else memory).chunk(2, dim=-1)
+        x, query, fresh = self.read(hidden)
+        keys, values = (fresh if memory is None else memory).chunk(2, dim=-1)
         query, keys, values = (
             part.view(*part.shape[:-1], self._heads, -1).movedim(1, -2)
             for part in (query, keys, values)

@@ -103,11 +103,9 @@ class _Window:
         if not self.groups:
             return 0, 0
         gone = next(i for i in range(_NEAR) if self.words[i : i + _TAIL] == words[:_TAIL])
-        own = self.words[gone:]
-        differ = (
-            at for at, (one, other) in enumerate(zip(own, words, strict=False)) if one != other
-        )
-        return gone, next(differ, min(len(own), len(words)))
+        left = self.words[gone:]
+        differ = (at for at, (old, new) in enumerate(zip(left, words, strict=False)) if old != new)
+        return gone, next(differ, min(len(left), len(words)))
 
     def add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts

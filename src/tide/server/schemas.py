@@ -702,7 +702,7 @@ class ReplyShape:
         for name in ("reasoning_content", "content", "tool_calls"):
             if value := deltas.get(name):
                 if name == "tool_calls":
-                    value = [{"index": place, **call} for place, call in enumerate(value)]
+                    value = [{"index": position, **call} for position, call in enumerate(value)]
                 chunk = self._chunk(number, "")
                 chunk["choices"][0]["delta"][name] = value
                 yield chunk
