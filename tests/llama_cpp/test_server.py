@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from benchmarks.writing import completed
 
 from tests.server.gateway import assert_repaired
-from tests.server.processes import TIDE, serving
+from tests.server.processes import TIDE, answering, free_port, serving
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.settings import Sampling
@@ -40,31 +37,16 @@ def llama(model: str, folder: Path) -> Iterator[str]:
     """The address of llama.cpp's server with a bundled model."""
     python, file = os.environ["LLAMA_PYTHON"], folder / f"{model}.gguf"
     subprocess.run([python, CONVERT, pocket.FOLDERS[model], file], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
     command = [
         python, "-m", "llama_cpp.server", "--model", file, "--host", "127.0.0.1", "--port", port,
         "--n_ctx", "256", "--n_threads", "1",
         # It has one place, and would break off what it writes for whoever comes next.
         "--interrupt_requests", "False",
     ]  # fmt: skip
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 60.0
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5.0)
-                break
-            except httpx.TransportError:
-                assert server.poll() is None, (folder / "log").read_text()[-3000:]
-                assert time.monotonic() < end
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    with answering(command, f"{address}/v1/models", folder / "log", seconds=60.0):
+        yield address
 
 
 @pytest.fixture(scope="module", params=["pocket", "pocket-chat"])

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 import pytest
 
 TIDE = (sys.executable, "-m", "tide", "serve", "--port", "0")
@@ -70,3 +74,30 @@ def serving(*command: str, **environment: str) -> Iterator[Process]:
         yield process
     finally:
         process.kill()
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@contextmanager
+def answering(command: Sequence[str | Path], url: str, log: Path, seconds: float) -> Iterator[None]:
+    """Run somebody else's server, once it has answered a GET of `url`; its output is in `log`."""
+    with log.open("wb") as file:
+        server = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                httpx.get(url, timeout=5.0)
+                break
+            except httpx.TransportError:
+                assert server.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < end
+                time.sleep(0.2)
+        yield
+    finally:
+        server.kill()
+        server.wait()

@@ -15,9 +15,8 @@ from tests.engines.openai.server import TextServer
 from tests.fakes import RudeScorer
 from tests.server.running import Running, running
 from tests.server.test_parts import ARGUMENTS, BAD, FINE, PARAMETERS
-from tests.server.test_responses import LAG, TEXT, says
+from tests.server.wires import LAG, TEXT, losing_its_scorer, says
 from tide.core.chat import Parts, ToolCall
-from tide.core.errors import ScorerUnavailableError
 from tide.engines.openai.engine import OpenAIEngine
 from tide.server.generation import Sent
 from tide.server.messages import MessageShape
@@ -109,15 +108,8 @@ def test_refused_message_has_no_content(
 
 
 def test_message_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        if any("left" in text for text in texts):
-            raise ScorerUnavailableError("down")
-        return [0.0] * len(texts)
-
-    says(text_server, Said(TEXT))
     with (
-        OpenAIEngine("tiny", base_url=text_server.url) as engine,
-        running(engine, scorer, strategy="backtrack:pace=word,lag=0") as server,
+        losing_its_scorer(text_server) as server,
         anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client,
     ):
         with pytest.raises(anthropic.APIStatusError, match="overloaded_error") as caught:

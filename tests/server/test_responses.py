@@ -10,18 +10,16 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.engines.openai.messages import WIRES, Said
+from tests.engines.openai.messages import Said
 from tests.engines.openai.server import TextServer
 from tests.fakes import RudeScorer
 from tests.server.running import Running, running
 from tests.server.test_parts import ARGUMENTS, BAD, FINE, PARAMETERS
-from tide.core.errors import ScorerUnavailableError
+from tests.server.wires import LAG, TEXT, losing_its_scorer, says
 from tide.engines.openai.engine import OpenAIEngine
 
 TOOL: Any = {"type": "function", "name": "find", "strict": True, "parameters": PARAMETERS}
 ASKED: dict[str, Any] = {"model": "scripted", "input": "Find the river."}
-TEXT = "The river is wide. It runs to the sea. The town is on its left bank."
-LAG: dict[str, Any] = {"strategy": "backtrack:lag=0"}
 TEXT_EVENTS = ["output_text.delta", "output_text.done", "content_part.done", "output_item.done"]
 CALL_EVENTS = ["output_item.added", *(f"function_call_arguments.{x}" for x in ("delta", "done"))]
 
@@ -37,12 +35,6 @@ def client(server: Running, text_server: TextServer) -> Iterator[openai.OpenAI]:
     text_server.requests.clear()
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
         yield client
-
-
-def says(server: TextServer, *said: Said) -> None:
-    """Let the model give these answers in turn, and then repeat the last one."""
-    left = list(said)
-    server.message = lambda _: WIRES["vLLM"](left.pop(0) if len(left) > 1 else left[0])
 
 
 def streamed(client: openai.OpenAI, **asked: Any) -> tuple[list[str], Any]:
@@ -119,15 +111,8 @@ def test_refused_response_has_no_output(client: openai.OpenAI, text_server: Text
 
 
 def test_response_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        if any("left" in text for text in texts):
-            raise ScorerUnavailableError("down")
-        return [0.0] * len(texts)
-
-    says(text_server, Said(TEXT))
     with (
-        OpenAIEngine("tiny", base_url=text_server.url) as engine,
-        running(engine, scorer, strategy="backtrack:pace=word,lag=0") as server,
+        losing_its_scorer(text_server) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
     ):
         kinds, last = streamed(client)

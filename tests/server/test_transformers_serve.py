@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
+from tests.server.processes import answering, free_port
 from tests.server.running import PATIENCE, Running, counted, running, wait_until
 from tests.server.transparent import differing, other_texts
 from tide import pocket
@@ -27,28 +24,13 @@ STARTING = 300.0
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    log = tmp_path_factory.mktemp("serve") / "log"
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
     command = [Path(sys.executable).with_name("transformers"), "serve", MODEL]
     command += ["--host", "127.0.0.1", "--port", port, "--device", "cpu", "--dtype", "float32"]
-    with log.open("wb") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + STARTING
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/health", timeout=5.0)
-                break
-            except httpx.TransportError:
-                assert server.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < end
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    log = tmp_path_factory.mktemp("serve") / "log"
+    with answering(command, f"{address}/health", log, STARTING):
+        yield address
 
 
 def harmless(texts: list[str]) -> np.ndarray:

@@ -22,10 +22,7 @@ from tide.core.errors import EngineError
 from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import outcomes
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,10 +23,7 @@ from tide.engines.vllm import VllmEngine
 GREEDY = Sampling(temperature=0.0)
 
 # Warnings are vLLM's own.
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 
 def test_the_same_greedy_completions(

@@ -23,10 +23,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.openai.engine import OpenAIEngine
 
 # Warnings are vLLM's own.
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
 CHAT = Chat.of(

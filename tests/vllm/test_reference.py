@@ -10,10 +10,7 @@ from tide.engines.vllm import VllmEngine
 from tide.evaluation import perplexity
 from tide.evaluation.perplexity import Reference
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 
 def test_perplexity_is_the_same_as_by_transformers(

@@ -25,10 +25,7 @@ from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
 
 # Warnings are vLLM's own.
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 LONG = Sampling(temperature=0.0, max_new_tokens=200, min_new_tokens=200)
 SHORT = Sampling(temperature=0.0, max_new_tokens=24)

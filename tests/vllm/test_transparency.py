@@ -14,10 +14,7 @@ from tests.server.running import PATIENCE, Running, running
 from tests.vllm.servers import VllmProcess, chat_process
 from tide.engines.openai.engine import OpenAIEngine
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 SAMPLING = {"temperature": 0.0, "repetition_penalty": 1.3, "max_new_tokens": 30}
 QUESTIONS = [f"Tell me about {what}." for what in ("music", "rain", "tea", "a dog", "the sea")]
