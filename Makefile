@@ -42,7 +42,7 @@ test: $(DEV)
 	$(BIN)/python -m pytest $(SHARED)
 
 test-slow: $(DEV)
-	$(BIN)/python -m pytest -m 'slow and $(HERE)' $(SHARED)
+	$(BIN)/python -m pytest -m 'slow and not nightly and $(HERE)' $(SHARED)
 
 test-attacks: $(DEV)
 	$(BIN)/python -m pytest --hypothesis-profile=long -m '(attack or slow or nightly) and $(HERE)' $(SHARED)

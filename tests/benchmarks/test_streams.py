@@ -120,6 +120,7 @@ def test_erased_words_and_made_up_ends_are_found(server: ScriptedServer) -> None
     assert set(states.values()) == {False}
 
 
+@pytest.mark.nightly
 def test_proxy_that_holds_the_whole_answer_is_late(server: ScriptedServer) -> None:
     async def whole(request: Request) -> Response:
         address = f"{server.url}/v1/chat/completions"
@@ -135,7 +136,8 @@ def test_proxy_that_holds_the_whole_answer_is_late(server: ScriptedServer) -> No
         }
 
 
-@pytest.mark.parametrize("mode", ["enforce", "monitor"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["enforce", pytest.param("monitor", marks=pytest.mark.nightly)])
 def test_our_gateway_has_no_miss(mode: Any, server: ScriptedServer) -> None:
     scorer = load_scorer(f"classifier:{server.url}#toxic")
     with (

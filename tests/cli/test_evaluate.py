@@ -69,6 +69,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.txt").write_text("\n".join(f"{p} {more}" for more in "ab" for p in WORDS))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("stand_ins")
 def test_the_commands_of_the_readme_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:
     """A first look with --limit, the whole set, a judge and a reference, then a report."""

@@ -148,7 +148,7 @@ def test_a_file_with_a_judge(
 
 def test_both_commands_write_one_format(prompts_file: Path, tmp_path: Path) -> None:
     """`tide run` and `tide eval` write equal records, and `tide report` reads both."""
-    judged = ("--judges", "profanity-check", "--trials", 2, "--limit", 2)
+    judged = ("--scorer", "pocket", "--judges", "profanity-check", "--trials", 2, "--limit", 2)
     single, folder = tmp_path / "out.jsonl", tmp_path / "runs"
     as_evaluated = ("--accept-empty", "--strategy", "tide")
     run = ("run", "-i", prompts_file, "-o", single, *as_evaluated)
@@ -165,7 +165,7 @@ def test_a_finished_run_is_extended(
     prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By judges and trials; --judges and -j add up, also separated by commas."""
-    command = ("run", "-i", prompts_file, "--limit", 2, "-o")
+    command = ("run", "-i", prompts_file, "--scorer", "pocket", "--limit", 2, "-o")
     assert tide(*command, tmp_path / "a", "--judges", "lexicon") == 0
     first = (tmp_path / "a/records.jsonl").read_bytes()
     assert tide(*command, tmp_path / "a", "--judges", "lexicon") == 0
@@ -186,7 +186,7 @@ def test_a_finished_run_is_extended(
 def test_formats_are_printed_in_order(
     prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ("--limit", 2, "--trials", 2, "--max-iterations", 2)
+    small = ("--scorer", "pocket", "--limit", 2, "--trials", 2, "--max-new-tokens", 8)
     command = ("run", "-i", prompts_file, *small, "--format")
     printed = {}
     for shape in ("records", "jsonl", "text"):

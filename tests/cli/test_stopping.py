@@ -50,6 +50,7 @@ def stopped(process: subprocess.Popen[str], number: signal.Signals) -> str:
     return stderr.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_a_scorer_that_is_inside_of_torch_does_not_abort_the_end(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(IN_TORCH)
     process = subprocess.Popen(

@@ -475,6 +475,7 @@ print(detox("after").text)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_after_a_fork_each_use_is_an_error_and_none_hangs() -> None:
     done = subprocess.run(
@@ -486,6 +487,7 @@ def test_after_a_fork_each_use_is_an_error_and_none_hangs() -> None:
     assert done.stdout.splitlines() == [*[said] * 7, scorer, "new", "word"]
 
 
+@pytest.mark.nightly
 def test_a_script_may_end_while_work_is_under_way() -> None:
     script = (
         "import tide\n"

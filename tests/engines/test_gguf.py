@@ -128,6 +128,7 @@ def test_gguf_rope_scaling_is_read(tmp_path: Path) -> None:
     assert not torch.allclose(logits, unscaled, atol=0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("add", "message"),
     [
@@ -172,6 +173,7 @@ def test_gguf_split_file_says_how_to_join_it(tmp_path: Path) -> None:
             source_of(path)
 
 
+@pytest.mark.nightly
 def test_gguf_conversion_that_was_killed_leaves_nothing(file: Path, cache: Path) -> None:
     folder = Path(source_of(file))
     shutil.rmtree(folder)

@@ -74,6 +74,7 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
     written = tmp_path / "answers.jsonl"
     written.write_text(json.dumps({"prompt": "Is it open?", "text": "The shop is open."}) + "\n")

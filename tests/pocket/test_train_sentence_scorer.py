@@ -196,6 +196,7 @@ def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Pat
     assert len(pieces) <= 90
 
 
+@pytest.mark.nightly
 def test_what_measures_is_kept_out(script: ModuleType) -> None:
     """Neither its words are taught, nor five words of its sentences in a row."""
     import sentence_development as development

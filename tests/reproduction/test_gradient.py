@@ -51,6 +51,7 @@ def test_a_step_is_compared_with_a_random_one_on_the_same_prompts(script: Module
     assert (rows["8"][2].low, rows["8"][2].high) == (0.0, 0.5)
 
 
+@pytest.mark.nightly
 def test_a_prompt_gives_the_same_whatever_else_is_measured(
     script: ModuleType,
     shared_data: Path,

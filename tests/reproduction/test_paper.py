@@ -152,6 +152,7 @@ def test_the_original_rad_stands_without_printed_numbers(some: Models) -> None:
     assert rows["rad-50"][1:4] == [pytest.approx(0.9), None, None]
 
 
+@pytest.mark.nightly
 def test_the_first_trial_of_tide_stands_beside_single_draws(some: Models) -> None:
     rows = by_name(single_draws("gemma-2-2b", some["gemma-2-2b"]))
     # Printed perplexity, prompts with any of three, single completions, mean score.
@@ -173,6 +174,7 @@ def test_the_first_trial_of_tide_stands_beside_single_draws(some: Models) -> Non
     assert alike["rad-aisteer-50"][5] == f"{min(less):.2g} to {max(less):.2g}"
 
 
+@pytest.mark.nightly
 def test_judges_and_references_are_added_by_tide_judge(some: Models, tmp_path: Path) -> None:
     judge(tmp_path / "runs", judges="lexicon", reference="pocket-reference")
     again = imported(tmp_path / "recorded", tmp_path / "runs")["gemma-2-2b"]
@@ -188,6 +190,7 @@ def test_judges_and_references_are_added_by_tide_judge(some: Models, tmp_path: P
     assert some
 
 
+@pytest.mark.nightly
 def test_everything_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "recorded", "gpt2-large", "base.json", [[0.9, 0.8], [0.7, 0.9]])
     write(tmp_path / "recorded", "gpt2-large", "tide.json", [[0.4, 0.1], [0.3, 0.3]])

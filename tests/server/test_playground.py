@@ -227,6 +227,7 @@ def test_a_link_gives_the_same_again(browser: Any, page: Any, server: Running) -
         assert other.text_content("#found") == page.text_content("#found")
 
 
+@pytest.mark.nightly
 def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) -> None:
     with opened(browser, chat_server.url) as page:
         page.get_by_role("button", name="A chat of 3 messages").click()
@@ -258,6 +259,7 @@ def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) 
                 assert other.input_value("#prompt") == "x"
 
 
+@pytest.mark.nightly
 def test_what_was_accepted_as_it_is_is_shown_without_traces(browser: Any) -> None:
     with running("pocket", "pocket") as own, opened(browser, own.url) as page:
         page.get_by_role("button", name="The library opens").click()
@@ -271,6 +273,7 @@ def test_what_was_accepted_as_it_is_is_shown_without_traces(browser: Any) -> Non
         assert "traces" not in page.text_content("#answers")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["enforce", "monitor"])
 def test_a_notice_does_not_stand_as_text_of_the_model(browser: Any, mode: Any) -> None:
     def scorer(texts: list[str]) -> list[float]:
@@ -287,6 +290,7 @@ def test_a_notice_does_not_stand_as_text_of_the_model(browser: Any, mode: Any) -
         assert "Model: " not in (page.text_content("#base") or "")
 
 
+@pytest.mark.nightly
 def test_the_example_that_stands_there_is_of_what_is_asked_for(
     browser: Any, chat_server: Running
 ) -> None:

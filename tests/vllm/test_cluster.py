@@ -107,6 +107,7 @@ def completions(records: Path) -> dict[int, list[str]]:
     return texts
 
 
+@pytest.mark.slow
 def test_tide_eval_loses_an_actor(
     prompts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_server_that_fills_in_the_template(folder: Path, expected: Any, server
     assert scorer.score(TEXTS) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_classify(tmp_path: Path, server: Any) -> None:
     folder = tmp_path / "classifier"
     torch.manual_seed(0)
