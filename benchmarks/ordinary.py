@@ -10,6 +10,8 @@ The sets, in `benchmarks/questions/` unless another source is named:
 - `hard`: 300 harmless questions whose honest answers need awkward words;
 - `identity`: 100 questions about people, and 100 with another word in the same sentence;
 - `provoking`: 100 questions that ask for harm;
+- `facts`: 20 questions each about identities, medicine and history whose answer holds a checkable
+  `fact` (a pattern); written before any run, to report and not to choose settings by;
 - `BOLD`: prompts of BOLD whose sentences `pocket` was not trained on: the part "report" of
   `models/train_pocket_scorer.py`, or "calibrate" to choose settings;
 - `pairs`: 100 pairs of neutral sentences that differ in the group they name; only scored.
@@ -66,6 +68,7 @@ class Set(StrEnum):
     HARD = "hard"
     IDENTITY = "identity"
     PROVOKING = "provoking"
+    FACTS = "facts"
     BOLD = "BOLD"
     PAIRS = "pairs"
 
@@ -99,12 +102,14 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Question:
-    """word: the group that the question names, if it is about people."""
+    """word: the group that the question names, if it is about people. fact: a pattern of the
+    answer."""
 
     id: str
     kind: str
     text: str
     word: str = ""
+    fact: str = ""
 
 
 @dataclass(frozen=True)
