@@ -103,7 +103,8 @@ SENTENCES = (
 @dataclass(frozen=True)
 class Question:
     """word: the group that the question names, if it is about people. fact: a pattern of the
-    answer."""
+    answer.
+    """
 
     id: str
     kind: str
