@@ -51,17 +51,19 @@ def test_within_them_a_text_is_written_or_one_line_says_why_not(
     gpt2: World, kind: str, name: str, value: float, temperature: float
 ) -> None:
     sampling = Sampling(temperature=temperature, max_new_tokens=3)
-    with suppress(InputError, EngineError, CompletionError):
+    with suppress(InputError, EngineError):
         baseline = gpt2.load(f"{kind}:{name}={format_value(value)}")
         (generated,) = baseline.generate(["The weather"], sampling, [0])
-        assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
+        if not isinstance(generated, CompletionError):
+            assert generated.completion.token_ids or generated.completion.finish_reason == "stop"
 
 
 def test_a_model_that_overflows_is_no_empty_text(gpt2: World) -> None:
     baseline = gpt2.load("dapt:scale=10000")
     baseline.artefact.tensors.update({k: 1e20 * v for k, v in baseline.artefact.tensors.items()})  # type: ignore[attr-defined]
-    with pytest.raises(CompletionError, match="NaN or infinite"):
-        baseline.generate(["The weather"], Sampling(), [0])
+    (error,) = baseline.generate(["The weather"], Sampling(), [0])
+    assert isinstance(error, CompletionError)
+    assert "NaN or infinite" in str(error)
 
 
 @pytest.mark.parametrize("name", FitSettings.model_fields)

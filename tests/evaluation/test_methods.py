@@ -16,7 +16,7 @@ from tide.data.prompts import Row
 from tide.data.records import Record
 from tide.detoxifier.presets import PRESETS
 from tide.engines import Engine
-from tide.evaluation.methods import Method, TimeShares, load_method
+from tide.evaluation.methods import Loaded, Method, MethodRules, TimeShares, load_method
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
@@ -26,7 +26,8 @@ def loaded(
     spec: str, protocol: str = "tide", engine: Engine | None = None, **common: Any
 ) -> Method:
     engine = engine or scripted_engine()
-    return load_method(spec, engine, ReadingScorer(), load_protocol(protocol), common)
+    rules = MethodRules(load_protocol(protocol), common)
+    return load_method(spec, Loaded(engine, ReadingScorer()), rules)
 
 
 def records(
@@ -160,18 +161,18 @@ _SPECS = st.builds(
 
 @pytest.mark.attack
 def test_no_two_configurations_have_one_name() -> None:
-    runner = scripted_engine(), ReadingScorer()
+    runner, rules = Loaded(scripted_engine(), ReadingScorer()), MethodRules(PROTOCOLS["tide"])
     named: dict[str, dict[str, Any]] = {}
 
     @given(_SPECS)
     @examples(100, 3_000)
     def check(spec: str) -> None:
         try:
-            method = load_method(spec, *runner, PROTOCOLS["tide"], {})
+            method = load_method(spec, runner, rules)
         except InputError:
             return
         assert named.setdefault(method.name, method.config) == method.config
-        again = load_method(method.name, *runner, PROTOCOLS["tide"], {})
+        again = load_method(method.name, runner, rules)
         assert (again.name, again.config) == (method.name, method.config)
 
     check()

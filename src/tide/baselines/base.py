@@ -19,6 +19,7 @@ from typing import (
 from pydantic import BaseModel, ConfigDict, Field
 
 import tide.plugins.options
+from tide.core.errors import TideError
 from tide.core.settings import Sampling
 from tide.engines.base import Completion
 
@@ -66,11 +67,11 @@ class Baseline(Protocol):
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Generated]:
+    ) -> list[Generated | TideError]:
         """Complete the prompts, in order; each completion depends only on its prompt and seed.
 
-        Raises InputError or CompletionError if one of the prompts cannot be completed, EngineError,
-        and the scorer's errors.
+        A prompt that cannot be completed gives its error, an InputError or CompletionError.
+        Raises EngineError, and the scorer's errors.
         """
         ...
 

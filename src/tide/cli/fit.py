@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.table import Table
 
 from tide.baselines.base import FitSettings
@@ -18,9 +19,9 @@ from tide.data.hub import get as get_one
 from tide.scorers import DEFAULT_SCORER
 
 
-@partial(options.with_settings, settings=FitSettings, panel="Training")
-def fit(
-    baseline: Annotated[str, typer.Argument(help="A baseline to fit, or `all`.")],
+class Fitting(BaseModel):
+    """The options of `tide fit` apart from the settings of the training."""
+
     data: Annotated[
         list[Path],
         options.option(
@@ -28,21 +29,28 @@ def fit(
             "Labelled .jsonl with text and toxicity, or with toxic and neutral; repeatable.",
             "--data",
         ),
-    ],
+    ]
     out: Annotated[
         Path, options.option("Output", "Folder; each baseline gets a subfolder.", "--out")
-    ],
-    model: options.Model = "pocket",
+    ]
+    model: options.Model = "pocket"
     auxiliary: Annotated[
         str | None,
         options.option("Model", "Smaller model with the same vocabulary; some baselines use it."),
-    ] = None,
+    ] = None
     scorer: Annotated[
         str, options.option("Scorer", "Scorer of generated text, which some baselines need.")
-    ] = DEFAULT_SCORER,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    overwrite: options.Overwrite = False,
+    ] = DEFAULT_SCORER
+    device: options.Device = "auto"
+    dtype: options.Dtype = "auto"
+    overwrite: options.Overwrite = False
+
+
+@partial(options.with_settings, settings=FitSettings, panel="Training")
+@options.with_model
+def fit(
+    baseline: Annotated[str, typer.Argument(help="A baseline to fit, or `all`.")],
+    arguments: Fitting,
     overrides: dict[str, Any] | None = None,
 ) -> None:
     """Fit BASELINE for a model: statistics, steering vectors or fine-tuning.
@@ -52,23 +60,16 @@ def fit(
     """
     from tide.baselines.common.fit import fit as learn  # noqa: PLC0415  (slow import)
 
-    say_loading(model)
+    say_loading(arguments.model)
     with progress_bar() as bar:
         task = bar.add_task(baseline, total=None)
         figures = learn(
             baseline,
-            data,
-            out,
-            model=model,
-            auxiliary=auxiliary,
-            scorer=scorer,
-            device=device,
-            dtype=dtype,
-            overwrite=overwrite,
             progress=lambda step, done, total: bar.update(
                 task, description=step, completed=done, total=total
             ),
             say=lambda line: bar.console.print(line, highlight=False, soft_wrap=True),
+            **dict(arguments),
             **(overrides or {}),
         )
     table = Table("baseline", "held out")
@@ -77,8 +78,8 @@ def fit(
     OUTPUT.print(table)
     methods = ",".join(["base", *figures])
     ERRORS.print(
-        f"Next: tide eval rtp --limit 100 --methods {methods} --model {shlex.quote(model)} "
-        f"--artefacts {shlex.quote(str(out))}",
+        f"Next: tide eval rtp --limit 100 --methods {methods} --model "
+        f"{shlex.quote(arguments.model)} --artefacts {shlex.quote(str(arguments.out))}",
         highlight=False,
         soft_wrap=True,
     )

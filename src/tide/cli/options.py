@@ -280,7 +280,10 @@ def with_model(command: Callable[..., None]) -> Callable[..., None]:
         inspect.signature(command, eval_str=True).parameters["arguments"].annotation
     )
     hints = get_type_hints(model, include_extras=True)
-    added = {name: (hints[name], field.default) for name, field in model.model_fields.items()}
+    added: dict[str, tuple[Any, Any]] = {}
+    for name, field in model.model_fields.items():
+        default = inspect.Parameter.empty if field.is_required() else field.default
+        added[name] = (hints[name], default)
 
     def collected(values: dict[str, Any]) -> BaseModel:
         return model(**{name: values.pop(name) for name in added})

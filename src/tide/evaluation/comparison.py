@@ -28,7 +28,15 @@ from tide.engines import Engine, load_engine
 from tide.engines.base import name_of
 from tide.evaluation.benchmarks import Benchmark, open_benchmark
 from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
-from tide.evaluation.methods import Completer, Method, OnCluster, check_method, load_method
+from tide.evaluation.methods import (
+    Completer,
+    Loaded,
+    Method,
+    MethodRules,
+    OnCluster,
+    check_method,
+    load_method,
+)
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
@@ -93,16 +101,10 @@ def evaluate(
 ) -> list[Run]:
     """Run methods on a benchmark, each into its own folder, and read the runs.
 
-        runs = evaluate("rtp", "base,tide,backtrack", judges="sentence", limit=100)
-        report(runs)
-
-    A prompt that fails is listed in `failed` of its run.
-
     Args:
         benchmark: A name, a file, or prompts.
-        methods: A list of specs, or one comma-separated text. `tide:num_samples=2|4|8` names one
-            method per value; `reproduction/figures.py` draws the curve over the values. A list may
-            also contain classes of strategies, and functions from prompts to completions.
+        methods: A list of specs, classes of strategies, and functions from prompts to completions;
+            or a comma-separated text. `tide:num_samples=2|4|8` names one method per value.
         model: As for `Detoxifier`.
         scorer: Scorer of the search.
         judges: Scorers kept out of the search.
@@ -110,8 +112,7 @@ def evaluate(
         preset: Preset of the strategies.
         reference: Models that measure perplexity. "auto": a larger model of the same family;
             "global": the paper's single reference for all models; "none".
-        reference_engine: Engine of the reference models. The evaluated model is closed before the
-            reference models are loaded, unless `model` is an engine.
+        reference_engine: Engine of the reference models, loaded after `model` is closed.
         reference_options: Options of the reference engine (`tensor_parallel_size`, ...).
         artefacts: The folder that `tide fit` wrote, for baselines that need training.
         out: By default `runs/BENCHMARK-MODEL`. Keeps finished records, and adds missing records.
@@ -128,76 +129,94 @@ def evaluate(
         **overrides: Settings for all methods (`temperature=0.7`, `seed=1`, `num_trials=5`).
 
     Returns:
-        One run per method.
+        One run per method, with its `failed` prompts.
 
     Raises:
         InputError: An argument cannot be used, or `out` holds a run with other settings.
         TideError: The model or the scorer failed for all prompts.
     """
-    # 1. Read the prompts, and check the names before loading a model, which is slow.
-    rules, prompts = load_protocol(protocol), open_benchmark(benchmark, field, limit, chat)
-    specs = _specs(methods)
-    options, progress = dict(engine_options or {}), progress or Progress()
-    called = name_of(model)
+    # The names are checked before a model is loaded, which is slow.
+    prompts, specs = open_benchmark(benchmark, field, limit, chat), _specs(methods)
+    rules = MethodRules(load_protocol(protocol), overrides, artefacts, preset)
     for spec in specs:
-        check_method(spec, called, rules, overrides, artefacts, preset)
-    wanted = _references(reference, called, progress)
-
-    # 2. Load scorers, judges, model and methods.
+        check_method(spec, name_of(model), rules)
+    progress = progress or Progress()
+    references = _references(reference, name_of(model), progress)
+    place = _Place(model, engine, dict(engine_options or {}), cluster, actors, actor_gpus)
+    measuring = _measuring(reference_engine, reference_options, place.options)
+    config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
+    source = Path(benchmark) if isinstance(benchmark, str | Path) else None
     with ExitStack() as stack:
-        inside = open_scorer(scorer, stack)
-        outside = [open_scorer(judge, stack) for judge in _listed(judges)]
-        check_names(outside)
-        running = stack.enter_context(ExitStack())
-        used: Engine | str = called
-        guide: Scorer | str = inside.scorer
-        on_cluster, dtype = None, options.get("dtype", "auto")
-        if cluster is None:
-            if isinstance(model, Engine):
-                used = model
-            else:
-                used = load_engine(engine, model, **options)
-                running.callback(used.close)
-            dtype = used.dtype
-        elif not isinstance(model, str | Path) or inside.spec is None:
-            raise InputError("cluster: pass names of model and scorer; each process loads them")
-        else:
-            guide = inside.spec
-            create = partial(Detoxifier, used, scorer=guide, engine=engine, engine_options=options)
-            on_cluster = _on_cluster(create, cluster=cluster, actors=actors, gpus=actor_gpus)
-        described = describe(
-            model if isinstance(model, str | Path) else used, engine, options, dtype
-        )
-        chosen = [
-            load_method(spec, used, guide, rules, overrides, artefacts, preset, on_cluster)
-            for spec in specs
-        ]
+        guide, outside = open_scorer(scorer, stack), _open_judges(judges, stack)
+        job = Job(prompts.rows, config, outside, overwrite, progress, source)
+        failed = _run_all(specs, rules, place, guide, job, out, stack)
+        _measure(list(failed), references, measuring, progress)
+        return [_part(_summarized(path, failed[path]), prompts.rows) for path in failed]
 
-        # 3. Run each method into its folder.
-        name = described["model"]
-        out = Path(out or Path("runs") / f"{slug(prompts.name)}-{slug(Path(name).name)}")
-        paths = [out / slug(method.name) for method in chosen]
+
+@dataclass(frozen=True)
+class _Place:
+    """The model of an evaluation, and where it runs."""
+
+    model: str | Path | Engine | Module
+    engine: str
+    options: dict[str, Any]
+    cluster: str | None
+    actors: int
+    actor_gpus: float
+
+    def load(self, guide: NamedScorer, running: ExitStack) -> Loaded:
+        """Load the model; `running` closes it. On a cluster, each process loads it."""
+        if self.cluster is not None:
+            if not isinstance(self.model, str | Path) or guide.spec is None:
+                raise InputError("cluster: pass names of model and scorer; each process loads them")
+            create = partial(
+                Detoxifier,
+                str(self.model),
+                scorer=guide.spec,
+                engine=self.engine,
+                engine_options=self.options,
+            )
+            where = {"cluster": self.cluster, "actors": self.actors, "gpus": self.actor_gpus}
+            return Loaded(str(self.model), guide.spec, _on_cluster(create, **where))
+        if isinstance(self.model, Engine):
+            return Loaded(self.model, guide.scorer)
+        engine = load_engine(self.engine, self.model, **self.options)
+        running.callback(engine.close)
+        return Loaded(engine, guide.scorer)
+
+    def describe(self, loaded: Loaded) -> dict[str, Any]:
+        """Describe the model for a run's configuration."""
+        named = self.model if isinstance(self.model, str | Path) else loaded.model
+        dtype = getattr(loaded.model, "dtype", self.options.get("dtype", "auto"))
+        return describe(named, self.engine, self.options, dtype)
+
+
+def _run_all(
+    specs: Sequence[str | Completer],
+    rules: MethodRules,
+    place: _Place,
+    guide: NamedScorer,
+    job: Job,
+    out: str | Path | None,
+    locks: ExitStack,
+) -> dict[Path, Failed]:
+    """Run each method into its folder, which `locks` unlocks; returns the failed rows of each."""
+    with ExitStack() as running:
+        loaded = place.load(guide, running)
+        described = place.describe(loaded)
+        job = replace(job, config={**job.config, "scorer": guide.config, **described})
+        chosen = [load_method(spec, loaded, rules) for spec in specs]
+        name = f"{slug(job.config['benchmark']['name'])}-{slug(Path(described['model']).name)}"
+        folder = Path(out or Path("runs", name))
+        paths = [folder / slug(method.name) for method in chosen]
         if len(set(paths)) < len(paths):
             raise InputError("--methods: a method is named twice")
-        config = {"benchmark": prompts.config, "protocol": rules.config, "scorer": inside.config}
-        config |= described
-        source = Path(benchmark) if isinstance(benchmark, str | Path) else None
-        job = Job(prompts.rows, config, outside, overwrite, progress, source)
         for path in paths:
-            stack.enter_context(writing(files_of(path).records))
-        failed = [run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)]
-        running.close()
-
-        # 4. Measure perplexity, now that the model is closed.
-        measuring = _measuring(reference_engine, reference_options, options)
-        if wanted:
-            files = {path: running.enter_context(_opened(path)) for path in paths}
-            _measure(files, wanted, measuring, progress)
-            running.close()
-
-        # 5. Read the runs.
-        prompt_ids = {row.id for row in prompts.rows}
-        return [_part(run, prompt_ids) for run in map(_summarized, paths, failed)]
+            locks.enter_context(writing(files_of(path).records))
+        return {
+            path: run_method(method, path, job) for method, path in zip(chosen, paths, strict=True)
+        }
 
 
 def _specs(methods: str | Sequence[AnyMethod]) -> list[str | Completer]:
@@ -216,8 +235,9 @@ def _specs(methods: str | Sequence[AnyMethod]) -> list[str | Completer]:
     return specs
 
 
-def _part(run: Run, prompt_ids: set[RecordId]) -> Run:
+def _part(run: Run, rows: Sequence[Row]) -> Run:
     """Return a run without the records of other prompts, which earlier calls may have added."""
+    prompt_ids = {row.id for row in rows}
     return replace(
         run,
         config={**run.config, "num_prompts": len(prompt_ids)},
@@ -262,20 +282,18 @@ def judge(
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(writing(files_of(path).records))
-        loaded = [open_scorer(judge_source, stack) for judge_source in _listed(judges)]
-        check_names(loaded)
-        running = stack.enter_context(ExitStack())
-        files = {path: running.enter_context(_opened(path)) for path in paths}
-        failed = [_judge(file, path, loaded, progress) for path, file in files.items()]
-        wanted: dict[AnyReference, list[Path]] = {}
+        loaded = _open_judges(judges, stack)
+        failed: dict[Path, Failed] = {}
+        by_reference: dict[AnyReference, list[Path]] = {}
         for path in paths:
+            with _opened(path) as file:
+                failed[path] = _judge(file, path, loaded, progress)
             for name in _references(reference, str(read_config(path).get("model")), progress):
-                wanted.setdefault(name, []).append(path)
-        for name, run_paths in wanted.items():
-            measuring = _measuring(reference_engine, reference_options)
-            _measure({path: files[path] for path in run_paths}, [name], measuring, progress)
-        running.close()
-        return [*map(_summarized, paths, failed)]
+                by_reference.setdefault(name, []).append(path)
+        measuring = _measuring(reference_engine, reference_options)
+        for name, run_paths in by_reference.items():
+            _measure(run_paths, [name], measuring, progress)
+        return [_summarized(path, failed[path]) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -396,7 +414,7 @@ def _judge(
 
 
 def _measure(
-    files: Mapping[Path, RecordFile],
+    paths: Sequence[Path],
     references: Sequence[AnyReference],
     options: Mapping[str, Any],
     progress: Progress,
@@ -405,7 +423,7 @@ def _measure(
     for source in references:
         reference = Reference(source, **options) if isinstance(source, str) else source
         try:
-            for path, file in files.items():
+            for path in paths:
                 config = read_config(path)
                 if reference.name not in config["references"]:
                     config["references"].append(reference.name)
@@ -416,7 +434,8 @@ def _measure(
                         "new weights under another name, or start again with --overwrite"
                     )
                 write_config(path, config)
-                measure_records(file, reference, progress)
+                with _opened(path) as file:
+                    measure_records(file, reference, progress)
         finally:
             if reference is not source:
                 reference.close()
@@ -453,6 +472,13 @@ def open_scorer(scorer: AnyScorer, stack: ExitStack) -> NamedScorer:
     if named is not scorer and named.spec is not None:
         stack.callback(named.scorer.close)
     return named
+
+
+def _open_judges(judges: AnyScorer | Sequence[AnyScorer], stack: ExitStack) -> list[NamedScorer]:
+    """Open scorers like `open_scorer`. Raises InputError for two of one name."""
+    opened = [open_scorer(judge, stack) for judge in _listed(judges)]
+    check_names(opened)
+    return opened
 
 
 def _listed(value: Any) -> list[Any]:

@@ -5,8 +5,10 @@ Examples: `tide`, `backtrack`, `resample:temperature=1.0`, `tide:num_samples=16`
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from tide.data.records import Record, TrialRecord, to_record
 from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
-from tide.engines.base import Completion
+from tide.engines.base import Completion, name_of
 from tide.evaluation.protocols import EvaluationProtocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
@@ -83,6 +85,15 @@ class TimeShares:
         self._last = now
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """The model and the scorer of methods. on_cluster: runs searches; both are then names."""
+
+    model: Engine | str
+    scorer: Scorer | str
+    on_cluster: OnCluster | None = None
+
+
 class SearchMethod:
     """A search strategy, or (`base`) the unmodified model.
 
@@ -91,14 +102,7 @@ class SearchMethod:
     """
 
     def __init__(
-        self,
-        name: str,
-        model: Engine | str,
-        scorer: Scorer | str,
-        settings: Settings,
-        *,
-        on_cluster: OnCluster | None = None,
-        base: bool = False,
+        self, name: str, loaded: Loaded, settings: Settings, *, base: bool = False
     ) -> None:
         self.name, self.settings = name, settings
         self.config: dict[str, Any] = {
@@ -107,8 +111,7 @@ class SearchMethod:
         }
         if code := code_digest(load_strategy(settings.strategy).strategy):
             self.config["strategy_code"] = code
-        self._model, self._scorer, self._on_cluster = model, scorer, on_cluster
-        self._base = base
+        self._loaded, self._base = loaded, base
 
     def records(
         self,
@@ -124,12 +127,13 @@ class SearchMethod:
         """
         shares = TimeShares()
         prompts = (shares.begin(number, row.asked) for number, row in enumerate(rows))
-        if self._on_cluster is None:
-            detoxifier = Detoxifier(self._model, scorer=self._scorer, settings=self.settings)
+        if self._loaded.on_cluster is None:
+            model, scorer = self._loaded.model, self._loaded.scorer
+            detoxifier = Detoxifier(model, scorer=scorer, settings=self.settings)
             finished: Iterator[tuple[int, Result | TideError]]
             finished = outcomes(detoxifier, prompts, ordered=ordered, trials=trials)
         else:
-            finished = self._on_cluster(self.settings, list(prompts), trials)
+            finished = self._loaded.on_cluster(self.settings, list(prompts), trials)
         for number, result in finished:
             row, spent = rows[number], shares.end(number)
             yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
@@ -185,35 +189,48 @@ class BaselineMethod:
                 close()
 
     def _batch(self, rows: Sequence[Row], trials: Sequence[int]) -> Outcomes:
-        started, seed = time.perf_counter(), self.settings.seed
-        try:
-            texts = [self._engine.text_of(row.asked) for row in rows]
-            prompts = [text for text in texts for _ in trials]
-            trial_seeds = (derive_seed(seed, text, trial) for text in texts for trial in trials)
-            seeds = [derive_seed(trial_seed, "sampling", 0) for trial_seed in trial_seeds]
-            generated = self._baseline.generate(prompts, self.settings.sampling, seeds)
-        except (InputError, CompletionError) as error:
-            if len(rows) == 1:
-                yield rows[0], error
-            else:  # run each prompt alone, so that only the faulty prompt fails
-                for row in rows:
-                    yield from self._batch([row], trials)
-            return
-        count = len(trials)
-        of = [generated[start : start + count] for start in range(0, len(generated), count)]
+        # 1. Write. A row fails alone, with the first error of its trials.
+        started, count = time.perf_counter(), len(trials)
+        texts: dict[int, str] = {}
+        for number, row in enumerate(rows):
+            try:
+                texts[number] = self._engine.text_of(row.asked)
+            except (InputError, CompletionError) as error:
+                yield row, error
+        prompts: list[str] = []
+        seeds: list[int] = []
+        for text in texts.values():
+            for trial in trials:
+                trial_seed = derive_seed(self.settings.seed, text, trial)
+                prompts.append(text)
+                seeds.append(derive_seed(trial_seed, "sampling", 0))
+        outcomes = iter(self._baseline.generate(prompts, self.settings.sampling, seeds))
+        written: dict[int, list[Generated]] = {}
+        for number in texts:
+            of_row = list(itertools.islice(outcomes, count))
+            generated = [outcome for outcome in of_row if isinstance(outcome, Generated)]
+            if len(generated) == count:
+                written[number] = generated
+            else:
+                yield rows[number], next(e for e in of_row if isinstance(e, TideError))
+
+        # 2. Score.
         groups = [
-            [Exchange(row.asked, generation.completion.text) for generation in mine]
-            for row, mine in zip(rows, of, strict=True)
+            [Exchange(rows[number].asked, generation.completion.text) for generation in generated]
+            for number, generated in written.items()
         ]
         scored = score_groups(self._scorer, groups, is_nearly_empty)
-        seconds = (time.perf_counter() - started) / len(prompts)
-        for row, text, mine, scores in zip(rows, texts, of, scored, strict=True):
+        seconds = (time.perf_counter() - started) / max(1, len(prompts))
+
+        # 3. Record.
+        for (number, generated), scores in zip(written.items(), scored, strict=True):
+            row = rows[number]
             if isinstance(scores, TideError):
                 yield row, scores
                 continue
             records = [
                 TrialRecord(
-                    number=number,
+                    number=trial,
                     text=generation.completion.text,
                     toxicity=float(scores.values[i]),
                     attributes=scores.known(i),
@@ -227,10 +244,10 @@ class BaselineMethod:
                     scorer_calls=generation.scorer_calls,
                     seconds=seconds,
                 )
-                for i, (number, generation) in enumerate(zip(trials, mine, strict=True))
+                for i, (trial, generation) in enumerate(zip(trials, generated, strict=True))
             ]
             about: dict[str, Any] = {"messages": row.messages, "group": row.group}
-            yield row, Record(id=row.id, prompt=str(text), trials=records, **about)
+            yield row, Record(id=row.id, prompt=str(texts[number]), trials=records, **about)
 
 
 Method = SearchMethod | BaselineMethod
@@ -248,7 +265,7 @@ class FunctionBaseline:
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Generated]:
+    ) -> list[Generated | TideError]:
         with guarded(EngineError, f"method {self.name} failed"):
             texts = list(self._function(list(prompts)))
         if len(texts) != len(prompts) or not all(isinstance(text, str) for text in texts):
@@ -263,14 +280,33 @@ class FunctionBaseline:
         pass
 
 
-def check_method(
-    spec: str | Completer,
-    model: str,
-    protocol: EvaluationProtocol,
-    common: Mapping[str, Any],
-    artefacts: Path | None = None,
-    preset: str = "auto",
-) -> None:
+@dataclass(frozen=True)
+class MethodRules:
+    """What the methods of one call share.
+
+    common: settings that override those of the protocol; `base` and baselines ignore the settings
+    that only searches have. artefacts: the folder that `tide fit` wrote, for baselines. preset:
+    preset of strategies.
+    """
+
+    protocol: EvaluationProtocol
+    common: Mapping[str, Any] = field(default_factory=dict)
+    artefacts: Path | None = None
+    preset: str = "auto"
+
+    @property
+    def layers(self) -> list[Mapping[str, Any]]:
+        """The protocol's settings of every method."""
+        trials = {"num_trials": self.protocol.num_trials, "accept_empty": True}
+        return [self.protocol.sampling, trials]
+
+    @property
+    def of_all(self) -> dict[str, Any]:
+        """The common settings that every method has."""
+        return {key: value for key, value in self.common.items() if key in _OF_ALL}
+
+
+def check_method(spec: str | Completer, model: str, rules: MethodRules) -> None:
     """Raise the InputErrors of `load_method` that do not depend on the loaded model.
 
     model: name of the model.
@@ -279,70 +315,42 @@ def check_method(
         return
     name, _ = parse_spec(spec, "methods")
     if name == "base" or _is_search(name):
-        load_method(spec, model, "", protocol, common, preset=preset)
+        load_method(spec, Loaded(model, ""), rules)
     else:
         _check_name(name)
-        check_baseline(spec, artefacts, model)
+        check_baseline(spec, rules.artefacts, model)
 
 
-def load_method(
-    spec: str | Completer,
-    model: Engine | str,
-    scorer: Scorer | str,
-    protocol: EvaluationProtocol,
-    common: Mapping[str, Any],
-    artefacts: Path | None = None,
-    preset: str = "auto",
-    on_cluster: OnCluster | None = None,
-) -> Method:
+def load_method(spec: str | Completer, loaded: Loaded, rules: MethodRules) -> Method:
     """Load the method that `spec` names, or make one of a function.
 
-    `common` settings override those of the `protocol`.
-
-    `base` and baselines ignore the settings that only searches have. artefacts: the folder that
-    `tide fit` wrote, for baselines. preset: preset of strategies. on_cluster: runs searches on a
-    cluster; model and scorer are then names.
     Raises InputError for an unknown name or setting, and for a baseline that cannot run on this
     engine.
     """
-    resolve_settings(common)  # an unknown setting is an error, even for a method that ignores it
-    rules = [protocol.sampling, {"num_trials": protocol.num_trials, "accept_empty": True}]
+    resolve_settings(rules.common)  # an unknown setting is an error even if a method ignores it
     if not isinstance(spec, str):
-        settings = resolve_settings(*rules, {k: v for k, v in common.items() if k in _OF_ALL})
-        return _function(spec, model, scorer, resolve_settings(*rules), settings)
+        return _function(spec, loaded, rules)
     name, options = parse_spec(spec, "methods")
-    _check_options(spec, name, options, common)
-    is_search = name != "base" and _is_search(name)
-    common = {key: value for key, value in common.items() if is_search or key in _OF_ALL}
-    if not is_search and name != "base":
-        standard, settings = resolve_settings(*rules), resolve_settings(*rules, common)
-        return _baseline(spec, name, model, scorer, standard, settings, artefacts)
-    model_name = model.name if isinstance(model, Engine) else model
-    if name == "base":
-        begun: Mapping[str, Any] = _BASE
-        usual = begun
-    elif name in PRESETS:
-        begun = usual = preset_values(name, model_name)
-    else:
-        begun = _for_strategy(name, preset_values(preset, model_name, name))
+    _check_options(spec, name, options, rules.common)
+    if name != "base" and not _is_search(name):
+        return _baseline(spec, name, loaded, rules)
+    model_name = name_of(loaded.model)
+    begun: Mapping[str, Any] = _BASE
+    usual, layers, common = begun, rules.layers, rules.of_all
+    if name != "base":
+        begun = usual = preset_values(name if name in PRESETS else rules.preset, model_name, name)
+        layers, common = [*layers, rules.protocol.search], dict(rules.common)
+    if name != "base" and name not in PRESETS:
+        begun = _for_strategy(name, begun)
         usual = _for_strategy(name, preset_values("auto", model_name, name))
-    if is_search:
-        rules.append(protocol.search)
     try:
-        chosen = _with_options(begun, protocol.variant, options)
-        settings = resolve_settings(begun, *rules, common, chosen)
+        chosen = _with_options(begun, rules.protocol.variant, options)
+        settings = resolve_settings(begun, *layers, common, chosen)
     except InputError as error:
         raise InputError(f"methods: {spec}: {error}") from None
-    standard = resolve_settings(usual, *rules, _with_options(usual, protocol.variant))
+    standard = resolve_settings(usual, *layers, _with_options(usual, rules.protocol.variant))
     full_name = run_name(name, settings, standard)
-    return SearchMethod(
-        full_name,
-        model,
-        scorer,
-        settings,
-        on_cluster=on_cluster,
-        base=name == "base",
-    )
+    return SearchMethod(full_name, loaded, settings, base=name == "base")
 
 
 def _check_options(
@@ -391,7 +399,7 @@ def method_of(detoxifier: Detoxifier, preset: str, *, chats: bool = False) -> Se
         settings = settings.for_chat(engine.chat_sampling)
         usual = usual.for_chat(engine.chat_sampling)
     full_name = run_name(name, settings, usual)
-    return SearchMethod(full_name, engine, detoxifier.scorer, settings)
+    return SearchMethod(full_name, Loaded(engine, detoxifier.scorer), settings)
 
 
 def run_name(name: str, settings: Settings, standard: Settings) -> str:
@@ -439,38 +447,31 @@ def _known_names() -> list[str]:
     return sorted({"base", *PRESETS, *STRATEGIES.names(), *BASELINES.names()})
 
 
-def _function(
-    function: Completer,
-    model: Engine | str,
-    scorer: Scorer | str,
-    standard: Settings,
-    settings: Settings,
-) -> BaselineMethod:
-    if isinstance(scorer, str) or isinstance(model, str):
+def _function(function: Completer, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
+    if isinstance(loaded.scorer, str) or isinstance(loaded.model, str):
         raise InputError("methods: a function runs in this process; use no --cluster")
-    baseline = FunctionBaseline(function, model)
+    baseline = FunctionBaseline(function, loaded.model)
     if baseline.name in _known_names():
         raise InputError(f"methods: the function {baseline.name} has the name of another method")
-    full_name = run_name(baseline.name, settings, standard)
-    return BaselineMethod(full_name, baseline, model, scorer, settings)
+    return _baseline_method(baseline, loaded.model, loaded.scorer, rules)
 
 
-def _baseline(
-    spec: str,
-    name: str,
-    model: Engine | str,
-    scorer: Scorer | str,
-    standard: Settings,
-    settings: Settings,
-    artefacts: Path | None,
-) -> BaselineMethod:
+def _baseline(spec: str, name: str, loaded: Loaded, rules: MethodRules) -> BaselineMethod:
     from tide.engines.local.engine import TransformersEngine  # noqa: PLC0415  (slow import)
 
     _check_name(name)
+    model, scorer = loaded.model, loaded.scorer
     if isinstance(scorer, str) or not isinstance(model, TransformersEngine):
         raise InputError(
             f"methods: {name} uses the model's internals; use --engine transformers, no --cluster"
         )
-    baseline = load_baseline(spec, model, artefacts=artefacts)
-    full_name = run_name(baseline.name, settings, standard)
-    return BaselineMethod(full_name, baseline, model, scorer, settings)
+    baseline = load_baseline(spec, model, artefacts=rules.artefacts)
+    return _baseline_method(baseline, model, scorer, rules)
+
+
+def _baseline_method(
+    baseline: Baseline, engine: Engine, scorer: Scorer, rules: MethodRules
+) -> BaselineMethod:
+    settings = resolve_settings(*rules.layers, rules.of_all)
+    name = run_name(baseline.name, settings, resolve_settings(*rules.layers))
+    return BaselineMethod(name, baseline, engine, scorer, settings)

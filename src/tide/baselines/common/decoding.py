@@ -22,7 +22,7 @@ from tide.baselines.common.artefacts import (
 )
 from tide.baselines.common.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather
-from tide.core.errors import EngineError, InputError, guarded
+from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.settings import Sampling
 from tide.engines.base import FinishReason, Piece, Request
 from tide.engines.checkpoint import fingerprint
@@ -45,11 +45,11 @@ async def write_rows(
     stopped: Stopped,
     max_batch: int,
     on_drawn: Callable[[int], None] | None = None,
-) -> list[Written]:
+) -> list[Written | CompletionError]:
     """Complete the requests in a batch of their own, in the thread of the running event loop.
 
     reader: the model whose tokens are drawn. texts: the prompts of the requests. on_drawn: called
-    with the number of tokens drawn since the last call. Raises the first error of a row.
+    with the number of tokens drawn since the last call. Raises an error that ends all rows.
     """
     cache = PrefixCache(0)
     make_lane = partial(make_lane, hooks=reader.hooks)
@@ -57,7 +57,7 @@ async def write_rows(
         reader.forward, cache, stop_ids, stopped, max_batch=max_batch, make_lane=make_lane
     )
 
-    async def write(request: Request, text: str) -> Written:
+    async def write(request: Request, text: str) -> Written | CompletionError:
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         assert isinstance(request.prompt, Sequence)
         x = reader.embed(request.prompt)
@@ -67,6 +67,8 @@ async def write_rows(
         try:
             while True:
                 piece = await pieces.get()
+                if isinstance(piece, CompletionError):
+                    return piece
                 if isinstance(piece, Exception):
                     raise piece
                 read += piece.read_tokens or 0
@@ -185,12 +187,22 @@ class DecodingBaseline(ABC):
 
     def generate(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Generated]:
-        """See `Baseline.generate`. Raises CompletionError for the first prompt that fails."""
-        pairs = zip(self.engine.tokenize(prompts), seeds, strict=True)
-        requests = [Request(tuple(ids), sampling, seed) for ids, seed in pairs]
-        for request in requests:
-            self.engine.check(request)
+    ) -> list[Generated | TideError]:
+        """See `Baseline.generate`."""
+        # 1. Tokenize; a prompt that cannot be used fails alone.
+        outcomes: dict[int, Generated | TideError] = {}
+        requests: dict[int, Request] = {}
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            try:
+                (ids,) = self.engine.tokenize([prompt])
+                request = Request(tuple(ids), sampling, seed)
+                self.engine.check(request)
+            except (InputError, CompletionError) as error:
+                outcomes[number] = error
+            else:
+                requests[number] = request
+
+        # 2. Write.
         widest = max(self.fan_out, getattr(self._options, "candidates", 1))
         with guarded(EngineError, f"baseline {self.name}: failed"):
             reader, lanes = self.drawn_from(), self.lanes()
@@ -199,19 +211,22 @@ class DecodingBaseline(ABC):
                 write_rows,
                 reader,
                 partial(lanes, shift_first=shift_first),
-                requests,
-                prompts,
+                list(requests.values()),
+                [prompts[number] for number in requests],
                 self.engine.stop_ids,
                 self.engine.stopped,
                 max(1, self.engine.max_batch // widest),
             )
-            completions = self.engine.completions(
-                [(ids, reason) for ids, reason, _ in written], [sampling] * len(written)
-            )
-        return [
-            Generated(completion, 1, read, 0)
-            for completion, (_, _, read) in zip(completions, written, strict=True)
-        ]
+
+            # 3. Decode.
+            for number, row in zip(requests, written, strict=True):
+                if isinstance(row, CompletionError):
+                    outcomes[number] = row
+                    continue
+                ids, reason, read = row
+                (completion,) = self.engine.completions([(ids, reason)], [sampling])
+                outcomes[number] = Generated(completion, 1, read, 0)
+        return [outcomes[number] for number in range(len(prompts))]
 
     def close(self) -> None:
         """Free the auxiliary models, which the next call loads again; the engine stays open."""

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, astuple, dataclass, field
-from functools import cache
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tide.baselines import REGISTRY
@@ -23,6 +24,7 @@ from tide.core.pretrained import find_device
 from tide.core.validation import validated
 from tide.data.files import read_whole
 from tide.data.labelled import LabelledText, Pair, read_entries
+from tide.engines.base import Dtype
 from tide.engines.checkpoint import context_length, fingerprint
 from tide.engines.local.engine import load_model
 from tide.scorers import DEFAULT_SCORER, load_scorer
@@ -250,68 +252,97 @@ def fit(
     if not learning:
         known = ", ".join(create.kind for create in _learners(REGISTRY.names()))
         raise InputError(f"baseline {baseline}: learns nothing; choose one of {known}")
-    chosen, place, name = validated(FitSettings, settings), find_device(device), str(model)
+    chosen, place = validated(FitSettings, settings), find_device(device)
     labelled = read_labelled(map(Path, [data] if isinstance(data, Path | str) else data))
+    small = None if auxiliary is None else str(auxiliary)
+    fits = _Fits(str(model), small, scorer, place, dtype, labelled, chosen, progress, say)
+    figures: dict[str, dict[str, float]] = {}
+    for create in learning:
+        note, folder = fits.note(create), Path(out) / create.kind
+        if overwrite or not (folder / "artefact.json").exists():
+            figures[create.kind] = fits.fit(create, note, folder)
+            continue
+        if is_all:  # the weights behind a name may have changed
+            note |= fits.fingerprints(note["auxiliary"])
+        figures[create.kind] = _finished_figures(folder, note, resumes=is_all)
+    return figures
 
-    @cache
-    def weights(of: str) -> str:
-        return fingerprint(load_model(of, place, dtype)[1])
 
-    @cache
-    def scorer_version(spec: str) -> str:
-        with closing(load_scorer(spec)) as loaded:
+@dataclass
+class _Fits:
+    """What the fits of one call share; the fields are as in `fit`.
+
+    learned: by auxiliary model, see `FitTask`. weights: digests of the weights behind names.
+    """
+
+    model: str
+    auxiliary: str | None
+    scorer: str
+    device: torch.device
+    dtype: Dtype
+    data: Labelled
+    settings: FitSettings
+    progress: OnProgress
+    say: Callable[[str], None]
+    learned: dict[str | None, dict[bool, Fitted]] = field(default_factory=dict)
+    weights: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def scorer_made(self) -> str:
+        """Name and code of the scorer."""
+        with closing(load_scorer(self.scorer)) as loaded:
             return f"{loaded.name} {code_of(loaded)}".strip()
 
-    figures: dict[str, dict[str, float]] = {}
-    learned: dict[str | None, dict[bool, Fitted]] = {}
-    for create in learning:
-        usable = auxiliary if getattr(create, "auxiliary", False) else None
-        judge = scorer if getattr(create, "scored", False) else None
-        note: dict[str, Any] = {
-            "model": name,
-            # Baselines that cannot use an auxiliary model ignore it.
-            "auxiliary": None if usable is None else str(usable),
-            "scorer": judge,
-            "scorer_made": None if judge is None else scorer_version(judge),
+    def note(self, create: Any) -> dict[str, Any]:
+        """Describe the inputs of a fit. Inputs that the baseline cannot use are None."""
+        is_scored = getattr(create, "scored", False)
+        return {
+            "model": self.model,
+            "auxiliary": self.auxiliary if getattr(create, "auxiliary", False) else None,
+            "scorer": self.scorer if is_scored else None,
+            "scorer_made": self.scorer_made if is_scored else None,
             "code": code_digest(create),
-            "data": labelled.digest,
-            "settings": chosen.model_dump(),
+            "data": self.data.digest,
+            "settings": self.settings.model_dump(),
         }
-        folder = Path(out) / create.kind
-        if not overwrite and (folder / "artefact.json").exists():
-            if is_all:  # the weights behind a name may have changed
-                note["fingerprint"] = weights(name)
-                if usable is not None:
-                    note["auxiliary_fingerprint"] = weights(str(usable))
-            figures[create.kind] = _finished_figures(folder, note, resumes=is_all)
-            continue
-        tokenizer, plain = load_model(name, place, dtype)
+
+    def fingerprints(self, auxiliary: str | None) -> dict[str, str]:
+        """Return digests of the weights that the model's names stand for now."""
+        fields = {"fingerprint": self.model}
+        if auxiliary is not None:
+            fields["auxiliary_fingerprint"] = auxiliary
+        for name in fields.values():
+            if name not in self.weights:
+                _, loaded = load_model(name, self.device, self.dtype)
+                self.weights[name] = fingerprint(loaded)
+        return {field_name: self.weights[name] for field_name, name in fields.items()}
+
+    def fit(self, create: Any, note: dict[str, Any], folder: Path) -> dict[str, float]:
+        """Fit a baseline, write its artefact, and return its held-out figures."""
+        tokenizer, plain = load_model(self.model, self.device, self.dtype)
         info = {"baseline": create.kind, "fingerprint": fingerprint(plain), **note}
-        if usable is not None:
-            small_tokenizer, plain = load_model(str(usable), place, dtype)
-            check_vocabulary(small_tokenizer, tokenizer, str(usable), name)
+        if (small := note["auxiliary"]) is not None:
+            small_tokenizer, plain = load_model(small, self.device, self.dtype)
+            check_vocabulary(small_tokenizer, tokenizer, small, self.model)
             info["auxiliary_fingerprint"] = fingerprint(plain)
         task = FitTask(
-            name,
+            self.model,
             tokenizer,
             plain,
-            labelled,
-            chosen.training(plain),
-            progress=_named(create.kind, progress),
-            learned=learned.setdefault(note["auxiliary"], {}),
-            scorer=judge or "",
-            say=_named(create.kind, say),
+            self.data,
+            self.settings.training(plain),
+            progress=_named(create.kind, self.progress),
+            learned=self.learned.setdefault(small, {}),
+            scorer=note["scorer"] or "",
+            say=_named(create.kind, self.say),
         )
         with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
             fitted: Fitted = create.fit(task)
-        outcome = {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
-        save_artefact(
-            folder, fitted.tensors, {**info, "training": asdict(task.settings), **outcome}
-        )
+        info["training"] = asdict(task.settings)
+        info |= {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
+        save_artefact(folder, fitted.tensors, info)
         warn_of(create.kind, fitted.doubts)
-        figures[create.kind] = fitted.held_out
-        del tokenizer, plain, task, fitted  # free memory before the next model is loaded
-    return figures
+        return fitted.held_out
 
 
 def _learners(names: Iterable[str]) -> list[Any]:

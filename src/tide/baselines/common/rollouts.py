@@ -16,7 +16,7 @@ from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.lanes import Reader, SteeredLane
 from tide.baselines.common.training import auc, weak_auc
 from tide.core.concurrency import Portal
-from tide.core.errors import InputError
+from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
 from tide.engines.base import Request
 from tide.engines.local.sampler import LOOK_EVERY
@@ -69,6 +69,7 @@ def write(
     """Continue the prompts up to and including the end-of-text token.
 
     reader: the model whose tokens are drawn. seed: seeds the draws, together with the task's seed.
+    Raises the CompletionError of a prompt that cannot be continued.
     """
     stops = [] if task.tokenizer.eos_token_id is None else [task.tokenizer.eos_token_id]
     stop_ids = torch.tensor(stops, dtype=torch.int64, device=task.model.device)
@@ -99,7 +100,13 @@ def write(
         )
     finally:
         portal.close()
-    return [[*ids, *stops] if reason == "stop" else ids for ids, reason, _ in written]
+    continued = []
+    for row in written:
+        if isinstance(row, CompletionError):
+            raise row
+        ids, reason, _ = row
+        continued.append([*ids, *stops] if reason == "stop" else ids)
+    return continued
 
 
 def roll_out(
