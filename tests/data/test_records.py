@@ -179,9 +179,6 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
         (line_of(1, id=True), "line 2: not a record of a run; id"),
         (line_of(1, id=1.5), "line 2: not a record of a run; id"),
         ({"id": 7}, "line 2: .*prompt: Field required"),
-        (line_of(0), "line 2: trial 0 of record 0 exists already"),
-        (line_of(0, number=1, prompt="other"), "line 2: record 0 has another prompt"),
-        (line_of(0, number=1, accepted=True), "record 0: only some trials have accepted"),
         (line_of(1, toxicity=1.5), r"line 2: .*toxicity: .*less than or equal to 1"),
         (line_of(1, toxicity=float("nan")), "toxicity"),
         (line_of(1, accepted=1), r"accepted: .*boolean"),
@@ -193,7 +190,6 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
         (line_of(1, seconds=float("inf")), "seconds"),
         (line_of(1, seconds=-1), "seconds"),
         (line_of(1, evaluations=10**400), "evaluations"),
-        (line_of(1, step_judge_scores={"a": [0.5]}), "must have one score for each step"),
     ],
 )
 def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: Any, message: str) -> None:
@@ -234,32 +230,6 @@ def test_scores_of_missing_trials_are_ignored(tmp_path: Path) -> None:
     scores = path.with_name("scores.jsonl")
     scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read(path) == [record(0)]
-
-
-@pytest.mark.parametrize("field", ["iterations", "steps"])
-def test_a_field_that_one_of_the_trials_lost(tmp_path: Path, field: str) -> None:
-    """Otherwise an average would cover only some of the trials."""
-    detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
-    path = filled(tmp_path / "out.jsonl", to_record(0, detox(PROMPTS[0])))
-    first, second = path.read_text().splitlines()
-    values = json.loads(second)
-    del values[field]
-    path.write_text(first + "\n" + json.dumps(values) + "\n")
-    with pytest.raises(InputError, match=f"record 0: .*only some trials have {field}"):
-        read_records(path)
-
-
-def test_trials_that_do_not_fit_the_others_are_refused_before_they_are_written(
-    tmp_path: Path,
-) -> None:
-    """Otherwise the file could not be read again."""
-    path = filled(tmp_path / "out.jsonl", record(0))
-    before = read(path)
-    further = record(0, (1,))
-    trial = further.trials[0].model_copy(update={"num_tokens": 5})
-    with opened(path) as file, pytest.raises(InputError, match="only some trials have num"):
-        file.add(further.model_copy(update={"trials": [trial]}))
-    assert read(path) == before
 
 
 def test_a_full_disk_is_an_error_of_one_line(

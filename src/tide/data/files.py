@@ -32,8 +32,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
     System errors inside the context become InputErrors.
     """
-    if "\0" in str(path):
-        raise InputError(f"{str(path)!r}: cannot be read: its name holds a NUL")
     with reported(path, "read"), path.open("rb") as file:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
 

@@ -136,36 +136,21 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
     return text
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the rows of a .csv, each with the location of its first line."""
-    reader = csv.reader((as_text(line, where) for where, line in read_lines(path)), strict=True)
-    while True:
-        where = f"{path}, line {reader.line_num + 1}"
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise InputError(f"{where}: not CSV: {error}") from None
-        if row is None:
-            return
-        if row:
-            yield where, row
-
-
 def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = _csv_rows(path)
-    where, header = next(rows, (f"{path}, line 1", []))
-    for number, name in enumerate(header, start=1):
-        if not name.strip():
-            raise InputError(f"{where}: column {number} of the header has no name")
-    if len(set(header)) < len(header):
-        raise InputError(f"{where}: the header has a column twice")
-    if field not in header:
-        has = sanitized(", ".join(header))
-        raise InputError(f"{where}: no column {field!r}; name a column with --field: {has}")
-    for where, row in rows:
-        if len(row) != len(header):
-            raise InputError(f"{where}: has {len(row)} fields, the header has {len(header)}")
-        yield where, dict(zip(header, row, strict=True))
+    lines = (as_text(line, where) for where, line in read_lines(path))
+    reader = csv.DictReader(lines, strict=True)
+    try:
+        names = reader.fieldnames or []
+        if field not in names:
+            has = sanitized(", ".join(names))
+            raise InputError(f"{path}: no column {field!r}; name a column with --field: {has}")
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in row or None in row.values():
+                raise InputError(f"{where}: has more or fewer fields than the header")
+            yield where, row
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
 
 
 def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -19,7 +19,7 @@ from tide.core.errors import InputError
 from tide.core.validation import problem
 from tide.data.files import reported, writing
 from tide.data.jsonl import parse_or_cut, read_objects
-from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId, TrialRecord
+from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId
 
 SomeScore = JudgeScore | PerplexityScore
 _OF_PROMPT = ("id", "prompt", "messages", "group")
@@ -28,23 +28,12 @@ _OF_PROMPT = ("id", "prompt", "messages", "group")
 def read_records(path: Path, scores: Path | None = None) -> list[Record]:
     """Read the records of a file, with the scores of another file, in the order of their ids.
 
-    Raises InputError, with the line's number, for a line that is not a trial or a score, or that
-    repeats a trial.
+    Raises InputError, with the line's number, for a line that is not a trial or a score.
     """
-    lines: dict[RecordId, dict[int, Record]] = {}
+    records: dict[RecordId, Record] = {}
     for where, values in read_objects(path, drop_cut=True):
         line = _parsed(where, values)
-        of_prompt = lines.setdefault(line.id, {})
-        (trial,) = line.trials
-        if trial.number in of_prompt:
-            raise InputError(f"{where}: trial {trial.number} of record {line.id!r} exists already")
-        if any(line.asked != other.asked for other in of_prompt.values()):
-            raise InputError(f"{where}: record {line.id!r} has another prompt in an earlier line")
-        of_prompt[trial.number] = line
-    records = {}
-    for row_id, of_prompt in lines.items():
-        first, *others = of_prompt.values()
-        records[row_id] = _extended(path, first, [line.trials[0] for line in others])
+        records[line.id] = _joined(records.get(line.id), line)
     added: dict[RecordId, list[SomeScore]] = {}
     if scores is not None and scores.exists():
         for where, values in read_objects(scores, drop_cut=True):
@@ -64,13 +53,12 @@ def _parsed(where: str, values: dict[str, Any]) -> Record:
         raise InputError(f"{where}: not a record of a run; {problem(error, 'trials')}") from None
 
 
-def _extended(path: Path, record: Record, trials: Sequence[TrialRecord]) -> Record:
-    """Copy a record, and add trials. Raises InputError if they do not fit its own."""
-    both = sorted([*record.trials, *trials], key=lambda trial: trial.number)
-    try:
-        return Record(**{**dict(record), "trials": both})
-    except ValidationError as error:
-        raise InputError(f"{path}: record {record.id!r}: {problem(error)}") from None
+def _joined(record: Record | None, further: Record) -> Record:
+    """Add the trials of `further` to a record of the same prompt, in the order of their numbers."""
+    if record is None:
+        return further
+    trials = sorted([*record.trials, *further.trials], key=lambda trial: trial.number)
+    return record.model_copy(update={"trials": trials})
 
 
 def _parsed_score(where: str, values: dict[str, Any]) -> SomeScore:
@@ -129,14 +117,11 @@ class RecordFile:
     def add(self, record: Record) -> None:
         """Append a record, or further trials of an existing record.
 
-        Raises InputError if the file cannot be written, or if the trials do not fit the existing
-        ones.
+        Raises InputError if the file cannot be written.
         """
         self.finish()
-        old = self.records.get(record.id)
-        joined = record if old is None else _extended(self.path, old, record.trials)
         self._append(self.path, record.lines())
-        self.records[record.id] = joined
+        self.records[record.id] = _joined(self.records.get(record.id), record)
 
     def add_scores(self, row_id: RecordId, scores: Sequence[SomeScore]) -> None:
         """Append scores of the trials of a record. Raises InputError like `add`."""

@@ -6,14 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message
@@ -100,13 +93,6 @@ class TrialRecord(_Frozen):
     step_judge_scores: dict[str, list[Score]] = {}
     perplexity: dict[str, Likelihood] = {}
 
-    @model_validator(mode="after")
-    def _one_score_a_step(self) -> TrialRecord:
-        for judge, scores in self.step_judge_scores.items():
-            if len(scores) != len(self.steps or ()):
-                raise ValueError(f"step_judge_scores.{judge} must have one score for each step")
-        return self
-
     def with_score(self, score: JudgeScore | PerplexityScore) -> TrialRecord:
         """Copy the trial, and add what a judge or a reference model found."""
         update: dict[str, Any] = {}
@@ -170,15 +156,6 @@ class Record(_Frozen):
     messages: list[Message] | None = None
     group: str | None = None
     trials: list[TrialRecord] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _alike(self) -> Record:
-        """Check that all trials have the same fields, which averages over trials need."""
-        for name in TrialRecord.model_fields:
-            has = {getattr(trial, name) is not None for trial in self.trials}
-            if len(has) > 1:
-                raise ValueError(f"only some trials have {name}")
-        return self
 
     @property
     def asked(self) -> str:
