@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.baselines.conftest import World
 from tide.baselines import load_baseline
@@ -52,28 +49,3 @@ def test_bad_files(gpt2: World, tmp_path: Path, content: bytes | None, message: 
     baseline = load_baseline(f"word-filter:file={path}", gpt2.engine)
     with pytest.raises(InputError, match=message):
         baseline.generate(["The weather"], SAMPLING, [0])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"ids": torch.tensor([[5.5, 6.0]]), "words": torch.tensor([0])},
-        {"ids": torch.tensor([[-1, -1]]), "words": torch.tensor([0])},
-        {"ids": torch.tensor([[5, 10**6]]), "words": torch.tensor([0])},
-        {"ids": torch.tensor([[5, -7]]), "words": torch.tensor([0])},
-        {"words": torch.tensor([0, 1])},
-        {"words": torch.zeros(0), "ids": torch.zeros(0, 4)},
-    ],
-)
-def test_an_artefact_of_another_shape_is_refused(
-    gpt2: World, tmp_path: Path, change: dict[str, torch.Tensor]
-) -> None:
-    """`config()`, which identifies a run, already raises, before anything is written."""
-    folder = tmp_path / "word-filter"
-    shutil.copytree(gpt2.artefacts / "word-filter", folder)
-    save_file(
-        {**load_file(folder / "weights.safetensors"), **change}, folder / "weights.safetensors"
-    )
-    baseline = load_baseline("word-filter", gpt2.engine, artefacts=tmp_path)
-    with pytest.raises(InputError, match=r"^baseline word-filter: its artefact holds no words"):
-        baseline.config()

@@ -108,20 +108,6 @@ def test_the_difference_of_rates_of_few_pairs(
     assert (low, high) == pytest.approx(expected, abs=0.0001)
 
 
-def test_iterations_are_compared_where_both_methods_have_them() -> None:
-    base = run([[0.5], [0.5], [0.5]])
-    slow, quick = run([[0.5], [0.5], [0.5]], "slow"), run([[0.5], [0.5], [0.5]], "quick")
-    for one, counts in ((slow, (3, 5, 2)), (quick, (1, 2, 2))):
-        for place, count in enumerate(counts):
-            changed(one, place, iterations=[count])
-    *_, found = compare([base, slow, quick], "slow")
-    assert (found.source, found.method, found.against) == ("iterations", "quick", "slow")
-    assert (found.pairs, found.unequal, found.rate) == (3, 2, None)
-    assert found.difference == pytest.approx(-5 / 3)
-    assert found.p_value == pytest.approx(wilcoxon([-2, -3], alternative="less").pvalue)
-    assert all(one.source != "iterations" for one in compare([base, slow, quick]))
-
-
 def test_one_completion_a_prompt_is_tested_once() -> None:
     once = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
     assert [one.measure for one in once] == ["mean"] * 2

@@ -135,25 +135,8 @@ class WordFilter(DecodingBaseline):
             )
         with guarded(InputError, "baseline word-filter: its artefact holds no words"):
             learned = self.artefact.tensors
-            return by_beginning(self._rows(learned["words"], learned["ids"]))
-
-    def _rows(self, words: Tensor, ids: Tensor) -> list[list[int]]:
-        """The ids of the words in use. Raises ValueError for tensors that `fit` does not write."""
-        if words.is_floating_point() or ids.is_floating_point():
-            raise ValueError("words and ids must be whole numbers")
-        if ids.ndim != 2 or words.shape != ids.shape[:1] or not ids.numel():
-            shapes = f"{tuple(words.shape)} and {tuple(ids.shape)}"
-            raise ValueError(f"words and ids have the shapes {shapes}, not (n,) and (n, longest)")
-        rows = [
-            [token for token in row if token != -1]
-            for row in ids[words < self._options.words].tolist()
-        ]
-        if not all(rows):
-            raise ValueError("a word has no token")
-        known = range(len(self.engine.model.get_input_embeddings().weight))
-        if outside := [token for row in rows for token in row if token not in known]:
-            raise ValueError(f"the token {outside[0]} is not in the vocabulary")
-        return rows
+            rows = learned["ids"][learned["words"] < self._options.words].tolist()
+        return by_beginning([token for token in row if token != -1] for row in rows)
 
     @staticmethod
     def fit(task: FitTask) -> Fitted:

@@ -150,7 +150,7 @@ def _read_csv(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 raise InputError(f"{where}: has more or fewer fields than the header")
             yield where, row
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
+        raise InputError(f"{path}, line {reader.line_num + 1}: not CSV: {error}") from None
 
 
 def _read_txt(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:

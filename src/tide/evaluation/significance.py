@@ -1,7 +1,4 @@
-"""Tests whether one method writes less toxic text than another, or takes fewer iterations.
-
-The tests are paired over the prompts of two runs.
-"""
+"""Tests whether one method writes less toxic text than another, paired over the prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from tide.core.errors import InputError
-from tide.data.records import RecordId, all_or_none
+from tide.data.records import RecordId
 from tide.evaluation.metrics import (
     Estimate,
     check_records,
@@ -27,9 +24,7 @@ from tide.evaluation.trials import is_toxic
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
 # Two values that differ by less are equal: scorers round, in the order of a batch.
 TIE = 1e-6
-# Used in place of a source of scores to compare the iterations of searches (the paper's K).
-ITERATIONS = "iterations"
-# The text of a completion, unless its score is not the text's, and its score or iterations.
+# The text of a completion, unless its score is not the text's, and its score.
 _Value = tuple[str | None, float]
 
 
@@ -37,15 +32,15 @@ _Value = tuple[str | None, float]
 class Comparison:
     """One-sided Wilcoxon signed-rank test of "`method` is less toxic than `against`".
 
-    source: source of the scores, or "iterations" to test that `method` takes fewer iterations.
-    measure: the `max` or `mean` score of a prompt's completions. pairs: prompts in both runs.
+    source: source of the scores. measure: the `max` or `mean` score of a prompt's completions.
+    pairs: prompts in both runs.
     unequal: pairs whose two values differ; the test leaves out ties. Equal texts, and values that
     differ by less than `TIE`, are ties. difference: mean over all pairs of method minus against;
     None without pairs. p_value: 1.0 if no pair differs. p_holm: p-value corrected for all
     comparisons of the call.
     rate: difference of the toxic rates (shares of prompts with a toxic completion), method minus
-    against, with its 95 % interval over pairs (`_difference`); None for iterations. If the upper
-    end of the interval is below a margin that was chosen beforehand, the method is non-inferior
+    against, with its 95 % interval over pairs (`_difference`); None without pairs. If the upper end
+    of the interval is below a margin that was chosen beforehand, the method is non-inferior
     (one-sided, at 2.5 %).
     left_out: completions of paired prompts that were not compared, since the other method has fewer
     trials of the prompt.
@@ -65,7 +60,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]:
-    """Compare every run with the run named `against`, by every common source and by iterations.
+    """Compare every run with the run named `against`, by every common source.
 
     against: by default `base`, or the first run if `base` is missing. Prompts are paired by id, and
     only if their texts are equal. Of each pair, the same number of completions is compared: the
@@ -81,14 +76,10 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
         raise InputError(f"no run of method {against!r} to compare with; there are {names}")
     other = runs[names.index(name_of_other)]
     comparisons: list[Comparison] = []
-    for source in [*other.sources, ITERATIONS]:
-        of_source: list[Comparison] = []
+    for source in other.sources:
         for run in runs:
-            if run is not other and source in [*run.sources, ITERATIONS]:
-                of_source += _compare(run, other, source)
-        if source == ITERATIONS:
-            of_source = [comparison for comparison in of_source if comparison.pairs]
-        comparisons += sorted(of_source, key=lambda comparison: comparison.measure == "mean")
+            if run is not other and source in run.sources:
+                comparisons += _compare(run, other, source)
     corrected = holm([comparison.p_value for comparison in comparisons])
     return [
         replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)
@@ -142,10 +133,10 @@ def _compare(run: Run, other: Run, source: str) -> list[Comparison]:
         scores, scores_of_other = _scored_once(trials[:num_trials], trials_of_other[:num_trials])
         pairs.append((_measures(scores, run), _measures(scores_of_other, other)))
     rate = None
-    if pairs and source != ITERATIONS:
+    if pairs:
         rate = _difference([(first["rate"], second["rate"]) for first, second in pairs])
     # With one completion per prompt, maximum and mean are equal, so one test is enough.
-    names = list(MEASURES) if most_trials > 1 and source != ITERATIONS else ["mean"]
+    names = list(MEASURES) if most_trials > 1 else ["mean"]
     comparisons = []
     for name in names:
         differences = [first[name] - second[name] for first, second in pairs]
@@ -226,15 +217,8 @@ def _values(run: Run, source: str) -> dict[tuple[RecordId, str], list[_Value]]:
     """Return the values of each prompt's trials, by id and text."""
     values: dict[tuple[RecordId, str], list[_Value]] = {}
     for record in run.records:
-        trials = record.trials
-        scores: Sequence[float] | None
-        if source == ITERATIONS:
-            scores = all_or_none(trial.iterations for trial in trials)
-            texts: list[str | None] = [None] * len(trials)
-        else:
-            scores = scores_of(run, trials, source)
-            # The text of a refused trial is not the text that was scored.
-            texts = [None if trial.refused else trial.text for trial in trials]
-        if scores:
+        # The text of a refused trial is not the text that was scored.
+        texts = [None if trial.refused else trial.text for trial in record.trials]
+        if scores := scores_of(run, record.trials, source):
             values[record.id, record.asked] = list(zip(texts, scores, strict=True))
     return values

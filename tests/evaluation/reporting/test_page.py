@@ -42,7 +42,10 @@ def with_bases(one: Run, scores: list[float]) -> Run:
 
 def made(*runs: Run, mask: Any = None, **more: Any) -> str:
     found = evaluation.report(runs, **{"draw": False, **more})
-    return page(found.groups, found.tables, found.figures, found.problem, mask)
+    with pytest.MonkeyPatch.context() as patched:
+        if mask is not None:
+            patched.setattr("tide.evaluation.reporting.page.masked", mask)
+        return page(found.groups, found.tables, found.figures, found.problem)
 
 
 def rows_of(text: str, prompt: str) -> dict[str, list[str]]:

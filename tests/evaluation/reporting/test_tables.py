@@ -13,7 +13,7 @@ from tests.evaluation.runs import JUDGE, REFERENCE, changed, column, measured, r
 from tide.evaluation.metrics import Estimate, summarize
 from tide.evaluation.reporting import tables
 from tide.evaluation.reporting.tables import Column, Table
-from tide.evaluation.significance import ITERATIONS, compare
+from tide.evaluation.significance import compare
 
 TABLE = Table(
     name="toy",
@@ -210,37 +210,23 @@ def headings(table: Table) -> list[str]:
     return [each.heading for each in table.columns]
 
 
-def test_significance_by_one_source_and_of_iterations() -> None:
-    comparisons = compare([run([[0.9] * 2, [0.8] * 2]), run([[0.1] * 2, [0.3] * 2], "tide")])
-    table = tables.significance_table(comparisons, JUDGE, "t", "n")
-    (row,) = read_csv(tables.to_csv(table))
-    assert (row["method"], row["pairs"], row["untied max"]) == ("tide", "2", "2")
-    assert row["p (Holm) mean"]
-    assert float(row["diff max"]) == pytest.approx(-0.65)
-    assert float(row["diff rate"]) == -1.0
-    assert -1.0 < float(row["diff rate high"]) < 0
-    assert "all 4 tests" in table.notes[2]
-    one_each = compare([run([[0.9], [0.8]]), run([[0.1], [0.3]], "tide")])
-    table = tables.significance_table(one_each, JUDGE, "t", "n")
-    assert headings(table) == ["method", "pairs", "rate", "toxicity", "untied", "p", "Holm"]
-    searches = [replace(search_run("tide", seed=seed), name=f"m{seed}") for seed in (1, 2)]
-    table = tables.significance_table(compare(searches, "m1"), ITERATIONS, "t", "n")
-    assert headings(table) == ["method", "pairs", "iterations", "untied", "p", "Holm"]
-    assert not any("95 %" in note for note in table.notes)
-
-
-def test_significance_of_methods_with_unequal_numbers_of_trials() -> None:
-    """Of single completions maximum and mean are equal: the test stands in one place only."""
+def test_significance_has_a_row_for_each_measure() -> None:
+    """Of single completions maximum and mean are equal, so one is tested."""
     runs = [
         run([[0.9] * 2, [0.8] * 2]),
         run([[0.1] * 2, [0.3] * 2], "tide"),
-        run([[0.1], [0.3]], "tide-first"),
+        run([[0.1], [0.3]], "single"),
     ]
-    comparisons = compare(runs[:2]) + compare([run([[0.9], [0.8]]), runs[2]])
-    table = tables.significance_table(comparisons, JUDGE, "t", "n")
-    several, single = read_csv(tables.to_csv(table))
-    assert (several["method"], single["method"]) == ("tide", "tide-first")
-    assert several["p max"]
-    assert several["p mean"]
-    assert not single["p max"]
-    assert single["p mean"]
+    table = tables.significance_table(compare(runs), JUDGE, "t", "n")
+    rows = read_csv(tables.to_csv(table))
+    assert [(row["method"], row["measure"]) for row in rows] == [
+        *(("tide", "max"), ("tide", "mean")),
+        ("single", "mean"),
+    ]
+    assert (rows[0]["pairs"], rows[0]["untied"]) == ("2", "2")
+    assert float(rows[0]["differ"]) == pytest.approx(-0.65)
+    assert float(rows[0]["p (Holm)"]) >= float(rows[0]["p"])
+    assert float(rows[0]["differ rate"]) == -1.0
+    assert -1.0 < float(rows[0]["differ rate high"]) < 0
+    assert "all 6 tests" in table.notes[2]
+    assert "2 completions of single and base are left out" in table.notes[3]

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ _PARTS = Path(__file__).with_name("html")
 _WORST = 20  # prompts whose texts are shown
 _BEFORE = "unmodified model"
 _DPI = 150
-Mask = Callable[[str], str]
 Scores = dict[str, float | None]
 
 
@@ -42,9 +41,8 @@ def page(
     tables: Sequence[Table],
     figures: Mapping[str, Any],
     problem: str | None = None,
-    mask: Mask | None = None,
 ) -> str:
-    """Render the whole report. mask: masks the toxic words of a text; by default `masked`."""
+    """Render the whole report."""
     style, script = ((_PARTS / f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Environment(
         autoescape=True,
@@ -53,7 +51,6 @@ def page(
         undefined=StrictUndefined,
         trim_blocks=True,
     ).get_template("report.html.jinja")
-    mask = mask or masked
     images = []
     for group in groups:
         if figure := figures.get(f"{group.prefix}trade-off"):
@@ -72,7 +69,7 @@ def page(
         tables=[_table(table) for table in tables],
         figures=images,
         problem=problem,
-        groups=[_group(group, mask) for group in groups],
+        groups=[_group(group) for group in groups],
     )
 
 
@@ -102,13 +99,13 @@ def _table(table: Table) -> dict[str, Any]:
     return {"title": table.title, "columns": columns, "rows": rows, "notes": table.legend}
 
 
-def _group(group: Group, mask: Mask) -> dict[str, Any]:
+def _group(group: Group) -> dict[str, Any]:
     common, by_run = _settings(group.runs)
     return {
         "title": group.title,
         "of": f" of {group.title}",
         "sources": list(unversioned(group.sources).values()),
-        "prompts": [_prompt(group, *entry, mask) for entry in _worst(group)],
+        "prompts": [_prompt(group, *entry) for entry in _worst(group)],
         "common": common,
         "own": by_run,
     }
@@ -133,9 +130,7 @@ def _worst(group: Group) -> list[tuple[RecordId, list[tuple[Run, Record]]]]:
     return [(row_id, rows) for (row_id, _), rows in worst]
 
 
-def _prompt(
-    group: Group, row_id: RecordId, rows: list[tuple[Run, Record]], mask: Mask
-) -> dict[str, Any]:
+def _prompt(group: Group, row_id: RecordId, rows: list[tuple[Run, Record]]) -> dict[str, Any]:
     record = rows[0][1]
     prompt = record.messages[-1].content if record.messages else record.prompt
     table_rows = []
@@ -147,7 +142,7 @@ def _prompt(
         scores: Scores = {run.scorer: worst.base_toxicity}
         scores |= {judge: worst.own_score(judge) for judge in worst.step_judge_scores}
         note = "(cut off by the repair)" if worst.base_partial else ""
-        texts = _texts(worst.base_text or "", mask, note)
+        texts = _texts(worst.base_text or "", note)
         table_rows.append(_row(_BEFORE, run, scores, texts, group.sources))
     for run, record_of_run in sorted(rows, key=lambda row: not row[0].is_base):
         worst = record_of_run.worst
@@ -160,14 +155,14 @@ def _prompt(
         elif worst.accepted is False and text.strip():
             note = "(not accepted)"
         name = _BEFORE if run.is_base else run.name
-        table_rows.append(_row(name, run, scores, _texts(text, mask, note), group.sources))
-    return {"texts": _texts(prompt, mask, f"(id {row_id})"), "id": row_id, "rows": table_rows}
+        table_rows.append(_row(name, run, scores, _texts(text, note), group.sources))
+    return {"texts": _texts(prompt, f"(id {row_id})"), "id": row_id, "rows": table_rows}
 
 
-def _texts(text: str, mask: Mask, note: str = "") -> dict[str, str]:
+def _texts(text: str, note: str = "") -> dict[str, str]:
     """Put a text on one line; returns it plain and masked, with a note."""
     text = " ".join(text.split())
-    return {"text": text, "masked": mask(text), "note": note if text or note else "(empty)"}
+    return {"text": text, "masked": masked(text), "note": note if text or note else "(empty)"}
 
 
 def _row(

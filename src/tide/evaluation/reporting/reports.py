@@ -15,10 +15,10 @@ from tide.evaluation.metrics import Summary
 from tide.evaluation.reporting import tables
 from tide.evaluation.reporting.figures import trade_off, unversioned
 from tide.evaluation.reporting.groups import Group, grouped
-from tide.evaluation.reporting.page import Mask, page
+from tide.evaluation.reporting.page import page
 from tide.evaluation.reporting.tables import Table
 from tide.evaluation.runs import Run, find_runs, is_related, read_run
-from tide.evaluation.significance import ITERATIONS, compare, resolve_against
+from tide.evaluation.significance import compare, resolve_against
 
 PAGE = "report.html"
 
@@ -43,11 +43,11 @@ class Report:
     def summaries(self) -> list[Summary]:
         return [summary for group in self.groups for summary in group.summaries]
 
-    def write(self, out: Path, image_format: str = "png", mask: Mask | None = None) -> None:
+    def write(self, out: Path, image_format: str = "png") -> None:
         """Write everything to the folder `out`, over an earlier report there.
 
         Writes every table as Markdown, LaTeX and CSV, the figures, all metrics as `summary.json`,
-        and `report.html`, which needs no other file. mask: as in `report`.
+        and `report.html`, which needs no other file.
 
         Raises InputError if the folder holds other files and no report.
         """
@@ -55,7 +55,7 @@ class Report:
             raise InputError(f"{out}: holds other files, but no report; write to another folder")
         metrics = [{"group": g.title, **s.to_dict()} for g in self.groups for s in g.summaries]
         files = {
-            PAGE: page(self.groups, self.tables, self.figures, self.problem, mask).encode(),
+            PAGE: page(self.groups, self.tables, self.figures, self.problem).encode(),
             "summary.json": json.dumps(metrics, indent=2).encode() + b"\n",
         }
         for table in self.tables:
@@ -81,7 +81,6 @@ def report(
     tests: bool = True,
     draw: bool = True,
     image_format: str = "png",
-    mask: Mask | None = None,
 ) -> Report:
     """Make tables, metrics and a figure of runs.
 
@@ -94,8 +93,6 @@ def report(
         tests: Compute tests of significance.
         draw: Draw toxicity against perplexity.
         image_format: "png", "svg" or "pdf".
-        mask: Masks the toxic words of a text in `report.html`, which has a button to show them; by
-            default masks the words of the bundled list.
 
     Returns:
         The tables and figures.
@@ -127,7 +124,7 @@ def report(
             problem = f"no figures: {error}"
     whole = Report(groups, tables, figures, problem)
     if out is not None:
-        whole.write(Path(out), image_format, mask)
+        whole.write(Path(out), image_format)
     return whole
 
 
@@ -167,9 +164,7 @@ def _unnamed_tables(group: Group, against: str | None, tests: bool) -> Iterator[
         comparisons = compare(group.runs, against)
         for source in dict.fromkeys(comparison.source for comparison in comparisons):
             asks = f"less toxic than {comparisons[0].against}? by {source}"
-            if source == ITERATIONS:
-                asks = f"fewer iterations than {comparisons[0].against}?"
-            name = f"significance-{slugs.get(source, source)}"
+            name = f"significance-{slugs[source]}"
             yield tables.significance_table(comparisons, source, asks, name)
 
 

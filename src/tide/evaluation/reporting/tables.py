@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tide.core.sanitize import visible
 from tide.evaluation.metrics import Estimate, Share, Summary
-from tide.evaluation.significance import ITERATIONS, MEASURES, Comparison
+from tide.evaluation.significance import Comparison
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -311,66 +311,39 @@ def cost_table(summaries: Sequence[Summary], title: str, name: str) -> Table:
 def significance_table(
     comparisons: Sequence[Comparison], source: str, title: str, name: str
 ) -> Table:
-    """Make a table of one-sided Wilcoxon tests by one source; a row per method.
-
-    The tests compare the maximum and mean toxicity of prompts, or their mean iterations.
-    """
+    """Make a table of one-sided Wilcoxon tests by one source; a row per method and measure."""
     against = comparisons[0].against
-    by_source = [comparison for comparison in comparisons if comparison.source == source]
-    measures = [
-        name for name in MEASURES if any(comparison.measure == name for comparison in by_source)
-    ]
-    says = f"difference of toxic rates from {against}, with its 95 % interval"
+    tests = [comparison for comparison in comparisons if comparison.source == source]
+    says_rate = f"difference of toxic rates from {against}, with its 95 % interval"
     columns = [
         Column("method"),
+        Column("of", key="measure", says="each prompt's highest score (max) or mean score"),
         Column("pairs", says="prompts in both runs"),
-        Column("rate", form="signed", interval=True, key="diff rate", says=says),
+        Column("differ", form="signed", says=f"average difference from {against}"),
+        Column("untied", says="pairs that differ"),
+        Column("p", form="p", says="p-value"),
+        Column("Holm", form="p", key="p (Holm)", says="p, corrected"),
+        Column("rate", form="signed", interval=True, key="differ rate", says=says_rate),
     ]
-    for measure in measures:
-        heading = "iterations" if source == ITERATIONS else "toxicity"
-        heading = measure if len(measures) > 1 else heading
-        says = f"average difference from {against}"
-        columns += [
-            Column(heading, form="signed", key=f"diff {measure}", says=says),
-            Column("untied", key=f"untied {measure}", says="pairs that differ"),
-            Column("p", form="p", key=f"p {measure}", says="p-value"),
-            Column("Holm", form="p", key=f"p (Holm) {measure}", says="p, corrected"),
+    rows: list[list[Value]] = [
+        [
+            *(test.method, test.measure, test.pairs, test.difference),
+            *(test.unequal, test.p_value, test.p_holm, test.rate),
         ]
-    by_method: dict[str, dict[str, Comparison]] = {}
-    for comparison in by_source:
-        by_method.setdefault(comparison.method, {})[comparison.measure] = comparison
-    rows: list[list[Value]] = []
-    for method, by_measure in by_method.items():
-        first = next(iter(by_measure.values()))
-        row: list[Value] = [method, first.pairs, first.rate]
-        for measure in measures:
-            if measure not in by_measure:  # of single completions only one is tested
-                row += [None] * 4
-                continue
-            tested = by_measure[measure]
-            row += [tested.difference, tested.unequal, tested.p_value, tested.p_holm]
-        rows.append(row)
-    notes = []
-    if any(comparison.rate is not None for comparison in by_source):
-        notes.append(
-            "[ ] 95 % interval over pairs; a method is non-inferior if the upper end is below a "
-            "prespecified margin"
-        )
-    fewer = [
-        f"{comparison.left_out} of {comparison.method}"
-        for comparison in by_source
-        if comparison.measure == measures[0] and comparison.left_out
+        for test in tests
     ]
-    if fewer:
-        notes.append(
-            "the tests compare as many completions of a prompt as both methods have; left out: "
-            f"{', '.join(fewer)} and {against}"
-        )
-    notes += [
+    notes = [
+        "[ ] 95 % interval over pairs; a method is non-inferior if the upper end is below a "
+        "prespecified margin",
         "tests: one-sided Wilcoxon signed-rank, over untied pairs",
         f"Holm corrects over all {len(comparisons)} tests of this group, by all sources",
     ]
-    return Table(name, title, columns, rows, notes).without_empty_columns()
+    for test in {test.method: test for test in tests if test.left_out}.values():
+        notes.append(
+            f"{test.left_out} completions of {test.method} and {against} are left out, since the "
+            "tests compare as many completions of a prompt as both methods have"
+        )
+    return Table(name, title, columns, rows, notes)
 
 
 def to_markdown(table: Table) -> str:
