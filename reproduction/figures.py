@@ -3,10 +3,12 @@
     python reproduction/figures.py sensitivity runs/sensitivity
     python reproduction/figures.py anytime runs/rtp-pocket
     python reproduction/figures.py trajectory runs/hot/tide 1
+    python reproduction/figures.py frontier runs/provoking runs/harmless runs/facts
 
 sensitivity: toxicity, perplexity and iterations by one setting, for three or more runs that differ
 in one number. anytime: toxicity of the text that a search returns if it ends after N evaluations.
-trajectory: toxicity of one prompt by evaluation. The images are written to --out.
+trajectory: toxicity of one prompt by evaluation. frontier: toxic completions against altered
+harmless ones by threshold. The images, and the frontier's table, are written to --out.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from typing import Annotated, Any
 
 import typer
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 from tide.core.errors import InputError, TideError
 from tide.data.records import Record, TrialRecord
 from tide.evaluation import Run, find_runs, read_run, report
-from tide.evaluation.metrics import Summary
+from tide.evaluation.metrics import Estimate, Summary, summarize, wilson
 from tide.evaluation.reporting.figures import (
     COLOURS,
     LABEL,
@@ -233,6 +236,90 @@ def about(record: Record, trial: TrialRecord, evaluations: int, accepted: bool) 
     return f"{says}."
 
 
+def frontier_rows(provoking: Sequence[Run], harmless: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return a row for each method and threshold: toxic shares, altered share, and cost.
+
+    A method that scores whole texts alters a text exactly if the guide's score of the model's own
+    reaches the threshold, so the model's own runs tell what it alters. The others need runs.
+    """
+    rows = []
+    own = [run for run in harmless if run.is_base]
+    for run in provoking:
+        summary = summarize(run)
+        method = family(run)
+        threshold = None if run.is_base else run.settings["toxicity_threshold"]
+        row: dict[str, Any] = {"method": method, "threshold": threshold}
+        for source in run.sources[1:]:
+            add_estimate(row, f"toxic by {source}", summary.toxicity[source]["each"])
+        if tokens := summary.averages.get("forward_tokens"):
+            row["forward tokens"] = tokens.value
+        if run.is_base:
+            rows.append(row)
+            continue
+        altered: list[bool] = []
+        if method == "backtrack":
+            for plain in own:
+                same = [other for other in harmless if alike(other, run) and same_set(other, plain)]
+                if same:
+                    altered += changes(plain, same[0])
+        else:
+            altered = [trial.toxicity >= threshold for plain in own for _, trial in plain.trials]
+        if altered:
+            count, total = sum(altered), len(altered)
+            add_estimate(row, "altered", Estimate(count / total, *wilson(count, total)))
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row["method"] != "base", row["method"], row["threshold"]))
+
+
+def family(run: Run) -> str:
+    """Return a method's name without its threshold."""
+    name, options = parse_spec(run.name)
+    pace = options.get("pace")
+    return name if pace is None else f"{name}, pace {pace}"
+
+
+def alike(run: Run, other: Run) -> bool:
+    names = family(run) == family(other)
+    thresholds = [one.settings.get("toxicity_threshold") for one in (run, other)]
+    return names and thresholds[0] == thresholds[1]
+
+
+def same_set(run: Run, other: Run) -> bool:
+    return {record.id for record in run.records} == {record.id for record in other.records}
+
+
+def changes(plain: Run, run: Run) -> list[bool]:
+    own = {record.id: record.trials[0].text for record in plain.records}
+    return [record.trials[0].text != own[record.id] for record in run.records]
+
+
+def add_estimate(row: dict[str, Any], name: str, estimate: Estimate) -> None:
+    row |= {name: estimate.value, f"{name}, low": estimate.low, f"{name}, high": estimate.high}
+
+
+def draw_frontier(rows: Sequence[dict[str, Any]], sources: Sequence[str]) -> Figure:
+    """Plot toxic shares against the altered share; the points of a method are joined."""
+    titles = unversioned(sources)
+    methods = list(dict.fromkeys(row["method"] for row in rows if "altered" in row))
+    with panels(len(sources)) as (figure, axes):
+        for panel, source in zip(axes, sources, strict=True):
+            for number, method in enumerate(methods):
+                points = [row for row in rows if row["method"] == method]
+                x = [row["altered"] for row in points]
+                y = [row[f"toxic by {source}"] for row in points]
+                panel.plot(x, y, label=method, **{**style(number), "ls": "-"})
+                if number == 0:
+                    for row, left, up in zip(points, x, y, strict=True):
+                        where = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 6}
+                        panel.annotate(f"{row['threshold']:g}", (left, up), **where)
+            panel.set_title(wrapped(f"by {titles[source]}", LABEL))
+            panel.set_ylabel("toxic completions")
+            from_zero(panel)
+        axes[-1].set_xlabel("harmless texts altered")
+        legend(figure, axes, "Lower left is best. Numbers: the threshold.")
+    return figure
+
+
 def save(figure: Figure, out: Path, name: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{slug(name)}.png"
@@ -285,6 +372,20 @@ def trajectory(
     if record.trials[0].trace is None:
         raise InputError(f"{path}: has no traces; only searches record them")
     save(draw_trajectory(run, record), out, f"trajectory-{prompt}-{run.name}")
+
+
+@app.command()
+def frontier(
+    provoking: Annotated[Path, typer.Argument(help="Runs at several thresholds.")],
+    harmless: Annotated[list[Path], typer.Argument(help="Runs of the model and `backtrack`.")],
+    out: Out = Path(),
+) -> None:
+    """Draw toxicity against altered harmless texts by threshold, and write `frontier.csv`."""
+    runs = read([provoking])
+    rows = frontier_rows(runs, read(harmless))
+    out.mkdir(parents=True, exist_ok=True)
+    DataFrame(rows).to_csv(out / "frontier.csv", index=False, float_format="%.4g")
+    save(draw_frontier(rows, sources_of(runs)[1:]), out, "frontier")
 
 
 if __name__ == "__main__":

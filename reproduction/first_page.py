@@ -7,14 +7,16 @@
     python reproduction/first_page.py smollm2 --seeds 3 --artefacts artefacts-smollm2
 
 Every method runs with the default guide and its threshold on prompts 601 to 1199 of
-RealToxicityPrompts-challenging (20 tokens, temperature 0.1) and on 200 ordinary questions (60
-tokens, temperature 0.7, in the chat template if there is one). `--rows` runs some of the methods;
-finished records are kept, and the tables always have all runs of OUT. They are printed and written
-to OUT as `table.csv`, `tests.csv` and `equivalence.csv`.
+RealToxicityPrompts-challenging (20 tokens, temperature 0.1) and, with seed 0, on 100 ordinary
+questions (60 tokens, temperature 0.7, in the chat template if there is one). `--rows` runs some of
+the methods; finished records are kept, and the tables always have all runs of OUT. They are printed
+and written to OUT as `table.csv`, `tests.csv` and `equivalence.csv`.
 
-Shares are of completions, also of those that a method withholds. *altered*: of the model's own
-completions that the first judge calls harmless. Intervals are of 95 %, by a bootstrap over prompts
-with all seeds of a prompt. Tests: Wilcoxon's, two-sided, of each prompt's share of toxic
+Shares are of completions, also of those that a method withholds. *harmless altered*: of the model's
+own completions that the first judge calls harmless. *ordinary altered*: of the answers to ordinary
+questions; a search of whole texts alters an answer exactly if its score reaches the threshold, so
+the model's own answers tell how many. Intervals are of 95 %, by a bootstrap over prompts with all
+seeds of a prompt. Tests: Wilcoxon's, two-sided, of each prompt's share of toxic
 completions over the seeds that both methods have, against `backtrack`, with Holm's correction over
 the table. Equivalence: two one-sided tests with a margin of 0.02 for toxicity, and the ratio of
 forward tokens.
@@ -36,13 +38,15 @@ from scipy.stats import bootstrap, norm
 
 from tide import TideError, load_engine
 from tide.core.settings import Settings
+from tide.data.prompts import read_rows
 from tide.evaluation import Bars, Run, evaluate, find_runs, frame, judge, read_run
-from tide.evaluation.metrics import Estimate, summarize
+from tide.evaluation.metrics import Estimate, summarize, wilson
 from tide.evaluation.significance import holm, signed_rank
 
 REPOSITORY = Path(__file__).parents[1]
 ORDINARY = REPOSITORY / "benchmarks/questions/ordinary.jsonl"
 PROMPTS = "rtp:601-1199"
+EVERY = 2  # every second of the ordinary questions is asked
 # Two judges that read sentences and share no training text, and one of words.
 JUDGES = (
     "sentence",
@@ -63,6 +67,7 @@ METHODS = {
     "backtrack": "backtrack",
 }
 DRAWS = {"destein": 3}  # draws until the guide accepts one
+WHOLE = ("resample", "random-walk", "tide", "shuffled")  # begin with the model's own whole text
 DEFAULT = "backtrack"
 SEARCH, CONTROLS = "tide", ("shuffled", "random-walk")
 MARGIN = 0.02
@@ -88,17 +93,14 @@ def generate(
             "toxicity_threshold": THRESHOLD,
             "progress": Bars(),
         }
-        answers = {
-            "field": "text",
-            "chat": engine.has_chat_template,
-            "temperature": 0.7,
-            "max_new_tokens": 60,
-        }
+        questions = [row.text for row in read_rows(ORDINARY, field="text")][::EVERY]
+        answers = {"chat": engine.has_chat_template, "temperature": 0.7, "max_new_tokens": 60}
         for seed in range(seeds):
             for name in rows:
                 common |= {"seed": seed, "num_trials": DRAWS.get(name, 1), "methods": METHODS[name]}
                 evaluate(PROMPTS, out=provoking / name, **common)
-                evaluate(ORDINARY, out=ordinary / name, **common, **answers)
+                if seed == 0 and name not in WHOLE:
+                    evaluate(questions, out=ordinary / name, **common, **answers)
     judge([provoking / name for name in rows], reference=other, progress=Bars())
 
 
@@ -159,10 +161,8 @@ def table(provoking: dict[str, dict[int, Run]], ordinary: dict[str, dict[int, Ru
             add(row, f"toxic by {short(source)}", summary.toxicity[source]["each"])
         if name != "base":
             add(row, "harmless altered", summary.toxicity[judges[0]].get("changed"))
-        if name != "base" and name in ordinary:
-            asked, own = on_common_seeds(ordinary[name], ordinary["base"])
-            changed = summarize(asked, unmodified_run=own).toxicity[judges[0]].get("changed")
-            add(row, "ordinary altered", changed)
+        if name != "base" and (name in ordinary or name in WHOLE):
+            add(row, "ordinary altered", ordinary_altered(name, ordinary))
         add(row, "degenerate", summary.averages["degenerate"])
         trials = frame(run)
         for reference in run.references:
@@ -174,6 +174,18 @@ def table(provoking: dict[str, dict[int, Run]], ordinary: dict[str, dict[int, Ru
             row["not accepted"] = float(1 - not_accepted.astype(float).mean())
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def ordinary_altered(name: str, ordinary: dict[str, dict[int, Run]]) -> Estimate:
+    own = pooled(ordinary["base"])
+    if name in WHOLE:
+        altered = [trial.toxicity >= THRESHOLD for _, trial in own.trials]
+    else:
+        texts = {record.id: record.trials[0].text for record in own.records}
+        answers = pooled(ordinary[name]).records
+        altered = [record.trials[0].text != texts[record.id] for record in answers]
+    count = sum(altered)
+    return Estimate(count / len(altered), *wilson(count, len(altered)))
 
 
 def add(row: dict[str, Any], name: str, estimate: Estimate | None) -> None:

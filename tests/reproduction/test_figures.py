@@ -11,6 +11,7 @@ from tests.evaluation.runs import JUDGE, changed, run, search_run, write
 from tide.core.errors import InputError
 from tide.evaluation.metrics import summarize
 from tide.evaluation.protocols import load_protocol
+from tide.evaluation.runs import Run
 
 
 def test_anytime_curve_is_what_would_be_returned_after_so_many_evaluations() -> None:
@@ -110,3 +111,30 @@ def test_commands_write_images(tmp_path: Path) -> None:
         figures.trajectory(tmp_path / "base", "0", tmp_path)
     with pytest.raises(InputError, match="have no steps"):
         figures.anytime([tmp_path / "base"], tmp_path)
+
+
+def at_threshold(name: str, threshold: float, scores: list[float]) -> Run:
+    made = search_run(name, prompts=len(scores), trials=1)
+    for number, score in enumerate(scores):
+        changed(made, number, toxicity=[score], judge_scores={JUDGE: [score]})
+    made.config["settings"]["toxicity_threshold"] = threshold
+    return made
+
+
+def test_frontier_counts_what_a_threshold_alters() -> None:
+    """A search of whole texts alters what the guide fails; `backtrack` has runs of its own."""
+    own = run([[0.2], [0.05], [0.01]])
+    walk = at_threshold("random-walk:toxicity_threshold=0.1", 0.1, [0.9, 0.01, 0.01])
+    rewound = at_threshold("backtrack:toxicity_threshold=0.1", 0.1, [0.01, 0.01, 0.01])
+    answers = at_threshold("backtrack:toxicity_threshold=0.1", 0.1, [0.05, 0.05, 0.01])
+    for number, record in enumerate(own.records[:2]):
+        changed(answers, number, text=[record.trials[0].text])
+    rows = figures.frontier_rows([own, walk, rewound], [own, answers])
+    assert [(row["method"], row["threshold"], row.get("altered")) for row in rows] == [
+        ("base", None, None),
+        ("backtrack", 0.1, pytest.approx(1 / 3)),
+        ("random-walk", 0.1, pytest.approx(1 / 3)),
+    ]
+    assert [row[f"toxic by {JUDGE}"] for row in rows] == [0, 0, pytest.approx(1 / 3)]
+    (panel,) = drawn(figures.draw_frontier(rows, [JUDGE]))
+    assert panel.get_legend_handles_labels()[1] == ["backtrack", "random-walk"]
