@@ -6,7 +6,7 @@
 # make site    the same, then build the documentation into build/site, which needs no network to be read
 # make test-clients  set up .venv-clients with other people's clients, then run them against the server
 # make test-vllm  set up .venv-vllm with vLLM for the CPU and Ray, then run the tests that need them
-# make test-llama-cpp  set up .venv-llama with llama.cpp's server, which is built, then run the tests that need it
+# make test-llama-cpp  set up .venv-llama with llama.cpp's server, then run the tests that need it
 # make mutate  the same as test, then change the gates and list the changes that their tests do not notice (hours)
 # make check   the same as test, but lint, format check, strict types and the order of the rooms
 # make clean   remove what the other verbs made
@@ -98,11 +98,11 @@ $(VENV_CLIENTS)/.ready:
 		'litellm[proxy]' langchain-openai openai-agents llm google-api-python-client 'lm-eval[api]' pytest pytest-xdist hypothesis
 	touch $@
 
-# Builds llama.cpp, which takes some minutes and a C++ compiler.
+# The package brings llama.cpp's own server, which need not be built.
 $(VENV_LLAMA)/.ready:
 	test -x $(VENV_LLAMA)/bin/python || $(PYTHON) -m venv $(VENV_LLAMA)
 	$(VENV_LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check \
-		'llama-cpp-python[server]' gguf safetensors
+		'xllamacpp==2026.10.11549' gguf safetensors
 	touch $@
 
 # It needs a later openai than litellm allows.

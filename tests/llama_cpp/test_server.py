@@ -1,6 +1,6 @@
 """The engine openai before llama.cpp's server, with the bundled models as GGUF files.
 
-LLAMA_PYTHON runs the server: a Python with `llama-cpp-python[server]`, `gguf` and `safetensors`.
+LLAMA_PYTHON runs the server: a Python with `xllamacpp`, `gguf` and `safetensors`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from benchmarks.writing import completed
 
 from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, answering, free_port, serving
+from tests.server.running import Running, running
+from tests.server.transparent import differing, other_texts
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.settings import Sampling
@@ -29,7 +31,7 @@ from tide.engines.openai.engine import OpenAIEngine
 pytestmark = pytest.mark.llama_cpp
 
 GREEDY = Sampling(temperature=0.0, max_new_tokens=20)
-CONVERT = Path(__file__).with_name("convert.py")
+CONVERT, SERVE = (Path(__file__).with_name(name) for name in ("convert.py", "serve.py"))
 
 
 @contextmanager
@@ -39,13 +41,8 @@ def llama(model: str, folder: Path) -> Iterator[str]:
     subprocess.run([python, CONVERT, pocket.FOLDERS[model], file], check=True)
     port = free_port()
     address = f"http://127.0.0.1:{port}"
-    command = [
-        python, "-m", "llama_cpp.server", "--model", file, "--host", "127.0.0.1", "--port", port,
-        "--n_ctx", "256", "--n_threads", "1",
-        # It has one place, and would break off what it writes for whoever comes next.
-        "--interrupt_requests", "False",
-    ]  # fmt: skip
-    with answering(command, f"{address}/v1/models", folder / "log", seconds=60.0):
+    command = [python, SERVE, file, port]
+    with answering(command, f"{address}/health", folder / "log", seconds=60.0):
         yield address
 
 
@@ -78,7 +75,7 @@ Both = tuple[OpenAIEngine, TransformersEngine, str]
 
 def test_the_same_greedy_texts(both: Both, prompts: list[str]) -> None:
     engine, local, _ = both
-    assert "logit_bias (the server's /extras/tokenize)" in engine.capability_notes
+    assert "logit_bias (the server's /tokenize)" in engine.capability_notes
     found, expected = written(engine, prompts), written(local, prompts)
     same = sum(a == b for a, b in zip(found, expected, strict=True))
     assert same >= 0.9 * len(prompts)  # of two tokens that are all but alike, either is drawn
@@ -101,12 +98,36 @@ def test_held_words_are_the_same_tokens(both: Both, prompts: list[str]) -> None:
         held.append(next(row[1] for row in texts[number:] if len(row) > 1))
 
 
-def test_a_chat_is_one_block(both: Both) -> None:
-    """Its server begins a new message after the assistant's last: that is found out."""
-    engine, _, _ = both
+def test_chat_is_continued_if_the_model_has_a_template(both: Both) -> None:
+    engine, local, _ = both
     prompt = engine.encode(engine.text_of(Chat.said("How was your day?")))
-    assert not engine.supports_continuation(prompt.token_ids)
+    assert engine.supports_continuation(prompt.token_ids) is local.has_chat_template
     assert completed(engine, [prompt.token_ids], GREEDY, [0])[0].finish_reason
+
+
+def harmless(texts: list[str]) -> list[float]:
+    return [0.0] * len(texts)
+
+
+@contextmanager
+def gateway(url: str, mode: Literal["enforce", "monitor"]) -> Iterator[Running]:
+    with (
+        OpenAIEngine(base_url=url, max_batch=1) as engine,
+        running(engine, harmless, mode=mode, preset="backtrack") as server,
+    ):
+        yield server
+
+
+def test_monitored_answers_are_the_servers_bytes(both: Both) -> None:
+    url = both[2]
+    with gateway(url, "monitor") as server:
+        assert differing(url, server.url, "any", 100) == []
+
+
+def test_clean_answers_are_the_servers_own_text(both: Both) -> None:
+    url = both[2]
+    with gateway(url, "enforce") as server:
+        assert other_texts(url, server.url, "any", 50) == []
 
 
 def test_an_abandoned_request(both: Both) -> None:

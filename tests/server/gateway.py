@@ -6,6 +6,7 @@ from typing import Any
 
 from tide.core.settings import Settings
 from tide.scorers import DEFAULT_SCORER, load_scorer
+from tide.scorers.base import Exchange
 
 
 def assert_repaired(client: Any, prompts: list[str]) -> None:
@@ -15,11 +16,14 @@ def assert_repaired(client: Any, prompts: list[str]) -> None:
         client.completions.create(model="safe", prompt=prompt, max_tokens=20, seed=1)
         for prompt in prompts
     ]
-    choices = [one.choices[0] for one in done]
-    texts = [one.text for one in choices if one.finish_reason != "content_filter"]
+    exchanges = [
+        Exchange(prompt, answer.choices[0].text)
+        for prompt, answer in zip(prompts, done, strict=True)
+        if answer.choices[0].finish_reason != "content_filter"
+    ]
     scorer = load_scorer(DEFAULT_SCORER)
-    assert max(scorer.score(texts)) < threshold
-    assert len(texts) >= 0.9 * len(prompts)
-    repaired = [one.tide for one in done if one.tide["rounds"] > 1]
+    assert max(scorer.score(exchanges)) < threshold
+    assert len(exchanges) >= 0.9 * len(prompts)
+    repaired = [answer.tide for answer in done if answer.tide["rounds"] > 1]
     assert len(repaired) >= 0.2 * len(prompts)
-    assert all(one["scorer_calls"] > one["rounds"] for one in repaired)  # to find blamed words
+    assert all(cost["scorer_calls"] > cost["rounds"] for cost in repaired)  # to find blamed words

@@ -84,16 +84,16 @@ def free_port() -> str:
 
 @contextmanager
 def answering(command: Sequence[str | Path], url: str, log: Path, seconds: float) -> Iterator[None]:
-    """Run somebody else's server, once it has answered a GET of `url`; its output is in `log`."""
+    """Run somebody else's server, once a GET of `url` succeeds; its output is in `log`."""
     with log.open("wb") as file:
         server = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
     try:
         end = time.monotonic() + seconds
         while True:
             try:
-                httpx.get(url, timeout=5.0)
+                httpx.get(url, timeout=5.0).raise_for_status()
                 break
-            except httpx.TransportError:
+            except httpx.HTTPError:
                 assert server.poll() is None, log.read_text()[-3000:]
                 assert time.monotonic() < end
                 time.sleep(0.2)

@@ -27,7 +27,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "JSON": {"response_format": {"type": "json_object"}},
 }
 # What no two answers of a server have in common.
-_OWN = re.compile(rb'"(?:id|created|system_fingerprint|request_id)": ?(?:"[^"]*"|[\d.]+)')
+_OWN = re.compile(
+    rb'"(?:id|created|system_fingerprint|request_id)": ?(?:"[^"]*"|[\d.]+)|"timings": ?{[^}]*}'
+)
 
 
 def bodies(number: int) -> list[tuple[str, dict[str, Any]]]:
