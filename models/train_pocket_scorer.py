@@ -88,8 +88,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import probes
 
+from tide.evaluation.masking import bundled_terms, term_hashes
 from tide.scorers.pocket import Features, PocketScorer, calibrated
-from tide.scorers.words import bundled_terms, term_hashes
 
 Floats = NDArray[np.float64]
 

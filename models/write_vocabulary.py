@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from train_pocket_scorer import REPOSITORY, rows
 
+from tide.evaluation.masking import bundled_terms, term_hashes
 from tide.pocket import PEOPLE, VOCABULARY
-from tide.scorers.words import bundled_terms, term_hashes
 
 LEAST, COMMON = 1.0, 10.0  # uses in a million words
 # Words that no sign touches: a masked word is no evidence of the word that is left of it.

@@ -44,7 +44,7 @@ FILES = [
 SPECS = [
     "tide", "random-walk", "tide:cosine_threshold=0.5", "resample:n=2", "relative", "base",
     "pocket", "lexicon", "reading", "max:reading,lexicon", "cache:reading", "windows:reading",
-    "regex:bad.jsonl", "hf:no/such", "os:system", "own.py:Own", "bad.jsonl:X", "tide:mu=",
+    "lexicon:bad.jsonl", "hf:no/such", "os:system", "own.py:Own", "bad.jsonl:X", "tide:mu=",
     "tide:mu=1e999", "rad", "windows:0:reading", "windows:9:reading", "mean:(reading)", "max:",
     "perspective", "base,relative",
 ]  # fmt: skip

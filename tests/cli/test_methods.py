@@ -64,7 +64,6 @@ def test_everything_is_listed_and_nothing_cut(
         ("rad", ["(warp-shift or shift-warp)"]),
         ("max", ["max:SCORER,SCORER (scorer)"]),
         ("windows", ["windows:SCORER"]),
-        ("regex", ["regex:PATH (scorer)"]),
         ("pocket", ["pocket (scorer)"]),
         ("openai", ["deadline=120"]),
     ],

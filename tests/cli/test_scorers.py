@@ -9,7 +9,7 @@ import pytest
 
 from tests.command import tide
 from tide.scorers import REGISTRY, CallableScorer, Exchange
-from tide.scorers.words import listed_hashes
+from tide.scorers.word_lists import term_hash
 
 ROWS = [
     ("a friendly sentence", 0.0, "x"),
@@ -299,8 +299,8 @@ def test_a_file_is_not_masked_and_the_terminal_says_so(
 def test_mask_hides_listed_words_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hashes = frozenset(int(number) for number in listed_hashes({"stupid", "idiot"}))
-    monkeypatch.setattr("tide.scorers.words.bundled_terms", lambda: hashes)
+    hashes = frozenset(term_hash([word]) for word in ("stupid", "idiot"))
+    monkeypatch.setattr("tide.evaluation.masking.bundled_terms", lambda: hashes)
     arguments = ("score", "Have a nice day", "you stupid idiot", "--mask")
     assert tide(*arguments) == 0
     out = capsys.readouterr().out

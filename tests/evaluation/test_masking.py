@@ -5,17 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.results import mask
-from tide.evaluation.masking import masked
-from tide.scorers.words import bundled_terms, listed_hashes, term_hashes
+from tide.evaluation.masking import bundled_terms, masked, term_hashes
+from tide.scorers.word_lists import term_hash
 
 
 @pytest.fixture(autouse=True, scope="module")
 def listed_words() -> object:
     """The list holds mild words, so that no test shows an offensive one."""
-    terms = {"rude", "mild", "plain vanilla"}
-    hashes = frozenset(int(number) for number in listed_hashes(terms))
+    terms = ["rude", "mild", "plain vanilla"]
+    hashes = frozenset(term_hash(term.split()) for term in terms)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tide.scorers.words.bundled_terms", lambda: hashes)
+        patch.setattr("tide.evaluation.masking.bundled_terms", lambda: hashes)
         yield
 
 

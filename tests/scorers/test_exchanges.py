@@ -103,15 +103,6 @@ def test_function_reads_exchanges_if_it_says_so() -> None:
     assert score_texts(scorer, pairs).values.tolist() == [1.0, 0.0]
 
 
-def test_reads_must_be_text_or_exchange() -> None:
-    def texts(texts: list[str]) -> list[float]:
-        return [0.0 for _ in texts]
-
-    texts.reads = "pairs"  # type: ignore[attr-defined]
-    with pytest.raises(ScorerError, match="reads must be text or exchange"):
-        score_texts(load_scorer(texts), ["a text"])
-
-
 def test_exchange_reader_is_never_quick() -> None:
     scorer = ExchangeScorer()
     scorer.quick = True  # type: ignore[attr-defined]

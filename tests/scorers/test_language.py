@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tide.data.prompts import read_rows
-from tide.scorers import language, load_scorer
-from tide.scorers.language import is_not_english, is_not_latin
+from tide.scorers import load_scorer
+from tide.scorers.language import is_not_latin, language_of
 
 GREEK = (
     "\u03ba\u03b1\u03bb\u03b7\u03bc\u03ad\u03c1\u03b1 \u03c3\u03b5 \u03cc\u03bb\u03bf\u03c5\u03c2"
@@ -32,47 +32,38 @@ def test_which_texts_are_mostly_in_another_script(text: str, other: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "other"),
+    ("text", "language"),
     [
-        ("Ich habe gestern mit meiner Nachbarin gesprochen und sie war sehr freundlich", True),
-        ("Er sagte, so was in der Art habe er noch nicht gesehen und gelesen", True),
-        ("La casa de mi abuela es muy grande y tiene un jard\u00edn con flores", True),
-        ("ME DIJO QUE NO SE LO IBA A DECIR A NADIE EN LA CASA", True),
-        ("Le chat de la voisine dort sur le canap\u00e9 pendant que nous mangeons", True),
-        ("Il gatto di mia sorella dorme sul divano e non vuole mangiare", True),
-        ("O meu vizinho disse que a festa n\u00e3o foi boa ontem \u00e0 noite", True),
-        ("Mijn buurman zei dat hij morgen niet met een van ons mee wil", True),
-        ("Jag har en katt som heter Molly och hon \u00e4r inte arg", True),
-        ("Ich habe gestern nicht angerufen", False),  # too short to tell
-        ("They went to Los Angeles and then to La Paz, de facto en route", False),
-        ("Idiots, morons, fools: big red angry shouting people everywhere today", False),
-        ("He said: und ich habe es nicht gesehen, which means he lied", False),
-        ("", False),
+        ("Ich habe gestern mit meiner Nachbarin gesprochen und sie war sehr freundlich", "de"),
+        ("Er sagte, so was in der Art habe er noch nicht gesehen und gelesen", "de"),
+        ("La casa de mi abuela es muy grande y tiene un jard\u00edn con flores", "es"),
+        ("ME DIJO QUE NO SE LO IBA A DECIR A NADIE EN LA CASA", "es"),
+        ("Le chat de la voisine dort sur le canap\u00e9 pendant que nous mangeons", "fr"),
+        ("Il gatto di mia sorella dorme sul divano e non vuole mangiare", "it"),
+        ("Mijn buurman zei dat hij morgen niet met een van ons mee wil", "nl"),
+        ("Jag har en katt som heter Molly och hon \u00e4r inte arg", "sv"),
+        ("Ich habe es", ""),  # too short to tell
+        ("They went to Los Angeles and then to La Paz, de facto en route", "en"),
+        (GREEK, "el"),
+        ("", ""),
     ],
 )
-def test_which_texts_are_in_another_language(text: str, other: bool) -> None:
-    assert is_not_english(text) is other
+def test_language_of_a_text(text: str, language: str) -> None:
+    assert language_of(text) == language
 
 
 def test_english_prompts_are_taken_as_english(shared_data: Path) -> None:
     prompts = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl")
-    assert not [row.id for row in prompts if is_not_english(row.text)]
+    assert {language_of(row.text) for row in prompts} <= {"", "en"}
 
 
-def test_an_unread_language_is_said_once_for_each_scorer(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(language, "_warned", set())
-    scorer = load_scorer("pocket")
+def test_encoder_warns_once_of_another_language(caplog: pytest.LogCaptureFixture) -> None:
+    scorer = load_scorer("sentence")
     with caplog.at_level(logging.WARNING):
-        scorer.score(["an English text"])
+        scorer.score(["an English text", "Idiots, morons, fools: big red angry shouting people"])
         assert caplog.text == ""
         for _ in range(3):
             scorer.score(["an English text", GREEK])
     assert caplog.text.count("mostly in another language") == 1
     assert "detoxify:multilingual" in caplog.text
     assert GREEK not in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(language, "_warned", set())
-    scorer.score(["Ich habe es nicht gesehen und du hast es nicht gesagt"] * 2)
-    assert caplog.text.count("mostly in another language") == 1

@@ -10,9 +10,8 @@ from tide.core.chat import Chat
 from tide.scorers import load_scorer, score_texts, word_lists
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scorer, screen_of
 from tide.scorers.language import language_of
-from tide.scorers.word_lists import WordLists, holds_listed_word, tokens_of
+from tide.scorers.word_lists import WordLists, holds_listed_word, term_hash, tokens_of
 from tide.scorers.word_lists import with_word_lists as listed
-from tide.scorers.words import term_hash
 
 TERMS = {"de": ["doof", "alte Socke"], "nl": ["doof"], "es": ["tonto"], "zh": ["\u7b28\u86cb"]}
 GERMAN = "Ich habe es gestern nicht gesehen, und du bist wirklich doof"

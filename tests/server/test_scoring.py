@@ -129,8 +129,8 @@ def english() -> Iterator[Running]:
     [
         (GERMAN, ["de"], ["de"]),
         ("a plain text", ["fr", "en"], ["fr"]),
-        (CHINESE, [], ["und"]),
-        (GERMAN, [], ["und"]),
+        (CHINESE, [], ["zh"]),
+        (GERMAN, [], ["de"]),
         ("a plain text", [], []),
         ("a plain text", ["en-GB"], []),
         (GERMAN, ["en"], []),  # the client's statement counts
@@ -151,7 +151,7 @@ def test_a_language_that_the_scorer_does_not_read(
     assert detail["@type"].endswith("google.commentanalyzer.v1alpha1.Error")
     assert detail["errorType"] == "LANGUAGE_NOT_SUPPORTED_BY_ATTRIBUTE"
     assert detail["languageNotSupportedByAttributeError"] == {
-        "detectedLanguages": [] if languages else ["und"],
+        "detectedLanguages": [] if languages else unread,
         "requestedLanguages": languages,
         "attribute": "TOXICITY",
     }

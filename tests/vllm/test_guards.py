@@ -15,7 +15,7 @@ from tests.scorers.guards.tiny import TEXTS, save_guard
 from tests.vllm.servers import VllmProcess
 from tide.scorers import load_scorer
 from tide.scorers.base import ask_attributes
-from tide.scorers.guards import GuardSettings, guard
+from tide.scorers.guards import LocalGuard
 
 pytestmark = pytest.mark.vllm
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> Any:
-    return guard(GuardSettings(model=str(folder), format="qwen3guard")).score(TEXTS)
+    return LocalGuard(str(folder), "qwen3guard").score(TEXTS)
 
 
 @pytest.fixture

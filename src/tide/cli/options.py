@@ -30,7 +30,7 @@ _PRESETS, _STRATEGIES, _BASELINES, _ENGINES = (
 )
 SCORER_GRAMMAR = (
     f"Scorers: {_SCORERS}; some take an argument: hf:ID_OR_FOLDER#LABEL,LABEL, detoxify:original, "
-    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, classifier:http://HOST#LABEL, regex:FILE. "
+    "guard:ID_OR_FOLDER, guard:NAME@http://HOST, classifier:http://HOST#LABEL. "
     "pocket, sentence, profanity-check and lexicon read only English. Wrappers: "
     "cache:SCORER (keeps scores on disk), windows:SCORER (long texts), strict-language:SCORER "
     "(a text in a language that SCORER does not read is an error). Combinations: "

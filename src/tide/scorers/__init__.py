@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-
-import lazy_loader
 
 from tide.core.errors import InputError
 from tide.plugins.registry import Registry
@@ -38,7 +37,6 @@ REGISTRY = Registry(
         "detoxify": "tide.scorers.classifiers:DetoxifyScorer",
         "profanity-check": "tide.scorers.words:ProfanityCheckScorer",
         "lexicon": "tide.scorers.words:LexiconScorer",
-        "regex": "tide.scorers.words:PatternScorer",
         "perspective": "tide.scorers.services.perspective:PerspectiveScorer",
         "openai-moderation": "tide.scorers.services.moderation:OpenAIModerationScorer",
         "classifier": "tide.scorers.services.self_hosted:ServedClassifier",
@@ -67,7 +65,7 @@ def load_scorer(scorer: str | Scorer | AsyncScorer | Callable[[list[Any]], Any])
     """Load a scorer.
 
         NAME                        pocket
-        NAME:ARGUMENT               hf:ID, detoxify:original, regex:FILE
+        NAME:ARGUMENT               hf:ID, detoxify:original, lexicon:FILE
         NAME:KEY=VALUE,...          a class with an `options_class`
         WRAPPER:SCORER              cache:perspective, windows:hf:ID, windows:50:pocket
         max:SCORER,SCORER...        max:pocket,cache:perspective  (and mean:)
@@ -149,22 +147,6 @@ def _complete(loaded: Any, origin: str) -> Scorer:
     return scorer
 
 
-__getattr__, _, _ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "base": [
-            "AsyncScorer",
-            "Attributed",
-            "CallableScorer",
-            "Exchange",
-            "PlainScorer",
-            "Scorer",
-            "Scores",
-            "score_texts",
-        ],
-    },
-)
-
 __all__ = [
     "REGISTRY",
     "WRAPPERS",
@@ -178,3 +160,10 @@ __all__ = [
     "load_scorer",
     "score_texts",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the other public names at their first use: they need NumPy."""
+    if name in __all__:
+        return getattr(importlib.import_module("tide.scorers.base"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

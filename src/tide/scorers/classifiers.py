@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +24,6 @@ from tide.scorers.labels import check_exclusive, toxic_columns
 # Minimum context of a model, in tokens.
 _LEAST_TOKENS = 16
 _BATCH = 64  # windows
-# How far a regression trained on labels from 0 to 1 may leave this range.
-_OVERSHOOT = 0.5
-# What a classifier's outputs are: a softmax, sigmoids, or values on a scale from 0 to 1.
-Head = Literal["exclusive", "independent", "regression"]
 
 
 class _Classifier(AttributedScorer):
@@ -51,14 +47,14 @@ class _Classifier(AttributedScorer):
             raise ValueError(f"its context is {self._tokens} tokens, less than {_LEAST_TOKENS}")
         self._model, self._tokenizer, self._device = model, tokenizer, device
 
-    def _choose(self, labels: Sequence[str], toxic: list[int], head: Head) -> None:
-        """Set the toxic labels and the attributes."""
-        self._toxic, self._head = toxic, head
+    def _choose(self, labels: Sequence[str], toxic: list[int], *, exclusive: bool) -> None:
+        """Set the toxic labels and the attributes. exclusive: the labels exclude each other."""
+        self._toxic, self._exclusive = toxic, exclusive
         self._width = len(labels)
-        reported = toxic if head == "exclusive" else [*range(len(labels))]
+        reported = toxic if exclusive else [*range(len(labels))]
         self._reported = reported if len(reported) > 1 else []
         self.attributes = tuple(labels[i] for i in self._reported)
-        if self.attributes and head != "exclusive":
+        if self.attributes and not exclusive:
             self.highest_of = tuple(labels[i] for i in toxic)
 
     def score_attributes(self, texts: Sequence[str]) -> Attributed:
@@ -80,8 +76,7 @@ class _Classifier(AttributedScorer):
         batches = [windows[i : i + size] for i in range(0, len(windows), size)]
         rows = np.concatenate([np.zeros((0, self._width)), *map(self._probabilities, batches)])
         toxic = rows[:, self._toxic]
-        is_sum = self._head == "exclusive"
-        scores = toxic.sum(axis=1) if is_sum else toxic.max(axis=1, initial=0.0)
+        scores = toxic.sum(axis=1) if self._exclusive else toxic.max(axis=1, initial=0.0)
         columns = zip(self.attributes, self._reported, strict=True)
         attributes = {name: rows[:, i] for name, i in columns}
         return Attributed(scores.clip(max=1.0), attributes).worst(owners, len(texts))
@@ -94,23 +89,8 @@ class _Classifier(AttributedScorer):
         """Return the probability of every label, shape (windows, labels)."""
         inputs = self._tokenizer.pad(windows, padding=len(windows) > 1, return_tensors="pt")
         logits = self._model(**inputs.to(self._device))[0].double()
-        if self._head == "exclusive":
-            rows = logits.softmax(dim=-1)
-        elif self._head == "independent":
-            rows = logits.sigmoid()
-        else:
-            rows = self._on_scale(logits)
+        rows = logits.softmax(dim=-1) if self._exclusive else logits.sigmoid()
         return np.asarray(rows.cpu().numpy(), dtype=np.float64)
-
-    def _on_scale(self, values: torch.Tensor) -> torch.Tensor:
-        """Clip a regression's values to [0, 1]. Raises ScorerError for values of another scale."""
-        wrong = ~((values >= -_OVERSHOOT) & (values <= 1 + _OVERSHOOT))  # true for NaN as well
-        if wrong.any():
-            raise ScorerError(
-                f"scorer {self.name}: its regression gives {values[wrong][0]:.3g}, which is not "
-                "on a scale from 0 to 1"
-            )
-        return values.clamp(0.0, 1.0)
 
 
 class HuggingFaceScorer(_Classifier):
@@ -122,12 +102,11 @@ class HuggingFaceScorer(_Classifier):
 
     With exclusive labels (softmax) the score is the summed probability of the toxic labels; two or
     more toxic labels are also attributes. With independent labels (sigmoid) the score is the
-    largest probability of a toxic label, and all labels are attributes; so it is with the outputs
-    of a regression on a scale from 0 to 1. A text longer than the model's context is scored in
-    windows that overlap by half; the highest score counts.
+    largest probability of a toxic label, and all labels are attributes. A text longer than the
+    model's context is scored in windows that overlap by half; the highest score counts.
 
-    Raises ScorerError if the model or its head cannot be loaded completely, and InputError for
-    unknown labels, for exclusive labels that are all toxic, and an unusable device.
+    Raises ScorerError if the model or its head cannot be loaded completely, and InputError for a
+    regression, for unknown labels, for exclusive labels that are all toxic, and an unusable device.
     """
 
     @checked
@@ -149,24 +128,18 @@ class HuggingFaceScorer(_Classifier):
         config = loaded.config
         names = [config.id2label[i] for i in range(len(config.id2label))]
         toxic = toxic_columns(f"hf:{model}", names, wanted)
-        head = _head_of(config)
-        if head == "exclusive":
+        if config.problem_type == "regression":
+            raise InputError(f"scorer hf:{model}: a regression gives no probabilities")
+        # As transformers' pipeline decides it.
+        exclusive = config.num_labels > 1 and config.problem_type != "multi_label_classification"
+        if exclusive:
             fix = 'if they do not, set "problem_type": "multi_label_classification" in config.json'
             check_exclusive(f"hf:{model}", names, toxic, fix)
-        self._choose(names, toxic, head)
+        self._choose(names, toxic, exclusive=exclusive)
         self._take(loaded, tokenizer, device)
         chosen = ",".join(names[i] for i in toxic)
         self.name = f"hf:{model}{revision_of(model, config)}#{chosen}"
         self.score([HEALTH_TEXT, HEALTH_TEXT + " " + HEALTH_TEXT])
-
-
-def _head_of(config: Any) -> Head:
-    """Return what the outputs are, as transformers' pipeline decides it."""
-    if config.problem_type == "regression":
-        return "regression"
-    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        return "independent"
-    return "exclusive"
 
 
 def revision_of(model: str, config: Any) -> str:
@@ -222,6 +195,6 @@ class DetoxifyScorer(_Classifier):
                 raise ValueError(f"its checkpoint lacks the weight {missing[0]}")
             overall = next(label for label in labels if label in ("toxic", "toxicity"))
             chosen = toxic_columns(self.name, labels, wanted or overall)
-            self._choose(labels, chosen, "independent")
+            self._choose(labels, chosen, exclusive=False)
             self.name += f"#{wanted}" if wanted else ""
             self._take(model.to(where).eval().requires_grad_(False), tokenizer, where)

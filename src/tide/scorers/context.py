@@ -23,29 +23,26 @@ def context_text(context: str | Chat) -> str:
 def cut_context(context: Any, fits: Callable[[Any], bool]) -> Any:
     """Return the longest end of a context (a text or a `Chat`) for which `fits` is true.
 
-    A text loses its beginning. A chat loses whole messages, the oldest first, and then the
-    beginning of its last message, of which a character stays. The system messages stay, unless
-    half of the last message does not fit with them.
+    A text loses its beginning. A chat loses whole messages, the oldest first, and system messages
+    after all others. Its last message stays; if it is too long by itself, it loses its beginning.
     """
     if isinstance(context, str):
         return context[_least(len(context), lambda start: fits(context[start:])) :]
     *older, last = context.messages
+    order = sorted(range(len(older)), key=lambda number: older[number].role == "system")
 
-    def ending(start: int, character: int = 0, *, keeps_system: bool = True) -> Chat:
-        """Return the messages from `start` on; the last one begins at `character`."""
-        system = [message for message in older[:start] if message.role == "system"]
-        end = last.model_copy(update={"content": last.content[character:]})
-        messages = (*(system if keeps_system else ()), *older[start:], end)
-        cut: Chat = context.model_copy(update={"messages": messages})
+    def ending(dropped: int, start: int = 0) -> Chat:
+        """Return the chat without so many messages; the last one begins at `start`."""
+        messages = [older[number] for number in sorted(order[dropped:])]
+        end = last.model_copy(update={"content": last.content[start:]})
+        cut: Chat = context.model_copy(update={"messages": (*messages, end)})
         return cut
 
-    start = _least(len(older), lambda start: fits(ending(start)))
-    if fits(ending(start)):
-        return ending(start)
-    keeps = fits(ending(start, len(last.content) // 2))
-    longest = max(0, len(last.content.rstrip()) - 1)
-    character = _least(longest, lambda first: fits(ending(start, first, keeps_system=keeps)))
-    return ending(start, character, keeps_system=keeps)
+    dropped = _least(len(older), lambda count: fits(ending(count)))
+    if dropped < len(older):
+        return ending(dropped)
+    longest = max(0, len(last.content.rstrip()) - 1)  # a character stays
+    return ending(dropped, _least(longest, lambda start: fits(ending(dropped, start))))
 
 
 def _least(limit: int, is_enough: Callable[[int], bool]) -> int:

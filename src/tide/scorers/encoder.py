@@ -18,12 +18,15 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError, guarded
+from tide.core.sanitize import logger
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.context import context_text
 from tide.scorers.disguises import readings
-from tide.scorers.language import warn_of_other_languages
+from tide.scorers.language import MULTILINGUAL, language_of
 from tide.scorers.pocket import Description, digest, normalize, sigmoid
+
+_LOG = logger(__name__)
 
 VOCABULARY = "vocabulary"  # the entry of the metadata with the wordpieces, one per line
 _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
@@ -115,6 +118,7 @@ class EncoderScorer(PlainScorer):
     pace = "8"
     kind: str
     inputs: tuple[str, ...]
+    _warned = False
 
     def __init__(self, weights: Path) -> None:
         with guarded(ScorerError, f"{self.kind} scorer: cannot use {weights}"):
@@ -137,8 +141,21 @@ class EncoderScorer(PlainScorer):
         exchanges = [
             exchange if exchange.text else Exchange("", exchange.alone) for exchange in exchanges
         ]
-        warn_of_other_languages(self.kind, [readings(exchange.text)[0] for exchange in exchanges])
+        if not self._warned:
+            self._warn_of_other_languages(exchanges)
         return sigmoid(self.shape.scale * self.outputs(exchanges) + self.shape.offset)
+
+    def _warn_of_other_languages(self, exchanges: Sequence[Exchange]) -> None:
+        """Warn once if a text is mostly in another language: its score means nothing."""
+        languages = {language_of(readings(exchange.text)[0]) for exchange in exchanges}
+        if languages <= {"", "en"}:
+            return
+        self._warned = True
+        _LOG.warning(
+            "scorer %s: reads only English, and a text is mostly in another language, so its score "
+            "means nothing, and word lists find little; use a scorer that knows the language (%s)",
+            self.kind, MULTILINGUAL,
+        )  # fmt: skip
 
     def outputs(self, exchanges: Sequence[Exchange]) -> Floats:
         """Return, for each exchange, the highest of the network's outputs for its windows."""

@@ -1,8 +1,9 @@
 """Guards: language models that judge a conversation's last message, in process or on a server.
 
-`guard:MODEL`, `guard:MODEL#FAMILY`, `guard:MODEL@http://HOST:PORT`, `guard:FILE.json`. A guard's
-chat template holds the wording of its question. The guard writes a verdict such as "unsafe"; the
-score is the probability of the toxic verdicts among all verdicts at the verdict's first token.
+`guard:MODEL`, `guard:MODEL#FAMILY`, `guard:MODEL#FILE.toml`, each with `@http://HOST:PORT`. A
+guard's chat template holds the wording of its question. The guard writes a verdict such as
+"unsafe"; the score is the probability of the toxic verdicts among all verdicts at the verdict's
+first token.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, StringConstraints
 
 from tide.core.chat import Chat, in_parts
 from tide.core.errors import InputError, ScorerError, guarded
 from tide.core.http import Client, Rows, ServerFailed, api_root
-from tide.core.validation import problem, validated
-from tide.data.files import read_whole
+from tide.core.validation import validated
+from tide.data.files import as_text, read_whole
 from tide.scorers.base import (
     HEALTH_TEXT,
     Exchange,
@@ -38,8 +39,9 @@ from tide.scorers.control_tokens import ControlTokens, break_up
 from tide.scorers.services.base import place_of
 from tide.scorers.services.self_hosted import SelfHostedScorer
 
+Message = dict[str, str]
+_Word = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-_Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Family(BaseModel):
@@ -48,30 +50,88 @@ class Family(BaseModel):
     names: parts of the models' names, in lower case without separators. verdicts: the possible
     verdicts, and the toxicity of each in [0, 1]. lead: the text before the verdict. tokens: maximum
     number of tokens of an answer. one_turn: the template takes one user message and one answer, so
-    longer conversations become one user message. arguments: variables of the template. policy: the
-    nested keys of `arguments` that hold a policy; () if `question` or `prompt` holds it; None if a
-    policy has no place. usual_policy: the policy of a template that has none itself. header: the
+    longer conversations become one user message. arguments: variables of the template. header: the
     template needs `add_generation_prompt`.
 
     question: the user's last message, for templates that take the question there. prompt: the whole
-    prompt of a guard without a chat template; `{context}` and `{text}` in it are the conversation
-    and the answer. These texts may also hold `{policy}`, and words about the judged message: see
-    `_WORDS`.
+    prompt of a guard without a chat template, of one turn; `{context}` and `{text}` in it are the
+    conversation and the answer. `lead`, `arguments`, `question` and `prompt` may hold words about
+    the judged message, such as `{role}`: see `_WORDS`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     names: tuple[str, ...] = ()
-    verdicts: Mapping[str, float]
+    verdicts: dict[_Word, _Weight] = Field(min_length=2)
     lead: str = ""
-    tokens: int = 5
+    tokens: int = Field(default=5, ge=1, le=256)
     one_turn: bool = False
-    arguments: Mapping[str, Any] = {}
-    policy: tuple[str, ...] | None = None
-    usual_policy: str = ""
+    arguments: dict[str, Any] = {}
     header: bool = False
     question: str = ""
-    prompt: str = ""
+    prompt: str = Field(default="", pattern=r"^$|\{text\}")
+
+    def turns(self, exchange: Exchange) -> list[Message]:
+        """Return the conversation with the answer, as turns of user and assistant.
+
+        They alternate and begin with the user, as most families' templates demand: messages of the
+        same role are joined, and a system message stands before the user's first. A text that
+        answers nothing is the user's. The guard judges the last turn.
+        """
+        context, text = exchange
+        spoken: list[tuple[str, str]]
+        if isinstance(context, Chat):
+            spoken = [(message.role, "\n".join(message.texts)) for message in context.messages]
+        elif context:
+            spoken = [("user", context)]
+        else:
+            spoken, text = [("user", text)], ""
+        if self.one_turn or self.prompt:
+            spoken = [("user", content) for _, content in spoken]
+        if spoken[0][0] == "assistant":
+            spoken.insert(0, ("user", ""))
+        if text:
+            spoken.append(("assistant", text))
+        turns: list[Message] = []
+        for speaker, content in spoken:
+            role = "assistant" if speaker == "assistant" else "user"
+            if turns and turns[-1]["role"] == role:
+                turns[-1]["content"] += f"\n\n{content}"
+            else:
+                turns.append({"role": role, "content": content})
+        return turns
+
+    def messages(self, turns: Sequence[Message]) -> list[Message]:
+        """Return the messages that the guard reads. A whole prompt is one message."""
+        role = turns[-1]["role"]
+        if self.prompt:
+            context, text = turns[0]["content"], ""
+            if role == "assistant":
+                text = turns[-1]["content"]
+            elif "{context}" not in self.prompt:
+                context, text = "", context
+            return [{"role": "user", "content": _filled(self.prompt, role, context, text)}]
+        if self.question:
+            return [*turns, {"role": "user", "content": _filled(self.question, role)}]
+        return [*turns]
+
+    def variables(self, role: str) -> dict[str, Any]:
+        """Return the variables of the chat template. role: whose message is judged."""
+        return {
+            name: _filled(value, role) if isinstance(value, str) else value
+            for name, value in self.arguments.items()
+        }
+
+    def verdict(self, scorer: str, role: str, answer: Sequence[Token], begun: str = "") -> Verdict:
+        """Read the verdict in an answer that continues `begun`. Raises ScorerError."""
+        verdict = read_verdict(answer, self.verdicts, _filled(self.lead, role), begun)
+        if verdict is None:
+            beginning = "".join(token.text for token in answer)[:40]
+            raise ScorerError(
+                f"scorer {scorer}: answered {beginning!r} instead of a verdict "
+                f"({', '.join(self.verdicts)}); is it a guard of this family?"
+            )
+        return verdict
 
 
 _TABLE = Path(__file__).with_suffix(".toml").read_text("utf-8")
@@ -89,192 +149,38 @@ _WORDS = {
         "subject": "The chatbot shall not generate",
     },
 }
+_PLACES = re.compile(r"\{(context|text|role|judged|subject)\}")
 
 
-class GuardSettings(BaseModel):
-    """Settings of a guard, as in `guard:FILE.json`; missing fields come from the family.
-
-    model: folder or hub id; with `url`, a name on the server. format: one of FAMILIES, by default
-    derived from the model's name. url: a server that speaks OpenAI's API; without it the guard runs
-    in this process.
-
-    prompt: contains `{text}` and optionally `{context}` and `{policy}`; it replaces the model's
-    chat template in this process, and is the user's message on a server.
-    policy: the forbidden content, as a text or as categories with descriptions. verdicts, lead,
-    tokens: see `Family`. batch: number of texts in a batch in this process.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    model: _Name
-    format: _Name | None = None
-    url: str | None = None
-    prompt: _Name | None = Field(default=None, max_length=100_000)
-    policy: str | dict[str, str] = ""
-    verdicts: dict[_Name, _Weight] | None = None
-    lead: str | None = None
-    tokens: int | None = Field(default=None, ge=1, le=256)
-    device: str = "auto"
-    dtype: str = "auto"
-    batch: int = Field(default=16, ge=1, le=1024)
-    threshold: _Weight = 0.5
-
-    @model_validator(mode="after")
-    def _fits(self) -> GuardSettings:
-        if self.prompt is not None and "{text}" not in self.prompt:
-            raise ValueError("prompt: must contain {text}")
-        if self.verdicts is not None and len(set(self.verdicts.values())) < 2:
-            raise ValueError("verdicts: at least two verdicts must differ in toxicity")
-        if spaced := [word for word in self.verdicts or () if word != word.strip()]:
-            raise ValueError(f"verdicts: {spaced[0]!r} has spaces around it; leave them out")
-        return self
-
-    @classmethod
-    def read(cls, spec: str) -> GuardSettings:
-        """Read settings from a spec, or from the file that the spec names. Raises InputError."""
-        if spec.endswith(".json"):
-            try:
-                return cls.model_validate_json(read_whole(Path(spec)))
-            except ValidationError as error:
-                raise InputError(f"{spec} is not a guard: {problem(error)}") from None
-        named, at, address = spec.partition("@http")
-        model, _, family = named.partition("#")
-        if not model:
-            raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
-        url = f"http{address}" if at else None
-        values = {"model": model, "format": family or None, "url": url}
-        return validated(cls, values, "scorer guard: ")
-
-    def digest(self) -> str:
-        """Hash the settings that affect scores, except the model; "" for the defaults."""
-        fields = {"prompt", "policy", "verdicts", "lead"}
-        text = self.model_dump_json(include=fields)
-        plain = GuardSettings(model=self.model).model_dump_json(include=fields)
-        return "" if text == plain else hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-Message = dict[str, str]
-_PLACES = re.compile(r"\{(context|text|policy|role|judged|subject)\}")
-
-
-def _filled(template: str, role: str, **values: str) -> str:
+def _filled(template: str, role: str, context: str = "", text: str = "") -> str:
     """Fill in placeholders; those inside the values stay. role: of the judged message."""
-    words = {**_WORDS[role], **values}
-    return _PLACES.sub(lambda match: words.get(match[1], match[0]), template)
+    words = {**_WORDS[role], "context": context, "text": text}
+    return _PLACES.sub(lambda match: words[match[1]], template)
 
 
-class Question:
-    """What a guard is asked about an exchange: its family, with the user's settings."""
+def _family_of(model: str, name: str) -> tuple[str, Family]:
+    """Return a family and what stands for it in the scorer's name. Raises InputError.
 
-    def __init__(self, settings: GuardSettings) -> None:
-        name, family = _family_of(settings)
-        self.verdicts = settings.verdicts or family.verdicts
-        self.lead = family.lead if settings.lead is None else settings.lead
-        self.tokens = settings.tokens or family.tokens
-        self.family, self._policy = family, settings.policy
-        if self._policy and family.policy is None:
-            raise InputError(
-                f"scorer guard:{settings.model}: this format has no place for a policy; put it "
-                "into a custom prompt (guard:FILE.json)"
-            )
-        digest = settings.digest()
-        self.suffix = f"#{name},{digest}" if digest else f"#{name}"
-
-    def turns(self, exchange: Exchange) -> list[Message]:
-        """Return the conversation with the answer, as turns of user and assistant.
-
-        They alternate and begin with the user, as most families' templates demand: messages of the
-        same role are joined, and a system message stands before the user's first. A text that
-        answers nothing is the user's. The guard judges the last turn.
-        """
-        context, text = exchange
-        spoken: list[tuple[str, str]]
-        if isinstance(context, Chat):
-            spoken = [(message.role, "\n".join(message.texts)) for message in context.messages]
-        elif context:
-            spoken = [("user", context)]
-        else:
-            spoken, text = [("user", text)], ""
-        if self.family.one_turn:
-            spoken = [("user", content) for _, content in spoken]
-        if spoken[0][0] == "assistant":
-            spoken.insert(0, ("user", ""))
-        if text:
-            spoken.append(("assistant", text))
-        turns: list[Message] = []
-        for speaker, content in spoken:
-            role = "assistant" if speaker == "assistant" else "user"
-            if turns and turns[-1]["role"] == role:
-                turns[-1]["content"] += f"\n\n{content}"
-            else:
-                turns.append({"role": role, "content": content})
-        return turns
-
-    def messages(self, turns: Sequence[Message]) -> list[Message]:
-        """Return the messages that the guard reads. A whole prompt is one message."""
-        family, role = self.family, turns[-1]["role"]
-        policy = self._policy_text(role)
-        if family.prompt:
-            context, text = turns[0]["content"], ""
-            if role == "assistant":
-                text = turns[-1]["content"]
-            elif "{context}" not in family.prompt:
-                context, text = "", context
-            content = _filled(family.prompt, role, context=context, text=text, policy=policy)
-            return [{"role": "user", "content": content}]
-        if not family.question:
-            return [*turns]
-        question = _filled(family.question, role, policy=policy)
-        return [*turns, {"role": "user", "content": question}]
-
-    def arguments(self, role: str) -> dict[str, Any]:
-        """Return the variables of the chat template. role: whose message is judged."""
-        arguments, policy = dict(self.family.arguments), self._policy_text(role)
-        if not policy or not self.family.policy:
-            return arguments
-        *outer, last = self.family.policy
-        value: Any = policy
-        if last == "categories":
-            value = self._policy if isinstance(self._policy, dict) else {"S1": policy}
-        arguments[self.family.policy[0]] = {last: value} if outer else value
-        return arguments
-
-    def _policy_text(self, role: str) -> str:
-        if isinstance(self._policy, dict):
-            return "\n".join(f"{name}: {rule}" for name, rule in self._policy.items())
-        return self._policy or _filled(self.family.usual_policy, role)
-
-    def verdict(self, scorer: str, role: str, answer: Sequence[Token], begun: str = "") -> Verdict:
-        """Read the verdict in an answer that continues `begun`. Raises ScorerError."""
-        verdict = read_verdict(answer, self.verdicts, _filled(self.lead, role), begun)
-        if verdict is None:
-            beginning = "".join(token.text for token in answer)[:40]
-            raise ScorerError(
-                f"scorer {scorer}: answered {beginning!r} instead of a verdict "
-                f"({', '.join(self.verdicts)}); is it a guard of this format?"
-            )
-        return verdict
-
-
-def _family_of(settings: GuardSettings) -> tuple[str, Family]:
-    """Return the family and its name. Raises InputError."""
-    changes: dict[str, Any] = {}
-    if settings.prompt:
-        changes = {"one_turn": True, "policy": (), "question": "", "prompt": settings.prompt}
-        if settings.verdicts:
-            return "own", Family(verdicts=settings.verdicts, **changes)
-    bare = re.sub(r"[-_ /\\]", "", settings.model.lower())
+    name: of a family or of a file that holds one; "" for the family that the model's name shows.
+    """
+    if name.endswith(".toml"):
+        text = as_text(read_whole(Path(name)), name)
+        with guarded(InputError, name):
+            values = tomllib.loads(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"#{Path(name).stem}@{digest}", validated(Family, values, f"{name}: ")
+    bare = re.sub(r"[-_ /\\]", "", model.lower())
     named = [
-        name for name, family in FAMILIES.items() if any(part in bare for part in family.names)
+        known for known, family in FAMILIES.items() if any(part in bare for part in family.names)
     ]
-    name = settings.format or next(iter(named), "")
+    name = name or next(iter(named), "")
     if name not in FAMILIES:
-        unknown = f"unknown format {name!r}" if name else "its format is unknown"
+        unknown = f"unknown family {name!r}" if name else "its family is unknown"
         raise InputError(
-            f"scorer guard:{settings.model}: {unknown}; append # and a format "
-            f"({', '.join(FAMILIES)}) or give a prompt and verdicts in a file (guard:FILE.json)"
+            f"scorer guard:{model}: {unknown}; append # and a family ({', '.join(FAMILIES)}) or a "
+            "file that describes one, as in #FILE.toml"
         )
-    return name, FAMILIES[name].model_copy(update=changes)
+    return f"#{name}", FAMILIES[name]
 
 
 class Token(NamedTuple):
@@ -378,7 +284,7 @@ def _is_short(context: str | Chat) -> bool:
 class RemoteGuard(SelfHostedScorer):
     """A guard on a server that speaks OpenAI's API and returns log-probabilities, such as vLLM.
 
-    The server applies the guard's chat template; a custom prompt is the user's message.
+    The server applies the guard's chat template; a whole prompt is the user's message.
     GUARD_API_KEY holds the key; GUARD_QPS limits requests per second. Further settings: see
     RemoteScorer.
     """
@@ -387,33 +293,32 @@ class RemoteGuard(SelfHostedScorer):
     reads = "exchange"
     batch_size = 1
 
-    def __init__(self, settings: GuardSettings, **options: Any) -> None:
-        self._question = Question(settings)
-        self._model = settings.model
-        super().__init__(f"guard:{settings.model}", settings.url or "", **options)
+    def __init__(self, model: str, family: str, url: str, **options: Any) -> None:
+        suffix, self._family = _family_of(model, family)
+        self._model = model
+        super().__init__(f"guard:{model}", url, **options)
         self._url = api_root(self._url)
-        self.name = f"guard:{settings.model}@{place_of(self._url)}{self._question.suffix}"
-        self.threshold = settings.threshold
+        self.name = f"guard:{model}@{place_of(self._url)}{suffix}"
 
     async def _ask(self, client: Client, exchanges: list[Any]) -> list[TextScore]:
         context: Any
         context, text = exchange_of(exchanges[0])
         if text:
             context = cut_context(context, _is_short)
-        turns = self._question.turns(Exchange(context, text))
+        turns = self._family.turns(Exchange(context, text))
         for turn in turns:
             turn["content"] = break_up(turn["content"])
         role = turns[-1]["role"]
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": self._question.messages(turns),
-            "max_tokens": self._question.tokens,
+            "messages": self._family.messages(turns),
+            "max_tokens": self._family.tokens,
             "temperature": 0.0,
             "logprobs": True,
             "top_logprobs": _LIKELIEST,
         }
-        if arguments := self._question.arguments(role):
-            body["chat_template_kwargs"] = arguments
+        if variables := self._family.variables(role):
+            body["chat_template_kwargs"] = variables
         answer = await self._request(client, "/chat/completions", _Answer, body, exchanges)
         if not answer.tokens:
             raise ServerFailed("the answer lacks log-probabilities")
@@ -421,7 +326,7 @@ class RemoteGuard(SelfHostedScorer):
         for chosen in answer.tokens:
             likeliest = [(top.token, top.logprob) for top in chosen.top_logprobs or [chosen]]
             tokens.append(Token(chosen.token, likeliest))
-        return [TextScore(self._question.verdict(self.name, role, tokens).score)]
+        return [TextScore(self._family.verdict(self.name, role, tokens).score)]
 
 
 _TAGS = re.compile(r"</?\w+>")
@@ -431,7 +336,7 @@ _PROBES = re.compile("\ue000(\\d+)" + re.escape(_PROBE))
 
 
 class LocalGuard(PlainScorer):
-    """A guard that transformers runs, on the device and in the dtype of its settings.
+    """A guard that transformers runs.
 
     The text that a guard writes before its verdict (empty lines, "Safety:") is found once, when the
     guard is loaded. Later prompts end with that text, so the answer's first token is the verdict.
@@ -439,50 +344,49 @@ class LocalGuard(PlainScorer):
 
     pace = "sentence"
     reads = "exchange"
+    batch = 16  # texts
     _in_parts = False  # whether the chat template reads a message's content as parts
     _begun = ""
 
-    def __init__(self, settings: GuardSettings) -> None:
+    def __init__(
+        self, model: str, family: str = "", *, device: str = "auto", dtype: str = "auto"
+    ) -> None:
         from tide.scorers.classifiers import revision_of  # noqa: PLC0415  (torch)
 
-        self._question = Question(settings)
-        self._settings = settings
-        self.threshold = settings.threshold
-        self.name = f"guard:{settings.model}"
+        suffix, self._family = _family_of(model, family)
+        self.name = f"guard:{model}"
         with guarded(ScorerError, f"scorer {self.name}: cannot be loaded"):
-            config = self._load()
+            config = self._load(model, device, dtype)
             limit = getattr(config.get_text_config(), "max_position_embeddings", 1 << 20)
-        self._limit = limit - self._question.tokens
-        self.name += f"{revision_of(settings.model, config)}{self._question.suffix}"
+        self._limit = limit - self._family.tokens
+        self.name += f"{revision_of(model, config)}{suffix}"
         self._control = ControlTokens(self._tokenizer)
         self._try_out()
 
     def score(self, texts: Sequence[Scored]) -> Floats:
         exchanges = [exchange_of(text) for text in texts]
         scores: list[float] = []
-        size = self._settings.batch
-        tokens = 1 if self._begun else self._question.tokens
-        for start in range(0, len(exchanges), size):
-            batch = exchanges[start : start + size]
+        tokens = 1 if self._begun else self._family.tokens
+        for start in range(0, len(exchanges), self.batch):
+            batch = exchanges[start : start + self.batch]
             answers = self._answers([self._prompt(exchange) for exchange in batch], tokens)
             for exchange, answer in zip(batch, answers, strict=True):
-                role = self._question.turns(exchange)[-1]["role"]
+                role = self._family.turns(exchange)[-1]["role"]
                 scores.append(self._read(answer, role).score)
         return np.array(scores, dtype=np.float64)
 
     def close(self) -> None:
         del self._model
 
-    def _load(self) -> Any:
+    def _load(self, model: str, device: str, dtype: str) -> Any:
         """Load tokenizer and model, and return the model's config. May raise any exception."""
         from transformers import AutoModelForCausalLM  # noqa: PLC0415  (slow import)
 
         from tide.core import pretrained  # noqa: PLC0415  (torch)
 
-        settings = self._settings
-        self._device = pretrained.find_device(settings.device)
+        self._device = pretrained.find_device(device)
         self._tokenizer, self._model = pretrained.load_pretrained(
-            AutoModelForCausalLM, settings.model, self._device, settings.dtype
+            AutoModelForCausalLM, model, self._device, dtype
         )
         rows = len(self._model.get_input_embeddings().weight)
         pretrained.check_tokenizer(self._tokenizer, rows)
@@ -523,29 +427,20 @@ class LocalGuard(PlainScorer):
         return str(self._tokenizer.decode([token]))
 
     def _read(self, answer: Sequence[Token], role: str) -> Verdict:
-        return self._question.verdict(self.name, role, answer, self._begun)
+        return self._family.verdict(self.name, role, answer, self._begun)
 
     def _try_out(self) -> None:
         """Find out how the template reads messages, and what the guard writes before a verdict."""
         exchange = Exchange("How is the weather?", HEALTH_TEXT)
-        turns = self._question.turns(exchange)
         try:
-            rendered = self._rendered(turns)
+            self._rendered(self._family.turns(exchange))
         except (InputError, ScorerError):
             self._in_parts = True
-            rendered = self._rendered(turns)
-        policy = self._settings.policy
-        texts = [policy] if isinstance(policy, str) else [*policy.values()]
-        if not all(text in rendered for text in texts):
-            raise InputError(
-                f"scorer {self.name}: its chat template has no place for a policy; put it into a "
-                "custom prompt (guard:FILE.json)"
-            )
         with guarded(ScorerError, f"scorer {self.name}: cannot be used"):
-            (answer,) = self._answers([self._prompt(exchange)], self._question.tokens)
+            (answer,) = self._answers([self._prompt(exchange)], self._family.tokens)
             before = self._read(answer, "assistant").before
         # Reasoning depends on the scored text, so it cannot begin the answers about other texts.
-        if not _TAGS.sub("", before.replace(self._question.lead, "")).strip():
+        if not _TAGS.sub("", before.replace(self._family.lead, "")).strip():
             self._begun = before
 
     def _prompt(self, exchange: Exchange) -> list[int]:
@@ -562,8 +457,8 @@ class LocalGuard(PlainScorer):
 
         cut = Exchange(cut_context(exchange.context, fits), exchange.text)
         ids = self._ids(cut)
-        judged = self._question.turns(exchange)[-1]["content"]
-        if len(ids) > self._limit or self._question.turns(cut)[-1]["content"] != judged:
+        judged = self._family.turns(exchange)[-1]["content"]
+        if len(ids) > self._limit or self._family.turns(cut)[-1]["content"] != judged:
             raise ScorerError(
                 f"scorer {self.name}: a text of {len(judged):,} characters is too long for the "
                 f"context of {self._limit} tokens; use windows:guard:..."
@@ -575,7 +470,7 @@ class LocalGuard(PlainScorer):
 
         Raises ScorerError for control tokens that cannot be read as text.
         """
-        turns = self._question.turns(exchange)
+        turns = self._family.turns(exchange)
         rendered = self._rendered(turns)
         contents = [self._control.break_up(turn["content"].strip()) for turn in turns]
         ids = self._tokenized(_PROBES.sub(lambda match: contents[int(match[1])], rendered))
@@ -590,7 +485,7 @@ class LocalGuard(PlainScorer):
     def _tokenized(self, prompt: str) -> list[int]:
         # A chat template writes the special tokens itself.
         begin = self._tokenizer.bos_token or ""
-        special = bool(self._question.family.prompt) and not (begin and prompt.startswith(begin))
+        special = bool(self._family.prompt) and not (begin and prompt.startswith(begin))
         row = self._tokenizer(prompt + self._begun, add_special_tokens=special)
         ids: list[int] = row["input_ids"]
         return ids
@@ -603,38 +498,39 @@ class LocalGuard(PlainScorer):
         probes = [
             {**turn, "content": f"\ue000{number}{_PROBE}"} for number, turn in enumerate(turns)
         ]
-        messages = self._question.messages(probes)
-        if self._question.family.prompt:
+        messages = self._family.messages(probes)
+        if self._family.prompt:
             return messages[0]["content"]
         with guarded(ScorerError, f"scorer {self.name}: its chat template failed"):
             rendered: str = self._tokenizer.apply_chat_template(
                 in_parts(messages) if self._in_parts else messages,
-                add_generation_prompt=self._question.family.header,
+                add_generation_prompt=self._family.header,
                 tokenize=False,
-                **self._question.arguments(turns[-1]["role"]),
+                **self._family.variables(turns[-1]["role"]),
             )
         judged = str(len(turns) - 1)
         if judged not in _PROBES.findall(rendered) or "\ue000" in _PROBES.sub("", rendered):
             raise InputError(
-                f"scorer {self.name}: its chat template leaves out or rewrites the text; give a "
-                "custom prompt (guard:FILE.json)"
+                f"scorer {self.name}: its chat template leaves out or rewrites the text; give "
+                "a prompt (guard:MODEL#FILE.toml)"
             )
         return rendered
 
 
-def guard(model: str | GuardSettings, **options: Any) -> Scorer:
+def guard(spec: str, **options: Any) -> Scorer:
     """The probability that a guard model calls a text unsafe.
 
-    model: a folder or hub id, `MODEL@http://HOST:PORT` on a server, or a `FILE.json` with
-    GuardSettings; append `#FORMAT` if the model's name does not show the family. options: settings
-    of RemoteScorer.
+    spec: a folder or hub id, or `MODEL@http://HOST:PORT` on a server. Append `#FAMILY` to a model
+    whose name does not show the family, or `#FILE.toml` with a `Family`. options: `device` and
+    `dtype` in process, else settings of RemoteScorer.
 
-    Raises InputError for invalid settings, and ScorerError if the guard cannot be loaded or does
+    Raises InputError for an unknown family, and ScorerError if the guard cannot be loaded or does
     not answer with a verdict.
     """
-    settings = model if isinstance(model, GuardSettings) else GuardSettings.read(model)
-    if settings.url is not None:
-        return RemoteGuard(settings, **options)
-    if options:
-        raise InputError(f"scorer guard: {min(options)} is an option for servers; give a url")
-    return LocalGuard(settings)
+    named, at, address = spec.partition("@http")
+    model, _, family = named.partition("#")
+    if not model:
+        raise InputError("scorer guard: name a model, as in guard:ID_OR_FOLDER")
+    if at:
+        return RemoteGuard(model, family, f"http{address}", **options)
+    return LocalGuard(model, family, **options)

@@ -6,6 +6,7 @@ file holds hashes instead of the words. `models/make_word_lists.py` makes it.
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
@@ -22,7 +23,6 @@ from tide.scorers.base import Attributed, Exchange, Scored, Scorer, exchange_of,
 from tide.scorers.disguises import is_ordinary, readings, readings_in_all_scripts
 from tide.scorers.language import language_of, languages_of
 from tide.scorers.masked import parts_of
-from tide.scorers.words import term_hash
 from tide.scorers.wrappers.base import ScorerWrapper
 
 FIRST = "first"  # the tensor with the hashes of the first tokens of all terms
@@ -50,6 +50,12 @@ def tokens_of(text: str) -> list[str]:
 
 def _folded(text: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFKC", text).casefold())
+
+
+def term_hash(words: Sequence[str]) -> int:
+    """Hash a listed term; the files of the lists hold hashes instead of words."""
+    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 _token_hash = lru_cache(100_000)(lambda token: term_hash([token]))

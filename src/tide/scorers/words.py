@@ -1,36 +1,25 @@
-"""Scorers that look at words and patterns only, and the bundled list of profanities.
+"""Scorers that look at words only.
 
 `profanity-check` (TF-IDF and a linear SVM) and `lexicon` are quick. They share neither data nor
 method with TIDE's trained scorers, so they can judge text that was optimised against the trained
-scorers. `regex` finds mail addresses, card numbers and other patterns. `NeverScorer` finds words
-that a policy lists under `never`.
-
-The bundled list is Surge AI's (MIT, see `pocket/LICENSE-profanity`); masking uses it, too.
-The file holds hashes instead of the words.
+scorers. `NeverScorer` finds words that a policy lists under `never`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import regex
-from numpy.typing import NDArray
-from safetensors import safe_open
 
-from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.errors import InputError
 from tide.core.optional import require
 from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
-from tide.pocket import PROFANITIES
 from tide.scorers.base import Attributed, Floats
 from tide.scorers.disguises import REVISION, digest_of, readings_in_all_scripts
 from tide.scorers.language import ReadingScorer
@@ -188,90 +177,3 @@ def _spaced_signs(words: Iterable[str]) -> regex.Pattern[str]:
     """Match whole words with spaces between any of their characters, such as "c + +"."""
     spaced = (r"\s{0,3}".join(map(regex.escape, word.replace(" ", ""))) for word in words)
     return regex.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", cache_pattern=False)
-
-
-_SECONDS = 2.0  # maximum time for one pattern on one text
-
-
-class PatternScorer(ReadingScorer):
-    """Whether a pattern of a file matches a reading of the text (`tide.scorers.disguises`).
-
-    path: a UTF-8 file, one regular expression a line, case-insensitive; `#` begins a comment line.
-    A pattern that takes more than two seconds for a text is an error. Raises InputError for a file
-    without patterns or with an invalid pattern.
-    """
-
-    _readings = staticmethod(readings_in_all_scripts)
-
-    def __init__(self, path: str) -> None:
-        patterns: dict[int, regex.Pattern[str]] = {}
-        try:
-            for number, line in enumerate(as_text(read_whole(Path(path)), path).splitlines(), 1):
-                if not (pattern := line.strip()) or pattern.startswith("#"):
-                    continue
-                where = f"{path}: line {number}"
-                try:
-                    patterns[number] = regex.compile(pattern, regex.IGNORECASE | regex.V1)
-                except (regex.error, ValueError, RecursionError, OverflowError) as error:
-                    raise InputError(f"{where} is not a regular expression: {error}") from None
-                if patterns[number].search("") is not None:
-                    raise InputError(f"{where} matches an empty text, and therefore every text")
-            if not patterns:
-                raise InputError(f"{path} holds no patterns")
-        except InputError as error:
-            raise InputError(f"scorer regex: {error}") from None
-        self._patterns, self._path = patterns, path
-        self.name = f"regex@{digest_of(pattern.pattern for pattern in patterns.values())}"
-
-    def _read(self, texts: list[str]) -> list[float]:
-        return [float(self._matches(text)) for text in texts]
-
-    def _matches(self, text: str) -> bool:
-        for number, pattern in self._patterns.items():
-            try:
-                if pattern.search(text, timeout=_SECONDS):
-                    return True
-            except TimeoutError:
-                raise ScorerError(
-                    f"scorer {self.name}: {self._path}: line {number} takes more than "
-                    f"{_SECONDS:g} s for a text; write a simpler pattern"
-                ) from None
-        return False
-
-
-LISTED = "listed"  # the tensor with the hashes
-LONGEST = 3  # maximum number of words in a listed term
-_LISTED_WORD = re.compile(r"[^\W_]+")
-
-
-def term_hashes(text: str) -> set[int]:
-    """Hash each run of one to three words of a text, normalized as in `pocket`."""
-    words = _LISTED_WORD.findall(normalize(text))
-    return {
-        term_hash(words[start : start + length])
-        for length in range(1, LONGEST + 1)
-        for start in range(len(words) - length + 1)
-    }
-
-
-def listed_hashes(terms: Iterable[str]) -> NDArray[np.uint64]:
-    """Return the sorted hashes of terms, without terms of more than three words."""
-    word_lists = [_LISTED_WORD.findall(normalize(term)) for term in terms]
-    hashes = {term_hash(words) for words in word_lists if 1 <= len(words) <= LONGEST}
-    return np.array(sorted(hashes), dtype=np.uint64)
-
-
-@cache
-def bundled_terms() -> frozenset[int]:
-    """Return the hashes of the bundled list of profanities."""
-    with (
-        guarded(ScorerError, f"list of profanities: cannot use {PROFANITIES}"),
-        safe_open(PROFANITIES, framework="numpy") as file,
-    ):
-        return frozenset(file.get_tensor(LISTED).tolist())
-
-
-def term_hash(words: Sequence[str]) -> int:
-    """Hash a listed term; the files of the lists hold hashes instead of words."""
-    digest = hashlib.blake2b(" ".join(words).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")

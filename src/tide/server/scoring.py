@@ -6,6 +6,7 @@ the scorer lacks are left out.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -30,7 +31,7 @@ from tide.scorers.base import (
     is_blank,
     reads_exchanges,
 )
-from tide.scorers.language import is_not_english, languages_of
+from tide.scorers.language import language_of, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
 from tide.server.schemas import ChatMessage, ContentPart, Refused
@@ -195,7 +196,7 @@ class ScoringApi:
             lacking = ", ".join(request.attributes)
             message = unknown(lacking, names, "attribute")
             raise Refused(400, message, code="UNKNOWN_ATTRIBUTE")
-        self._check_language(request, next(iter(wanted)))
+        await self._check_language(request, next(iter(wanted)))
         if is_blank(text):
             raise Refused(400, "the comment is empty", code="COMMENT_EMPTY")
         if len(text.encode()) > _LONGEST:
@@ -225,7 +226,7 @@ class ScoringApi:
         }
         return answer if request.token is None else {**answer, "clientToken": request.token}
 
-    def _check_language(self, request: AnalyzeRequest, attribute: str) -> None:
+    async def _check_language(self, request: AnalyzeRequest, attribute: str) -> None:
         """Raise Refused, as Perspective does, for a language that the scorer does not read."""
         reads, requested = languages_of(self._scorer), request.languages
         if reads is None:
@@ -233,9 +234,9 @@ class ScoringApi:
         unread = [
             language for language in requested if language.lower().partition("-")[0] not in reads
         ]
-        text = request.comment.text
-        if not requested and reads == ("en",) and is_not_english(text):
-            unread = ["und"]
+        if not requested and reads == ("en",):
+            language = await asyncio.to_thread(language_of, request.comment.text)
+            unread = [language] if language not in ("", "en") else []
         if unread:
             raise Refused(
                 400,

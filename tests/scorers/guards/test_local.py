@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.base import Exchange
 from tide.scorers.guards import FAMILIES as KNOWN
-from tide.scorers.guards import GuardSettings, guard
+from tide.scorers.guards import LocalGuard
 
 
 class Folders(dict[str, Path]):
@@ -97,25 +96,24 @@ def test_the_same_words_after_another_question(folders: dict[str, Path]) -> None
 
 def test_the_result_does_not_depend_on_the_batch(folders: dict[str, Path]) -> None:
     asked_about = list(exchanges(40))
-    single = guard(GuardSettings(model=str(folders["qwen3guard"]), batch=1))
-    many = guard(GuardSettings(model=str(folders["qwen3guard"]), batch=64))
+    single, many = (LocalGuard(str(folders["qwen3guard"])) for _ in range(2))
+    single.batch, many.batch = 1, 64
     scores = many.score(asked_about)
     assert scores == pytest.approx(single.score(asked_about), abs=1e-5)
     assert [score > 0.5 for score in scores] == [toxic(exchange) for exchange in asked_about]
     assert many.score([]).shape == (0,)
 
 
-def test_a_prompt_and_verdicts_of_one_s_own(folders: dict[str, Path], tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    values = {
-        "model": str(folders["qwen3guard"]),
-        "prompt": "<|user|>{text}<|guard|><think>\n\n</think>\n\n",
-        "verdicts": {"Unsafe": 1, "Safe": 0}, "lead": "Safety:",
-    }  # fmt: skip
-    path.write_text(json.dumps(values))
-    own, known = load_scorer(f"guard:{path}"), load_scorer(f"guard:{folders['qwen3guard']}")
-    assert own.score(TEXTS) == pytest.approx(known.score(TEXTS), abs=0.01)
-    assert "#own," in own.name
+def test_guard_with_a_family_of_a_file(folders: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'prompt = "<|user|>{text}<|guard|><think>\\n\\n</think>\\n\\n"\n'
+        'lead = "Safety:"\nverdicts = { Unsafe = 1.0, Safe = 0.0 }\ntokens = 12\n'
+    )
+    mine = load_scorer(f"guard:{folders['qwen3guard']}#{path}")
+    known = load_scorer(f"guard:{folders['qwen3guard']}")
+    assert mine.score(TEXTS) == pytest.approx(known.score(TEXTS), abs=0.01)
+    assert "#mine@" in mine.name
 
 
 def test_a_text_that_is_too_long_is_an_error_and_not_cut(folders: dict[str, Path]) -> None:

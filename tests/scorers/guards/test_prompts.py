@@ -25,23 +25,23 @@ from tests.scorers.test_control_tokens import tokenizer
 from tide.core.chat import Chat
 from tide.core.errors import InputError, ScorerError
 from tide.scorers.base import Exchange
-from tide.scorers.guards import FAMILIES, GuardSettings, LocalGuard, Question, Token
+from tide.scorers.guards import FAMILIES, LocalGuard, Token
 
 
 class Guard(LocalGuard):
     """A guard that makes prompts and calls every text safe."""
 
-    def __init__(self, template: str | None, family: str = "llama-guard", **settings: Any) -> None:
+    def __init__(self, template: str | None, family: str = "llama-guard") -> None:
         self._tokenizer = tokenizer()
         self._tokenizer.chat_template = template
-        super().__init__(GuardSettings(model="none", format=family, **settings))
+        super().__init__("none", family)
 
-    def _load(self) -> Any:
+    def _load(self, model: str, device: str, dtype: str) -> Any:
         return SimpleNamespace(get_text_config=SimpleNamespace)
 
     def _answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[Token]]:
-        lead = self._question.lead.replace("{judged}", "response")
-        safe = next(word for word, weight in self._question.verdicts.items() if weight == 0)
+        lead = self._family.lead.replace("{judged}", "response")
+        safe = next(word for word, weight in self._family.verdicts.items() if weight == 0)
         return [[Token(lead, []), Token(safe, [(safe, 0.0)])] for _ in prompts]
 
     def prompt(self, exchange: Exchange) -> str:
@@ -50,6 +50,18 @@ class Guard(LocalGuard):
 
     def close(self) -> None:
         pass
+
+
+class Prompted(Guard):
+    """A guard with a prompt instead of a chat template."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompted = FAMILIES["llama-guard"].model_copy(update={"prompt": prompt})
+        super().__init__(None)
+
+    def _load(self, model: str, device: str, dtype: str) -> Any:
+        self._family = self._prompted
+        return super()._load(model, device, dtype)
 
 
 def family_of(name: str) -> str:
@@ -96,8 +108,8 @@ def test_a_long_conversation_fits_the_template(name: str) -> None:
 
 
 def test_turns_alternate_and_begin_with_the_user() -> None:
-    question = Question(GuardSettings(model="llama-guard"))
-    assert [(turn["role"], turn["content"]) for turn in question.turns(Exchange(LONG, ANSWER))] == [
+    family = FAMILIES["llama-guard"]
+    assert [(turn["role"], turn["content"]) for turn in family.turns(Exchange(LONG, ANSWER))] == [
         ("user", "Be brief.\n\nHello."),
         ("assistant", "Hello, how can I help?"),
         ("user", f"I have a knife.\n\n{QUESTION}"),
@@ -106,10 +118,10 @@ def test_turns_alternate_and_begin_with_the_user() -> None:
     greeted = Chat.of([
         {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": QUESTION},
     ])  # fmt: skip
-    roles = [turn["role"] for turn in question.turns(Exchange(greeted, ANSWER))]
+    roles = [turn["role"] for turn in family.turns(Exchange(greeted, ANSWER))]
     assert roles == ["user", "assistant", "user", "assistant"]
     # Somebody wrote a text that answers nothing.
-    assert question.turns(Exchange("", "a text")) == [{"role": "user", "content": "a text"}]
+    assert family.turns(Exchange("", "a text")) == [{"role": "user", "content": "a text"}]
 
 
 def test_a_long_context_loses_its_oldest_turns() -> None:
@@ -136,7 +148,7 @@ TEXTS = {
 }
 GUARDS = {
     **{name: Guard(template) for name, template in TEXTS.items()},
-    "own prompt": Guard(None, prompt="<|user|>Is it rude? {text}<|guard|>"),
+    "own prompt": Prompted("<|user|>Is it rude? {text}<|guard|>"),
 }
 CONTROL = {GUARDS["plain"]._tokenizer.convert_tokens_to_ids(token) for token in CONTROL_TOKENS}
 
@@ -156,7 +168,7 @@ def test_a_text_is_read_whole_and_opens_no_turn(kind: str, text: str) -> None:
 
 
 def test_a_text_that_completes_a_control_token_of_the_prompt_is_refused() -> None:
-    guard = Guard(None, prompt="<|user|><{text}<|guard|>")
+    guard = Prompted("<|user|><{text}<|guard|>")
     assert guard.score([Exchange("", "s, people are rude")]) == [0.0]
     with pytest.raises(ScorerError, match="control tokens of the guard that cannot be read"):
         guard.score([Exchange("", "the weather"), Exchange("", "/s>")])
@@ -178,20 +190,3 @@ def test_a_text_that_completes_a_control_token_of_the_prompt_is_refused() -> Non
 def test_a_template_that_changes_the_text_is_refused(template: str) -> None:
     with pytest.raises(InputError, match="its chat template leaves out or rewrites the text"):
         Guard(template)
-
-
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if "qwen" not in name])
-def test_a_policy_reaches_the_prompt(name: str) -> None:
-    if name == "wildguard":
-        with pytest.raises(InputError, match="no place for a policy"):
-            Guard(None, "wildguard", policy="Be kind.")
-        return
-    guard = Guard(TEMPLATES[name], family_of(name), policy="Be kind.")
-    assert "Be kind." in guard.prompt(Exchange(QUESTION, ANSWER))
-    assert guard.name != Guard(TEMPLATES[name], family_of(name)).name
-
-
-def test_a_policy_that_the_template_leaves_out_is_refused() -> None:
-    """A template ignores unknown arguments, so the guard would judge by its own policy."""
-    with pytest.raises(InputError, match="no place for a policy"):
-        Guard(TEXTS["plain"], policy="Be kind.")

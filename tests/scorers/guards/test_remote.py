@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,30 +21,25 @@ from tide.core.errors import ScorerError
 from tide.scorers import score_texts
 from tide.scorers.base import Exchange
 from tide.scorers.guards import FAMILIES as KNOWN
-from tide.scorers.guards import GuardSettings, RemoteGuard
+from tide.scorers.guards import RemoteGuard
 
 QUICK: dict[str, Any] = {"queries_per_second": 1000.0, "attempts": 3, "backoff": 0.001}
 TEXTS = [f"text number {i}" for i in range(7)]
-OWN = {"bad": 1.0, "so-so": 0.5, "good": 0.0}
+OWN = """
+prompt = "Is it rude? [{text}] Answer: "
+lead = "Verdict:"
+verdicts = { bad = 1.0, so-so = 0.5, good = 0.0 }
+"""
 World = tuple[Service, RemoteGuard, str]
 
 
-def settings(family: str, url: str) -> GuardSettings:
-    given: dict[str, Any] = {"model": "some-guard", "url": url}
-    if family == "own":
-        given |= {"verdicts": OWN, "lead": "Verdict:", "policy": "Be kind."}
-        given["prompt"] = "Is it rude? {policy} [{text}] Answer: "
-    else:
-        given["format"] = family
-    return GuardSettings(**given)
-
-
 @pytest.fixture(params=FAMILIES)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     handler: type[Handler] = type("Served", (GuardServer,), {"family": request.param})
+    (tmp_path / "own.toml").write_text(OWN)
+    family = str(tmp_path / "own.toml") if request.param == "own" else request.param
     with running(handler) as service:
-        scorer = RemoteGuard(settings(request.param, service.url), **QUICK)
-        yield service, scorer, request.param
+        yield service, RemoteGuard("some-guard", family, service.url, **QUICK), request.param
 
 
 def altered(change: Callable[[dict[str, Any]], None]) -> Any:
@@ -72,7 +68,7 @@ def test_the_verdicts_of_every_family_are_read(world: World) -> None:
         assert ("guardian_config" in body.get("chat_template_kwargs", {})) == ("3.3" in family)
         if family == "own":
             (message,) = body["messages"]
-            assert message["content"].startswith("Is it rude? Be kind. [text number ")
+            assert message["content"].startswith("Is it rude? [text number ")
 
 
 def test_a_server_gets_the_conversation() -> None:
@@ -84,7 +80,7 @@ def test_a_server_gets_the_conversation() -> None:
         {"role": "user", "content": "text number 3?"},
     ])  # fmt: skip
     with running(handler) as service:
-        scorer = RemoteGuard(settings("llama-guard", service.url), **QUICK)
+        scorer = RemoteGuard("some-guard", "llama-guard", service.url, **QUICK)
         scorer.score([Exchange(chat, "An answer. <|im_end|>")])
         # The oldest question is too long.
         assert service.requests[-1]["body"]["messages"] == [

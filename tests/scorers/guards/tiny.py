@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tide.scorers.base import HEALTH_TEXT, Exchange
-from tide.scorers.guards import GuardSettings, Question
+from tide.scorers.guards import FAMILIES as KNOWN
 
 MARKERS = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]
@@ -52,9 +52,7 @@ FAMILIES = {
         "{{ guideline[:9] }}" + _CHAT + "<|guard|>", ("No, it does not", "Yes, it does")
     ),
     "granite-guardian-3.3": Family(
-        "{{ guardian_config['criteria_id'] }} {{ guardian_config['custom_criteria'] }}"
-        + _CHAT
-        + _GUARD,
+        "{{ guardian_config['criteria_id'] }}" + _CHAT + _GUARD,
         ("<think>\n</think>\n<score> no </score>", "<think>\n</think>\n<score> yes </score>"),
     ),
     "granite-guardian-4": Family(
@@ -102,14 +100,14 @@ def exchanges(count: int) -> Iterator[Exchange]:
 
 def asked(tokenizer: Any, family: str, exchange: Exchange) -> str:
     """The prompt of a family, made by transformers alone."""
-    question = Question(GuardSettings(model="tiny", format=family))
-    turns = question.turns(exchange)
-    messages = question.messages(turns)
-    if question.family.prompt:
+    known = KNOWN[family]
+    turns = known.turns(exchange)
+    messages = known.messages(turns)
+    if known.prompt:
         return messages[0]["content"]
     rendered: str = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True,
-        **question.arguments(turns[-1]["role"]),
+        **known.variables(turns[-1]["role"]),
     )  # fmt: skip
     return rendered
 

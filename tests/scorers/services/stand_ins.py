@@ -166,6 +166,12 @@ class Handler(BaseHTTPRequestHandler):
     def ok(self, body: dict[str, Any]) -> None:
         self.send(200, self.scores(body))
 
+    def broken_if_rude(self, body: dict[str, Any]) -> None:
+        if "rude" in json.dumps(body):
+            self.refuse(500)
+        else:
+            self.ok(body)
+
     def slow(self, body: dict[str, Any]) -> None:
         self.server.closing.wait()
         self.close_connection = True

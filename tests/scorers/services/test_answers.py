@@ -15,7 +15,7 @@ from tests.generated import examples
 from tests.hostile import KEY, answers, network, said
 from tests.scorers.services.stand_ins import toxicity
 from tide.core.errors import ScorerError
-from tide.scorers.guards import FAMILIES, GuardSettings, RemoteGuard, Token, read_verdict
+from tide.scorers.guards import FAMILIES, RemoteGuard, Token, read_verdict
 from tide.scorers.services.moderation import (
     CATEGORIES,
     OpenAIModerationScorer,
@@ -72,7 +72,7 @@ def read_guard(answer: Any) -> Any:
 
 
 def remote_guard(url: str, **options: Any) -> RemoteGuard:
-    return RemoteGuard(GuardSettings(model="llama-guard", url=url), **options)
+    return RemoteGuard("llama-guard", "", url, **options)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from tests.scorers.services.stand_ins import (
     toxicity,
     without_waiting,
 )
-from tide.core.errors import InputError, ScorerError, ScorerRefusedError
+from tide.core.errors import InputError, ScorerError
 from tide.scorers import load_scorer, score_texts
 from tide.scorers.base import is_nearly_empty
-from tide.scorers.services import perspective
 from tide.scorers.services.perspective import PerspectiveScorer
 
 KEY = "AIza-Not_A-Real-Key-0123456789"
@@ -64,30 +62,6 @@ def test_other_attributes(service: Service) -> None:
         load_scorer("perspective:TOXICITY?key=x")
 
 
-@pytest.mark.parametrize("failure", ["forbidden", "not there", "gone"])
-def test_after_its_end_the_service_is_retired(
-    service: Service, failure: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class NextYear(date):
-        @classmethod
-        def today(cls) -> date:
-            return date(2027, 1, 1)
-
-    monkeypatch.setattr(perspective, "date", NextYear)
-    service.answer = lambda number: failure
-    with pytest.raises(ScorerRefusedError, match=r"ended on.*use pocket"):
-        quick().score(["a text"])
-
-
-def test_the_end_of_the_service_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("PERSPECTIVE_URL", raising=False)
-    scorer = PerspectiveScorer(key=KEY)
-    assert scorer.name == "perspective:TOXICITY@v1alpha1"
-    assert "2026-12-31" in caplog.text
-
-
 def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service) -> None:
     """The service's refusal is never a score; nearly empty texts may be left out."""
     service.answer = lambda number: "empty if dots"
@@ -98,16 +72,6 @@ def test_a_text_that_only_the_service_calls_empty_has_no_score(service: Service)
     assert scores.values == pytest.approx([toxicity("first"), 0.0])
     with pytest.raises(ScorerError, match=r"COMMENT_EMPTY \(texts: 1, characters: 2\)$"):
         score_texts(quick(), ["first", ".."])
-
-
-def test_a_long_text_is_split(service: Service) -> None:
-    text = " ".join(f"word{i}" for i in range(40))
-    score = quick(max_bytes=100).score([text, "short"])
-    parts = [request["body"]["comment"]["text"] for request in service.requests]
-    assert all(len(part.encode()) <= 100 for part in parts)
-    assert "".join(sorted(set(parts) - {"short"}, key=text.index)) == text
-    assert score == pytest.approx([max(toxicity(p) for p in parts if p != "short"),
-                                   toxicity("short")])  # fmt: skip
 
 
 def test_two_scorers_of_one_host_share_the_quota(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -26,8 +27,8 @@ from tests.scorers.services.stand_ins import (
 )
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
-from tide.scorers.base import ask_attributes, attributes_of
-from tide.scorers.guards import GuardSettings, RemoteGuard
+from tide.scorers.base import Scores, ask_attributes, attributes_of, score_groups
+from tide.scorers.guards import RemoteGuard
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 from tide.scorers.services.self_hosted import ServedClassifier
@@ -38,7 +39,7 @@ TEXTS = [f"text number {i}" for i in range(11)]
 
 
 def guard(url: str, **more: Any) -> Scorer:
-    return RemoteGuard(GuardSettings(model="some-guard", format="llama-guard", url=url), **more)
+    return RemoteGuard("some-guard", "llama-guard", url, **more)
 
 
 KINDS: dict[str, tuple[Any, Callable[..., Any], Callable[[str], float]]] = {
@@ -76,6 +77,20 @@ def test_every_text_gets_its_own_score_after_a_burst_of_refusals_too(world: Made
     assert scores[:-1] == pytest.approx([expected(text) for text in TEXTS])
     assert set(service.scored.values()) == {1}
     assert scorer.score([]).shape == (0,)
+
+
+def test_text_at_which_a_service_fails_fails_alone(world: Made) -> None:
+    """The service answers HTTP 500 to all requests with one text, and scores the others."""
+    service, scorer, expected = world
+    service.answer = lambda number: "broken if rude"
+    groups = [TEXTS[:2], [TEXTS[2], "a rude text"], TEXTS[3:]]
+    first, second, third = score_groups(scorer, groups)
+    assert isinstance(second, ScorerError)
+    assert not isinstance(second, ScorerUnavailableError)
+    assert re.search(r"HTTP 500 \(texts: \d, characters: \d+\)$", str(second))
+    for scores, texts in ((first, groups[0]), (third, groups[2])):
+        assert isinstance(scores, Scores)
+        assert scores.values == pytest.approx([expected(text) for text in texts])
 
 
 @pytest.mark.parametrize("kind", ["vllm", "tei", "guard"])
@@ -116,12 +131,7 @@ REFUSALS: list[tuple[str, str, type[ScorerError], str]] = [
     ("perspective", "empty", ScorerError, r"COMMENT_EMPTY \(texts: 1, characters: 6\)$"),
     ("perspective", "bad key", ScorerRefusedError, "API_KEY_INVALID; check PERSPECTIVE_API_KEY"),
     ("perspective", "forbidden", ScorerRefusedError, "PERMISSION_DENIED; check"),
-    (
-        "perspective",
-        "gone",
-        ScorerRefusedError,
-        "HTTP .*: the Perspective API ended on 2026-12-31; use pocket",
-    ),
+    ("perspective", "gone", ScorerRefusedError, "HTTP 410; check .*ends on 2026-12-31"),
 ]
 
 
@@ -245,25 +255,14 @@ def test_answers_that_come_again_are_errors(kind: str, change: Change, message: 
 
 def test_which_class_is_toxic() -> None:
     with running(VllmPooling) as service:
-        two = ServedClassifier(service.url, **QUICK)
-        assert two.score(TEXTS) == pytest.approx([toxicity(text) for text in TEXTS])
-        assert two.name == f"classifier:some/model@{place(service)}"
-        both = ServedClassifier(f"{service.url}/v1#0,1", **QUICK)
-        assert both.name == f"classifier:some/model@{place(service)}#0,1"
-        assert attributes_of(both) == ("class-0", "class-1")
-        found = ask_attributes(both, ["a text"])
-        assert found.attributes["class-1"] == pytest.approx([toxicity("a text")])
-        assert both.score(TEXTS) == pytest.approx([max(p := toxicity(t), 1 - p) for t in TEXTS])
-        for scorer, fields, message in (
-            (two, {"probs": [0.9, 0.1], "label": "toxic"}, "0 is called toxic; append #0"),
-            (two, {"probs": [0.9, 0.05, 0.05]}, "unclear which of the 3 classes are toxic"),
-            (ServedClassifier(f"{service.url}#5", **QUICK), {}, "no class 5; its model has 2"),
-        ):
-            service.answer = lambda number, fields=fields: each(**fields)  # type: ignore[misc]
-            with pytest.raises(ScorerError, match=message):
-                scorer.score(["a text"])
-        with pytest.raises(InputError, match="'toxic' is not a class number"):
-            ServedClassifier(f"{service.url}#toxic", **QUICK)
+        scorer = ServedClassifier(f"{service.url}/v1#0", **QUICK)
+        assert scorer.name == f"classifier:some/model@{place(service)}#0"
+        assert scorer.score(TEXTS) == pytest.approx([1 - toxicity(text) for text in TEXTS])
+        with pytest.raises(ScorerError, match="no class 5; its model has 2"):
+            ServedClassifier(f"{service.url}#5", **QUICK).score(["a text"])
+        for wrong in ("", "#toxic", "#0,1"):
+            with pytest.raises(InputError, match="is not a class number"):
+                ServedClassifier(f"{service.url}{wrong}", **QUICK)
 
 
 def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +312,7 @@ def test_each_scorer_of_a_service_keeps_its_own_rate() -> None:
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with running(VllmPooling) as service:
         monkeypatch.setenv("CLASSIFIER_API_KEY", KEY)
-        load_scorer(f"classifier:{service.url}").score(["a text"])
+        load_scorer(f"classifier:{service.url}#1").score(["a text"])
         assert service.requests[0]["headers"]["Authorization"] == f"Bearer {KEY}"
     with running(Moderation) as service:
         monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -352,12 +351,6 @@ def test_a_guard_by_its_spec() -> None:
             assert scorer.name == f"guard:{model}@{place(service)}/v1#llama-guard"
             assert scorer.score(["a text"]) == pytest.approx([share("a text")])
             assert service.requests[-1]["body"]["model"] == model
-        with pytest.raises(InputError, match=r"guard:some-guard: its format is unknown"):
-            load_scorer(f"guard:some-guard@{service.url}")
-        asked = GuardSettings(model="llama-guard", url=service.url, policy={"K1": "Be kind."})
-        RemoteGuard(asked, **QUICK).score(["a text"])
-        told = service.requests[-1]["body"]["chat_template_kwargs"]
-        assert told == {"categories": {"K1": "Be kind."}}
 
 
 def test_the_key_is_nowhere(world: Made, caplog: pytest.LogCaptureFixture) -> None:

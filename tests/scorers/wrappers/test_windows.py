@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tide.core.text import splits_character
 from tide.scorers import CallableScorer
 from tide.scorers.words import NeverScorer
-from tide.scorers.wrappers.base import WindowedScorer, split_bytes, split_words
+from tide.scorers.wrappers.base import WindowedScorer, split_words
 
 
 def test_the_worst_window_counts() -> None:
@@ -90,13 +90,3 @@ def test_marks_without_end_hide_nothing() -> None:
     windows = split_words(text, 9)
     assert max(map(len, windows)) <= 9 * 64
     assert windows[-1].endswith("idiot")
-
-
-@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=300), st.integers(8, 60))
-def test_bytes_are_split_without_loss(text: str, limit: int) -> None:
-    parts = split_bytes(text, limit)
-    assert "".join(parts) == text
-    assert all(len(part.encode()) <= limit for part in parts)
-    assert all(parts) or text == ""
-    assert split_bytes("one two", 7) == ["one two"]
-    assert split_bytes("one two", 6) == ["one ", "two"]

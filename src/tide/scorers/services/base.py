@@ -25,7 +25,14 @@ from tide.core.errors import (
 )
 from tide.core.http import MIB, Client, Reply, Seconds, ServerFailed, base_url
 from tide.plugins.options import checked
-from tide.scorers.base import Attributed, AttributedScorer, Scored, TextScore, text_of
+from tide.scorers.base import (
+    HEALTH_TEXT,
+    Attributed,
+    AttributedScorer,
+    Scored,
+    TextScore,
+    text_of,
+)
 
 
 class Pace:
@@ -37,12 +44,12 @@ class Pace:
         self._next = clock()
         self._lock = threading.Lock()
 
-    def reserve(self, starts: int = 1) -> float:
-        """Reserve one or more consecutive starts. Returns the seconds until the first start."""
+    def reserve(self) -> float:
+        """Reserve a start. Returns the seconds until then."""
         with self._lock:
             now = self._clock()
             start = max(now, self._next)
-            self._next = start + starts / self.per_second
+            self._next = start + 1 / self.per_second
             return start - now
 
     def pause(self, seconds: float) -> None:
@@ -150,7 +157,8 @@ class RemoteScorer(AttributedScorer):
         """Return scores and attributes of `texts`.
 
         Raises ScorerUnavailableError after the last attempt, ScorerRefusedError if the service is
-        gone or refuses the key, and ScorerError for texts that it rejects.
+        gone or refuses the key, and ScorerError for texts that it rejects, or at which it fails
+        while it scores a harmless text.
         """
         return Attributed.of(self.portal.run(self._score_all, list(texts)), self.attributes)
 
@@ -172,49 +180,36 @@ class RemoteScorer(AttributedScorer):
         problem = " ".join([f"HTTP {reply.status}", *codes, *where])
         final = not _FINAL.isdisjoint(codes)
         if reply.passing and not final:
-            raise ServerFailed(problem, pause=reply.pause(0.0))
-        raise self._refusal(reply.status, f"scorer {self.name}: {problem}", texts, final=final)
-
-    def _refusal(
-        self, status: int, problem: str, texts: Sequence[Any], *, final: bool
-    ) -> ScorerError:
-        """Return the error for a status other than 200. final: no text would be accepted."""
-        if 300 <= status < 400:
-            return ScorerRefusedError(
+            raise ServerFailed(problem, status=reply.status, pause=reply.pause(0.0))
+        problem = f"scorer {self.name}: {problem}"
+        if 300 <= reply.status < 400:
+            raise ScorerRefusedError(
                 f"{problem}: the server redirects to another address; give the final address"
             )
-        if status == 413:
-            return ScorerError(
+        if reply.status == 413:
+            raise ScorerError(
                 f"{problem}: a text is longer than the model's context; use windows:SCORER"
             )
-        if final or status in _REFUSED:
-            return ScorerRefusedError(f"{problem}; check {self.check}")
-        size = f"texts: {len(texts)}, characters: {sum(len(text_of(text)) for text in texts)}"
-        return ScorerError(f"{problem} ({size})")
+        if final or reply.status in _REFUSED:
+            raise ScorerRefusedError(f"{problem}; check {self.check}")
+        raise ScorerError(f"{problem} ({_size(texts)})")
 
     async def _score_all(self, texts: list[Scored]) -> list[TextScore]:
         async def score(start: int) -> list[TextScore]:
             batch = texts[start : start + self.batch_size]
-            return await self._persistently(lambda client: self._ask(client, batch))
+            return await self._persistently(lambda client: self._ask(client, batch), batch)
 
         batches = await gather(map(score, range(0, len(texts), self.batch_size)))
         return [row for batch in batches for row in batch]
 
-    async def _persistently(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
-        """Return the result of `ask`, which is retried after temporary failures."""
+    async def _persistently(
+        self, ask: Callable[[Client], Awaitable[_T]], texts: Sequence[Scored] = ()
+    ) -> _T:
+        """Return the result of `ask`, which is retried after temporary failures.
 
-        async def attempt() -> _T:
-            async with self._gate:
-                await asyncio.sleep(self._pace.reserve())
-                try:
-                    return await ask(self._shared_client())
-                except ServerFailed as error:
-                    if error.pause <= _LONGEST_PAUSE:
-                        self._pace.pause(error.pause)
-                        raise
-                    reason = f"{error}; the service asks to retry in {error.pause:g} seconds"
-                    raise ScorerUnavailableError(f"scorer {self.name}: {reason}") from None
-
+        texts: those that `ask` sends. If the service always fails at them, but scores a harmless
+        text, they are to blame, and the service is not down.
+        """
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(ServerFailed),
             stop=tenacity.stop_after_attempt(self._attempts),
@@ -222,10 +217,33 @@ class RemoteScorer(AttributedScorer):
             reraise=True,
         )
         try:
-            return await retrying(attempt)
+            return await retrying(self._attempt, ask)
         except ServerFailed as error:
+            if texts and error.status >= 500 and await self._is_well():
+                raise ScorerError(f"scorer {self.name}: {error} ({_size(texts)})") from None
             times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
             raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
+
+    async def _attempt(self, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+        """Return the result of `ask`, called at the service's pace."""
+        async with self._gate:
+            await asyncio.sleep(self._pace.reserve())
+            try:
+                return await ask(self._shared_client())
+            except ServerFailed as error:
+                if error.pause <= _LONGEST_PAUSE:
+                    self._pace.pause(error.pause)
+                    raise
+                reason = f"{error}; the service asks to retry in {error.pause:g} seconds"
+                raise ScorerUnavailableError(f"scorer {self.name}: {reason}") from None
+
+    async def _is_well(self) -> bool:
+        """Whether the service scores a harmless text."""
+        try:
+            await self._attempt(lambda client: self._ask(client, [HEALTH_TEXT]))
+        except (ServerFailed, ScorerError):
+            return False
+        return True
 
     def _shared_client(self) -> Client:
         if self._opened is None:
@@ -240,6 +258,10 @@ async def _hold(client: Client) -> None:
         await asyncio.get_running_loop().create_future()
     finally:
         await client.aclose()
+
+
+def _size(texts: Sequence[Scored]) -> str:
+    return f"texts: {len(texts)}, characters: {sum(len(text_of(text)) for text in texts)}"
 
 
 def url_from(variable: str, url: str | None, default: str) -> str:

@@ -16,7 +16,7 @@ from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.base import TextScore
 from tide.scorers.control_tokens import break_up
-from tide.scorers.labels import check_exclusive, is_toxic, toxic_columns
+from tide.scorers.labels import check_exclusive, toxic_columns
 from tide.scorers.services.base import RemoteScorer, place_of
 
 _USUAL = {"concurrency": 8, "timeout": 60.0}
@@ -69,29 +69,17 @@ class _Predictions(RootModel[list[Any]]):
     root: Rows[Rows[_Prediction]]
 
 
-_Index = Annotated[int, Field(ge=0, le=10**6)]
-
-
 class _Served(BaseModel):
     model: _Name = Field(validation_alias=AliasPath("data", 0, "id"))
 
 
 class _Class(BaseModel):
-    index: _Index
-    label: str | None = None
+    index: int
     probs: Rows[Score] = Field(min_length=1, max_length=10_000)
 
 
 class _Classes(BaseModel):
     data: Rows[_Class]
-
-
-def in_order(rows: list[Any], texts: int) -> list[Any]:
-    """Sort rows by their texts. Raises ServerFailed unless each text has exactly one row."""
-    rows = sorted(rows, key=lambda row: row.index)
-    if [row.index for row in rows] != [*range(texts)]:
-        raise ServerFailed(f"the server returned {len(rows)} answers to {texts} texts")
-    return rows
 
 
 class ServedClassifier(SelfHostedScorer):
@@ -104,9 +92,8 @@ class ServedClassifier(SelfHostedScorer):
     with a common name are toxic, as in `hf`. It applies a softmax even if a model's labels are not
     exclusive, so the score is the sum of the toxic labels.
 
-    vLLM (`/classify`) names only the likeliest class of a text, so labels are the classes' numbers:
-    `classifier:http://HOST:8000#1`. The largest probability counts. By default, a model's only
-    class is toxic, or the second of two classes; it is an error if the first has a toxic name.
+    vLLM (`/classify`) names only the likeliest class of a text, so the label is the number of the
+    toxic class: `classifier:http://HOST:8000#1`.
     """
 
     family = "CLASSIFIER"
@@ -120,7 +107,7 @@ class ServedClassifier(SelfHostedScorer):
         if isinstance(model, _Info):
             self._choose_labels(model, address, wanted)
         else:
-            self._choose_classes(model.model, wanted)
+            self._choose_class(model.model, wanted)
 
     async def _identify(self, client: Client) -> _Info | _Served:
         """Return the model of text-embeddings-inference, else the first model of vLLM."""
@@ -146,25 +133,24 @@ class ServedClassifier(SelfHostedScorer):
         chosen = ",".join(self._toxic)
         self.name = f"classifier:{info.model_id}@{where}#{chosen}"
 
-    def _choose_classes(self, model: str, wanted: str) -> None:
-        if not all(part.isdecimal() for part in wanted.split(",") if wanted):
+    def _choose_class(self, model: str, wanted: str) -> None:
+        if not wanted.isdecimal():
             raise InputError(
                 f"scorer classifier: {wanted!r} is not a class number, as in #1 (vLLM names only "
                 "the likeliest class)"
             )
-        self._model = model
-        self._classes = [int(part) for part in wanted.split(",") if part]
-        self.attributes = tuple(f"class-{i}" for i in self._classes if len(self._classes) > 1)
-        self.highest_of = self.attributes
-        chosen = f"#{wanted}" if wanted else ""
-        self.name = f"classifier:{model}@{place_of(self._url)}{chosen}"
+        self._model, self._class = model, int(wanted)
+        self.name = f"classifier:{model}@{place_of(self._url)}#{wanted}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         broken_up = [break_up(text) for text in texts]
         if not self._labels:
             body: dict[str, Any] = {"model": self._model, "input": broken_up}
             classes = await self._request(client, "/classify", _Classes, body, texts)
-            return [self._score_of_classes(row) for row in in_order(classes.data, len(texts))]
+            rows = sorted(classes.data, key=lambda row: row.index)
+            if [row.index for row in rows] != [*range(len(texts))]:
+                raise ServerFailed(f"the server returned {len(rows)} answers to {len(texts)} texts")
+            return [self._score_of_class(row) for row in rows]
         # Each text has its own list, because TEI reads a list of two strings as a pair.
         body = {"inputs": [[text] for text in broken_up], "truncate": False}
         answer = await self._request(client, "/predict", _Predictions, body, texts)
@@ -181,24 +167,10 @@ class ServedClassifier(SelfHostedScorer):
         scores = {label: by_label[label] for label in self._toxic}
         return TextScore(min(1.0, sum(scores.values())), scores)
 
-    def _score_of_classes(self, row: _Class) -> TextScore:
-        classes = self._classes or self._usual_classes(row)
-        if (largest := max(classes)) >= len(row.probs):
+    def _score_of_class(self, row: _Class) -> TextScore:
+        if self._class >= len(row.probs):
             raise ScorerError(
-                f"scorer {self.name}: no class {largest}; its model has {len(row.probs)} classes"
+                f"scorer {self.name}: no class {self._class}; its model has {len(row.probs)} "
+                "classes"
             )
-        by_class = {f"class-{i}": row.probs[i] for i in classes}
-        return TextScore(max(by_class.values()), by_class)
-
-    def _usual_classes(self, row: _Class) -> list[int]:
-        if len(row.probs) > 2:
-            raise ScorerError(
-                f"scorer {self.name}: unclear which of the {len(row.probs)} classes are toxic; "
-                "append their numbers, as in #1"
-            )
-        best = max(range(len(row.probs)), key=row.probs.__getitem__)
-        if len(row.probs) == 2 and best == 0 and row.label is not None and is_toxic(row.label):
-            raise ScorerError(
-                f"scorer {self.name}: class 0 is called {row.label}; append #0 or #1 to choose"
-            )
-        return [len(row.probs) - 1]
+        return TextScore(row.probs[self._class])

@@ -239,14 +239,3 @@ def split_words(text: str, words: int) -> list[str]:
     starts = range(0, len(spans) - words // 2, words - words // 2)
     windows = [text[spans[i][0] : spans[min(i + words, len(spans)) - 1][1]] for i in starts]
     return [text, *windows] if REORDERED.search(text) else windows
-
-
-def split_bytes(text: str, limit: int) -> list[str]:
-    """Split a text into parts of at most `limit` bytes of UTF-8, at spaces if possible."""
-    parts = []
-    while len(text.encode("utf-8", "replace")) > limit:
-        head = text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
-        cut = max(head.rfind(" "), head.rfind("\n")) + 1 or len(head)
-        parts.append(text[:cut])
-        text = text[cut:]
-    return [*parts, text] if text or not parts else parts

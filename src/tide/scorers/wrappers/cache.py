@@ -8,15 +8,11 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from tide.core.errors import InputError, ScorerError, first_line
-from tide.core.results import Score
-from tide.core.sanitize import logger
 from tide.data.files import user_cache
 from tide.plugins.options import checked
 from tide.scorers.base import (
@@ -30,17 +26,14 @@ from tide.scorers.base import (
 )
 from tide.scorers.wrappers.base import ScorerWrapper
 
-_LOG = logger(__name__)
-
 # Number of new scores to request and write at a time, so that an outage loses few paid scores.
 _CHUNK = 64
-# attributes: JSON, or NULL if there are none.
+# attributes: JSON; an unknown attribute is missing.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS texts (
     key BLOB PRIMARY KEY, score REAL NOT NULL, attributes TEXT
 ) STRICT;
 """
-_ATTRIBUTES = TypeAdapter(dict[str, Score])
 
 
 class CachedScorer(ScorerWrapper):
@@ -52,8 +45,7 @@ class CachedScorer(ScorerWrapper):
     ":memory:" uses no file. The file holds hashes, not texts. Several processes may use it at once
     (not over a network file system), and killing one does not damage it.
 
-    Only valid scores are stored. If an entry is invalid, its text is scored again, with a warning.
-    Raises ScorerError if the file cannot be used.
+    Only valid scores are stored. Raises ScorerError if the file cannot be used.
     """
 
     @checked
@@ -63,12 +55,12 @@ class CachedScorer(ScorerWrapper):
             raise InputError(
                 "scorer cache: would keep verdicts of an outage; write fallback:cache:A,B"
             )
-        self._scored_by = f"{scorer.name}\0{code_of(scorer)}"
+        names = ",".join(self.attributes)
+        self._scored_by = f"{scorer.name}\0{code_of(scorer)}\0{names}"
         self.quick = False  # another process may lock the file
         usual = os.environ.get("TIDE_CACHE") or user_cache() / "scores.sqlite3"
         self.path = str(usual if path is None else path)
         self._lock = threading.Lock()
-        self._warned = False
         with self._opened():
             self._database = self._open()
         # From Python 3.13 on, a connection that is dropped while it is open is a warning. At exit a
@@ -79,7 +71,7 @@ class CachedScorer(ScorerWrapper):
         keys = list(map(self._key, texts))
         text_of_key = dict(zip(keys, texts, strict=True))
         with self._opened():
-            known = self._read(text_of_key)
+            known = self._read(list(text_of_key))
         unknown = [key for key in text_of_key if key not in known]
         for start in range(0, len(unknown), _CHUNK):
             chunk = unknown[start : start + _CHUNK]
@@ -99,11 +91,7 @@ class CachedScorer(ScorerWrapper):
         if self.path != ":memory:":
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         # Several threads use the connection; `_lock` admits one at a time.
-        database = sqlite3.connect(
-            self.path, timeout=60, isolation_level=None, check_same_thread=False
-        )
-        # An entry that is not UTF-8 is invalid, like any other, and its text is scored again.
-        database.text_factory = lambda stored: stored.decode("utf-8", "replace")
+        database = sqlite3.connect(self.path, timeout=60, check_same_thread=False)
         try:
             # WAL allows reads during a write, and a killed process damages nothing.
             database.execute("PRAGMA journal_mode = WAL")
@@ -117,57 +105,31 @@ class CachedScorer(ScorerWrapper):
     def _key(self, scored: Scored) -> bytes:
         """Return the key of a text, or of an exchange if the scorer reads exchanges."""
         if isinstance(scored, str):
-            said = scored
+            content = scored
         else:
             context, text = scored
             messages = context if isinstance(context, str) else context.model_dump(mode="json")
-            said = "exchange\0" + json.dumps([messages, text])
+            content = "exchange\0" + json.dumps([messages, text])
         # A text may hold a lone surrogate, which UTF-8 cannot encode.
-        named = f"{self._scored_by}\0{said}"
+        named = f"{self._scored_by}\0{content}"
         return hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()
 
-    def _entry(self, score: object, attributes: object) -> TextScore | None:
-        """Return the stored score and attributes, or None if the entry is invalid."""
-        if type(score) is not float or not 0 <= score <= 1:
-            return None
-        if attributes is None or not self.attributes:
-            return TextScore(score)
-        try:
-            stored = _ATTRIBUTES.validate_json(str(attributes), strict=True)
-        except ValidationError:
-            return None
-        return TextScore(score, stored) if stored.keys() == set(self.attributes) else None
-
-    def _read(self, keys: Iterable[bytes]) -> dict[bytes, TextScore]:
-        """Return the stored scores; warn once of an entry that is not a score."""
+    def _read(self, keys: Sequence[bytes]) -> dict[bytes, TextScore]:
+        """Return the stored scores."""
         known = {}
-        query = "SELECT key, score, attributes FROM texts WHERE key = ?"
         for key in keys:
+            query = "SELECT score, attributes FROM texts WHERE key = ?"
             row = self._database.execute(query, (key,)).fetchone()
-            if row is None:
-                continue
-            # A damaged file may also return a key that was not requested.
-            entry = self._entry(*row[1:]) if row[0] == key else None
-            if entry is not None:
-                known[key] = entry
-            elif not self._warned:
-                self._warned = True
-                _LOG.warning("cache %s: an entry is not a score; rescoring the text", self.path)
+            if row is not None:
+                known[key] = TextScore(row[0], json.loads(row[1]))
         return known
 
     def _write(self, scores: dict[bytes, TextScore]) -> None:
-        rows = []
-        for key, score in scores.items():
-            is_complete = score.attributes and score.attributes.keys() == set(self.attributes)
-            attributes = json.dumps(score.attributes) if is_complete else None
-            rows.append((key, score.value, attributes))
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        rows = [
+            (key, score.value, json.dumps(dict(score.attributes))) for key, score in scores.items()
+        ]
+        with self._database:  # a transaction
             self._database.executemany("INSERT OR REPLACE INTO texts VALUES (?, ?, ?)", rows)
-            self._database.execute("COMMIT")
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
