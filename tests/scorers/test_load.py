@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,52 +68,6 @@ class Strict:
 def test_names_that_cannot_be_read(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_scorer(spec)
-
-
-class Closing:
-    """A scorer that counts how many of its instances are open."""
-
-    name, threshold = "closing", 0.5
-    opened: ClassVar[int] = 0
-
-    def __init__(self) -> None:
-        type(self).opened += 1
-
-    def score(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        return np.zeros(len(texts))
-
-    def close(self) -> None:
-        type(self).opened -= 1
-
-
-class Failing(Closing):
-    def __init__(self) -> None:
-        raise ScorerError("cannot be loaded")
-
-
-class Paceless(Closing):
-    """Its members are opened, but the wrapper refuses its pace."""
-
-    pace = "never"
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "max:{0}Closing,{0}Failing",
-        "confirm:{0}Closing,cache:{0}Failing",
-        "windows:1:{0}Closing",
-        "mean:{0}Closing,{0}Paceless",
-    ],
-)
-def test_wrapper_that_cannot_be_loaded_closes_its_members(
-    spec: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Closing, "opened", 0)
-    monkeypatch.setattr(Paceless, "opened", 0)
-    with pytest.raises((InputError, ScorerError)):
-        load_scorer(spec.format("tests.scorers.test_load:"))
-    assert (Closing.opened, Paceless.opened) == (0, 0)
 
 
 def test_a_class_with_options() -> None:

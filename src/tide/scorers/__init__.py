@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tide.core.errors import InputError
@@ -104,7 +103,6 @@ def _create(spec: Spec) -> Scorer:
     from tide.scorers.base import CallableScorer  # noqa: PLC0415  (numpy)
 
     create, usage = REGISTRY.load(spec.name), WRAPPERS.get(spec.name, "")
-    several = "," in usage
     if inspect.isroutine(create) and ":" in spec.name:
         if spec.argument is not None:
             raise InputError(f"scorer {str(spec)!r}: a function takes no argument")
@@ -121,17 +119,10 @@ def _create(spec: Spec) -> Scorer:
         needs = f"write {usage}" if usage else f"needs an argument: {spec.name}:ARGUMENT"
         problem = "takes no argument" if spec.argument is not None else needs
         raise InputError(f"scorer {str(spec)!r}: {problem}") from None
-    with ExitStack() as opened:  # closes the members if a later one or the wrapper fails
-        if spec.inner:
-            members = []
-            for member_spec in spec.inner:
-                member = _create(member_spec)
-                opened.callback(member.close)
-                members.append(member)
-            arguments[0] = members if several else members[0]
-        scorer = _complete(create(*arguments), f"scorer {str(spec)!r}")
-        opened.pop_all()
-    return scorer
+    if spec.inner:
+        members = [_create(member) for member in spec.inner]
+        arguments[0] = members if "," in usage else members[0]
+    return _complete(create(*arguments), f"scorer {str(spec)!r}")
 
 
 def _complete(loaded: Any, origin: str) -> Scorer:

@@ -98,7 +98,7 @@ class HuggingFaceScorer(_Classifier):
 
     spec: hub id or folder, optionally followed by `#` and the toxic labels, comma-separated:
     `hf:unitary/toxic-bert`, `hf:./my-model#LABEL_1`. By default, labels with a common name (toxic,
-    hate, offensive...) are toxic, and LABEL_1 if the labels are LABEL_0 and LABEL_1.
+    hate, offensive...) are toxic.
 
     With exclusive labels (softmax) the score is the summed probability of the toxic labels; two or
     more toxic labels are also attributes. With independent labels (sigmoid) the score is the

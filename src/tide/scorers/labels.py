@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tide.core.errors import InputError
-from tide.core.sanitize import logger
-
-_LOG = logger(__name__)
 
 # Toxic labels of common models, in lower case and without separators.
 _TOXIC_LABELS = {
@@ -25,9 +22,8 @@ def is_toxic(label: str) -> bool:
 def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
     """Return the indices of the labels `wanted` (comma-separated), else of common toxic labels.
 
-    Without common toxic labels, a single label is toxic, or LABEL_1 of LABEL_0 and LABEL_1, with a
-    warning. scorer: the scorer's spec without labels, for messages. Raises InputError for unknown
-    labels, and if it is unclear which labels are toxic.
+    Without common toxic labels, a single label is toxic. scorer: the scorer's spec without labels,
+    for messages. Raises InputError for unknown labels, and if it is unclear which ones are toxic.
     """
     if wanted:
         named = list(dict.fromkeys(wanted.split(",")))
@@ -40,12 +36,6 @@ def toxic_columns(scorer: str, labels: Sequence[str], wanted: str) -> list[int]:
         return toxic
     if len(labels) == 1:
         return [0]
-    if set(labels) == {"LABEL_0", "LABEL_1"}:
-        _LOG.warning(
-            "scorer %s: its two labels have no names; LABEL_1 is taken as toxic "
-            "(append #LABEL_0 if LABEL_0 is toxic)", scorer,
-        )  # fmt: skip
-        return [labels.index("LABEL_1")]
     raise InputError(
         f"scorer {scorer}: it is unclear which labels are toxic ({', '.join(labels)}); append the "
         f"toxic labels, as in {scorer}#LABEL,LABEL"
@@ -58,13 +48,9 @@ def check_exclusive(scorer: str, labels: Sequence[str], toxic: Sequence[int], fi
     scorer: as in `toxic_columns`. toxic: indices of the chosen labels. fix: advice if every label
     has a toxic name. Raises InputError.
     """
-    if all(map(is_toxic, labels)):
+    are_all_toxic = all(map(is_toxic, labels))
+    if are_all_toxic or len(set(toxic)) == len(labels):
         raise InputError(
-            f"scorer {scorer}: all its labels ({', '.join(labels)}) are toxic and exclude each "
-            f"other, so they add up to 1 for every text; {fix}"
-        )
-    if len(set(toxic)) == len(labels):
-        raise InputError(
-            f"scorer {scorer}: its labels exclude each other, so together they add up to 1 for "
-            f"every text; name only the toxic ones of {', '.join(labels)}"
+            f"scorer {scorer}: its labels ({', '.join(labels)}) exclude each other, so together "
+            f"they add up to 1 for every text; {fix if are_all_toxic else 'name the toxic ones'}"
         )

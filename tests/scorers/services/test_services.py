@@ -277,7 +277,7 @@ def test_tei_s_labels_and_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert scorer.score(TEXTS) == pytest.approx(both)
         with pytest.raises(InputError, match="no label 'rude'; it has neutral, toxic, insult"):
             load_scorer(f"classifier:{service.url}#rude")
-        with pytest.raises(InputError, match="add up to 1 for every text; name only the toxic"):
+        with pytest.raises(InputError, match="add up to 1 for every text; name the toxic"):
             load_scorer(f"classifier:{service.url}#neutral,toxic,insult")
         toxic_only = {"classifier": {"id2label": {"0": "toxic", "1": "insult"}}}
         monkeypatch.setattr(Tei, "kind", toxic_only)

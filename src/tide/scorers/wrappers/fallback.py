@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError, TideError
+from tide.core.errors import SCORER_DOWN, InputError, ScorerBrokenError
 from tide.core.sanitize import logger
 from tide.plugins.options import checked
 from tide.scorers.base import (
@@ -54,20 +54,23 @@ class FallbackScorer(ScorerWrapper):
         self.attributes = (*attributes_of(first), FALLBACK)
         self.highest_of = highest_of(first)
         self._clock = clock
-        self._is_down, self._retry_at = False, 0.0
+        self._retry_at: float | None = None  # while the first scorer is down
 
     def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
-        if self._is_down:
+        if self._retry_at is not None:
             if self._clock() < self._retry_at:
                 return self._verdicts(texts)
             self._retry_at = self._clock() + _PAUSE  # other calls do not wait for this one
         try:
             answer = ask_attributes(self._scorer, texts)
         except (*SCORER_DOWN, ScorerBrokenError) as error:
+            if self._retry_at is None:
+                _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
             self._retry_at = self._clock() + _PAUSE
-            self._report(error)
             return self._verdicts(texts)
-        self._report(None)
+        if self._retry_at is not None:
+            _LOG.warning("scorer %s answers again", self._scorer.name)
+            self._retry_at = None
         return Attributed(answer.values, {**answer.attributes, FALLBACK: np.zeros(len(texts))})
 
     def _verdicts(self, texts: Sequence[Scored]) -> Attributed:
@@ -78,11 +81,3 @@ class FallbackScorer(ScorerWrapper):
             (scores >= self._second.threshold).astype(np.float64),
             {**dict.fromkeys(self.attributes, unknown), FALLBACK: np.ones(len(texts))},
         )
-
-    def _report(self, error: TideError | None) -> None:
-        """Log the begin and the end of a failure of the first scorer."""
-        was_down, self._is_down = self._is_down, error is not None
-        if self._is_down and not was_down:
-            _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
-        if was_down and not self._is_down:
-            _LOG.warning("scorer %s answers again", self._scorer.name)
