@@ -87,9 +87,7 @@ def test_exclusive_labels_that_are_all_toxic_are_refused(tmp_path: Path) -> None
         with pytest.raises(InputError, match=r'add up to 1 .* set "problem_type": "multi_label_c'):
             load_scorer(f"hf:{folder}{labels}")
     folder = save_classifier(tmp_path, ["neutral", "toxic"])
-    with pytest.raises(
-        InputError, match=r"exclude each other, .*; name the toxic ones"
-    ):
+    with pytest.raises(InputError, match=r"exclude each other, .*; name the toxic ones"):
         load_scorer(f"hf:{folder}#neutral,toxic")
 
 
