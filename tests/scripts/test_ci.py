@@ -13,8 +13,8 @@ import pytest
 
 from tests.scripts.loading import ROOT
 
-EVERYTHING = ["test", "check", "test-slow", "test-docs", "test-clients", "test-vllm"]
-SERVERLESS = EVERYTHING[:4]
+SERVERLESS = ["test", "check", "test-slow", "test-docs"]
+EVERYTHING = [*SERVERLESS, "test-clients", "test-llama-cpp", "test-vllm"]
 # Without what a git hook says of its own repository.
 _ENV = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
@@ -107,7 +107,8 @@ def test_what_the_tests_of_servers_import_counts() -> None:
     (first,) = re.findall(r"^unread='(\S+)/\|", script, re.MULTILINE)
     unread = re.compile(f"{first}/|tests/({'|'.join(folders)})/|tests/(test|docs)_")
     assert unread.match("tests/search/test_tide.py")
-    files = [*(ROOT / "tests/vllm").glob("*.py"), *(ROOT / "tests/clients").glob("*.py")]
+    folders_of_servers = ("tests/vllm", "tests/clients", "tests/llama_cpp")
+    files = [file for folder in folders_of_servers for file in (ROOT / folder).glob("*.py")]
     for file in files:  # which grows
         assert not unread.match(str(file.relative_to(ROOT)))
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
