@@ -28,7 +28,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # What no two answers of a server have in common.
 _OWN = re.compile(
-    rb'"(?:id|created|system_fingerprint|request_id)": ?(?:"[^"]*"|[\d.]+)|"timings": ?{[^}]*}'
+    rb'"(?:(?:item_|request_)?id|(?:created|completed)(?:_at)?|system_fingerprint)": ?'
+    rb'(?:"[^"]*"|[\d.]+)|"timings": ?{[^}]*}'
 )
 
 
