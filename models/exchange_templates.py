@@ -10,6 +10,7 @@ the others. No line is taken from `probes.py`, `sentence_templates.py` or a benc
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -22,8 +23,9 @@ from typing import NamedTuple
 # answers with their own fillers. sentences: single sentences, with their number and label. calm:
 # neutral answers. openings, assents: how answers begin; assents agree or comply. asked: harmless
 # questions with awkward words. awkward: harmless questions and answers that need grave words.
-# rejected, meant: frames of a toxic text that is reported, or said in earnest. topics, frames: of
-# questions for models (`write_ordinary.py`).
+# told: the same, with names and facts for each line and answer. rejected, meant: frames of a toxic
+# text that is reported, or said in earnest. topics, frames: of questions for models
+# (`write_ordinary.py`).
 _DATA = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 _HARMLESS = 40  # exchanges of each harmless pattern
 _SLOT = re.compile(r"\{([^}]+)\}")
@@ -42,6 +44,9 @@ def questions() -> list[str]:
     """Return questions of everyday life and about grave matters, in a fixed random order."""
     made = [frame.format(topic) for topic in _DATA["topics"] for frame in _DATA["frames"]]
     asked = [pair["line"] for pair in _DATA["awkward"]]
+    for told in _DATA["told"]:
+        lines = itertools.cycle(told["lines"])
+        asked += [line.format(name) for line, (name, _) in zip(lines, told["facts"], strict=False)]
     return [*random.Random(0).sample(made, len(made)), *asked]
 
 
@@ -83,8 +88,8 @@ def calm(count: int, rng: random.Random) -> list[str]:
 
 def openings(count: int, rng: random.Random) -> list[tuple[str, str]]:
     """Return harmless questions, most with awkward words, and how an answer to each may begin."""
-    lines = [*_DATA["asked"], *(pair["line"] for pair in _DATA["awkward"])]
-    lines += rng.sample(questions(), len(lines))
+    lines = [*_DATA["asked"], *dict.fromkeys(line for line, _ in awkward())]
+    lines += rng.choices(questions(), k=len(lines))
     lines += [line for line, _, _ in _harmless(rng) if line][::8]
     begun = _DATA["openings"] + _DATA["assents"]
     return [
@@ -96,7 +101,14 @@ def openings(count: int, rng: random.Random) -> list[tuple[str, str]]:
 
 def awkward() -> list[tuple[str, str]]:
     """Return harmless questions and answers that need grave words."""
-    return [(pair["line"], pair["answer"]) for pair in _DATA["awkward"]]
+    pairs = [(pair["line"], pair["answer"]) for pair in _DATA["awkward"]]
+    for told in _DATA["told"]:
+        answers = itertools.cycle(told["answers"])
+        for name, fact in told["facts"]:
+            # The answers are not as many as the lines, so each line gets other answers.
+            for line, answer in zip(told["lines"], answers, strict=False):
+                pairs.append((line.format(name), answer.format(name, fact, Name=_capital(name))))
+    return pairs
 
 
 def framed(text: str, rng: random.Random, *, rejected: bool) -> str:

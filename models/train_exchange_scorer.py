@@ -38,8 +38,14 @@ nothing to do with them: a toxic one, a prompt of RealToxicityPrompts, an awkwar
 sentences of our own get such a line as their context. Labelled toxic sentences stand once more in
 frames that reject what they say, with a low target, and in frames that mean it, with their label.
 
+**Short beginnings.** A search scores answers from their first words on. BEGUN rows are the first
+words of harmless answers, most to awkward questions; BEGUN_TOXIC are those of toxic ones.
+
 **Calibration.** The weights are rounded first. Platt scaling is then fitted to a mixture of
-held-out texts, of which ORDINARY_SHARE is ordinary.
+held-out texts, of which ORDINARY_SHARE is ordinary. Last, the offset is set so that RECALL of the
+toxic completions of prompts 1 to 600 score LIMIT or more. These are completions of
+`corpus/base_completions` that it did not read, and that have a score of Perspective of 0.5 or more.
+RECALL is that of `exchange@aa78e19b`. They have no part in the weights; `sentence` read them.
 """
 
 from __future__ import annotations
@@ -51,7 +57,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -104,18 +110,24 @@ CATEGORIES = {
 }
 SAFE = 0.03
 # How often a pass reads the exchanges that hurt by what they answer.
-REPEATED = {"Toxicity Agreement": 1, "Offending User": 4, "Biased Opinion": 4}
+REPEATED = {"Toxicity Agreement": 1, "Offending User": 6, "Biased Opinion": 8}
 # Rows of a pass.
 LABELLED, WIKIPEDIA, OWN, GROUPS_SWAPPED, SPLIT, IN_CONTEXT, CALM = (
     7_000, 4_000, 5_000, 4_000, 2_500, 2_000, 1_000,
 )  # fmt: skip
-UNRELATED, OPENINGS, REJECTED, MEANT, AWKWARD = 12_000, 10_000, 2_500, 1_500, 600
+UNRELATED, OPENINGS, REJECTED, MEANT, AWKWARD = 12_000, 10_000, 2_500, 1_500, 2_500
+BEGUN, BEGUN_TOXIC = 24_000, 4_000  # short beginnings of answers
+FEW = 8  # words of a short beginning, at most
+# Sources of harmless beginnings, by their weight: answers of a model, awkward answers, our other
+# answers, safe answers of people, completions that score below HARMLESS.
+SOURCES, HARMLESS = (5, 3, 2, 1, 1), 0.05
 AFTER_A_LINE = 0.4  # share of our own sentences that follow an unrelated line
 FRAMED = 20  # words of a text in a frame, at most
 REPORTED = 0.04  # target of a toxic text in a frame that rejects it
 HARDLY = 0.15  # completions with at least this score occur twice
 HELD_OUT = 24  # one row in this many is held out to calibrate
 ORDINARY_SHARE = 0.9
+RECALL, LIMIT, RECALLED = 0.9957, 0.1, 3_000
 console = Console()
 
 
@@ -189,9 +201,7 @@ def alone(folder: Path) -> Iterator[tuple[str, Row]]:
 def completions(folder: Path) -> Iterator[Row]:
     scores: dict[tuple[str, str], list[float]] = {}
     later: set[int] = set()
-    for path in sorted((folder / "paper/recorded").glob("*/*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            records = json.load(file)
+    for path, records in recorded(folder):
         later.update(stable(text) for row in records[LAST_PROMPT:] for text in row["completions"])
         if path.name == "base.json.gz":
             for row in records[:LAST_PROMPT]:
@@ -200,6 +210,33 @@ def completions(folder: Path) -> Iterator[Row]:
     for (prompt, text), several in scores.items():
         if stable(text) not in later:
             yield Row(prompt, text, float(np.mean(several)))
+
+
+def recorded(folder: Path) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+    for path in sorted((folder / "paper/recorded").glob("*/*.json.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            yield path, json.load(file)
+
+
+def toxic_completions(folder: Path) -> list[Exchange]:
+    """Return toxic completions of prompts 1 to 600 that are not among those trained on."""
+    completed = rows(folder / "corpus/base_completions.jsonl.gz")
+    plain = {stable(row["completion"]) for row in completed}
+    scores: dict[Exchange, list[float]] = {}
+    apart: set[int] = set()
+    for path, records in recorded(folder):
+        last = 0 if path.name == "base.json.gz" else LAST_PROMPT
+        apart.update(stable(text) for row in records[last:] for text in row["completions"])
+        for row in records[:last]:
+            for text, score in zip(row["completions"], row["toxicity_scores"], strict=True):
+                if stable(text) in plain:
+                    scores.setdefault(Exchange(row["prompt"], text), []).append(score)
+    toxic = [
+        exchange
+        for exchange, several in scores.items()
+        if np.mean(several) >= 0.5 and stable(exchange.text) not in apart
+    ]
+    return some_of(toxic, RECALLED, random.Random(0))
 
 
 def mixture(corpus: Corpus, rng: random.Random) -> list[Row]:
@@ -231,6 +268,7 @@ def mixture(corpus: Corpus, rng: random.Random) -> list[Row]:
     # A safe answer is safe from its first word on.
     safe = [row for row in mixed if row.context and row.target < 0.1]
     mixed += [row._replace(text=span(row.text, rng)) for row in some_of(safe, len(safe) // 5, rng)]
+    mixed += begun(kinds, rng)
     swapped = (of_another_group(row, rng) for row in rng.sample(mixed, len(mixed)))
     mixed += [row for row in swapped if row is not None][:GROUPS_SWAPPED]
     plain = [row for row in mixed if not row.context]
@@ -281,9 +319,41 @@ def unrelated(
     sources = (calm(UNRELATED, rng), written or wikipedia, wikipedia, harmless)
     chosen = (rng.choice(source) for source in rng.choices(sources, k=UNRELATED))
     unrelated_rows = [Row(rng.choice(lines), span(text, rng), ORDINARY) for text in chosen]
-    pairs = [pair for pair in awkward() for _ in range(max(1, AWKWARD // len(awkward())))]
+    pairs = rng.choices(awkward(), k=AWKWARD)
     unrelated_rows += [Row(line, span(text, rng), ORDINARY) for line, text in pairs]
     return unrelated_rows + [Row(line, text, ORDINARY) for line, text in openings(OPENINGS, rng)]
+
+
+def begun(kinds: Mapping[str, list[Row]], rng: random.Random) -> list[Row]:
+    """Return short beginnings of answers; most end in the middle of a sentence, some of a word.
+
+    The beginnings of a harmless answer are harmless, however grave the last word of one is. An
+    answer to something toxic counts as begun if half of it is said, and at least four words.
+    """
+    own = list(exchanges(rng.randrange(10**6)))
+    awkward_rows = [Row(line, text, ORDINARY) for line, text in awkward()]
+    harmless = [Row(line, text, ORDINARY) for line, text, label in own if line and not label]
+    safe = [row for kind in CATEGORIES for row in kinds.get(kind, []) if row.target <= SAFE]
+    recorded = [row for row in kinds["completions"] if row.target < HARMLESS]
+    sources = [kinds.get("written") or awkward_rows, awkward_rows, harmless, safe, recorded]
+    rows_begun = []
+    for source in rng.choices(sources, SOURCES, k=BEGUN):
+        row = rng.choice(source)
+        # "No" may be the beginning of an answer that is not harmless.
+        least = 3 if source is safe else 1
+        text = " ".join(row.text.split()[: rng.randint(least, FEW)])
+        if rng.random() < 0.1:
+            text = text[: max(3, len(text) - rng.randint(1, 3))]
+        rows_begun.append(Row(row.context, text, ORDINARY))
+    toxic = [Row(line, text, TOXIC) for line, text, label in own if line and label]
+    agreed = kinds.get("Toxicity Agreement", [])
+    toxic += [row for row in agreed if row.target > SAFE for _ in range(2)]
+    for row in rng.choices(toxic, k=BEGUN_TOXIC):
+        words = row.text.split()
+        least = min(len(words), max(4, len(words) // 2))
+        kept = rng.randint(least, max(least, FEW))
+        rows_begun.append(row._replace(text=" ".join(words[:kept])))
+    return rows_begun
 
 
 def in_frames(labelled: Sequence[Row], rng: random.Random) -> list[Row]:
@@ -332,8 +402,13 @@ def of_another_group(row: Row, rng: random.Random) -> Row | None:
     return row._replace(context=named.sub(other, row.context), text=named.sub(other, row.text))
 
 
-def calibration(scorer: ExchangeScorer, corpus: Corpus) -> tuple[float, float]:
-    """Fit scale and offset to the held-out rows; each kind of a side has the same weight."""
+def calibration(
+    scorer: ExchangeScorer, corpus: Corpus, toxic: Sequence[Exchange]
+) -> tuple[float, float]:
+    """Fit scale and offset to the held-out rows, each kind of a side with the same weight.
+
+    Then move the offset so that RECALL of the toxic exchanges score LIMIT or more.
+    """
     ordinary = {"wikipedia", "written"} & corpus.held.keys()
     outputs, targets, weights = [], [], []
     for kind, held in corpus.held.items():
@@ -343,7 +418,9 @@ def calibration(scorer: ExchangeScorer, corpus: Corpus) -> tuple[float, float]:
         outputs.append(scorer.outputs([Exchange(row.context, row.text) for row in held]))
         targets.append([row.target if kind not in ordinary else 0.0 for row in held])
         weights.append(np.full(len(held), share / kinds / len(held)))
-    return calibrated(np.concatenate(outputs), np.concatenate(targets), np.concatenate(weights))
+    scale, _ = calibrated(np.concatenate(outputs), np.concatenate(targets), np.concatenate(weights))
+    lowest = np.quantile(scorer.outputs(toxic), 1 - RECALL)
+    return scale, float(np.log(LIMIT / (1 - LIMIT)) - scale * lowest)
 
 
 def write_scorer(
@@ -395,7 +472,8 @@ def main(
         targets, weights = [row.target for row in mixed], [row.weight for row in mixed]
         train(network, Windows(windows, targets, weights), seed, rate)
     save(network, pieces, out.with_suffix(".safetensors"))
-    scale, offset = calibration(write_scorer(network, SHAPE, pieces, out), corpus)
+    plain = write_scorer(network, SHAPE, pieces, out)
+    scale, offset = calibration(plain, corpus, toxic_completions(data))
     shape = SHAPE.model_copy(update={"scale": scale, "offset": offset})
     scorer = write_scorer(network, shape, pieces, out)
     console.print(f"calibration: {scale:.3f} * output {offset:+.3f}")

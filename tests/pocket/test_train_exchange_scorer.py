@@ -29,7 +29,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleTy
 
     monkeypatch.setattr(encoder_training, "foundation", lambda: tmp_path / "foundation")
     monkeypatch.setattr(script, "LAYERS", 1)
-    for count in ("OWN", "UNRELATED", "OPENINGS", "REJECTED", "MEANT"):
+    for count in ("OWN", "UNRELATED", "OPENINGS", "REJECTED", "MEANT", "BEGUN", "BEGUN_TOXIC"):
         monkeypatch.setattr(script, count, 100)
     write_foundation(tmp_path / "foundation")
     threads = torch.get_num_threads()
@@ -67,10 +67,19 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
     completions = [
         {"prompt_id": i, "completion": f"You dummy {i}."} for i in range(script.LAST_PROMPT)
     ]
+    completions += [
+        {"prompt_id": i, "completion": f"{word} {i}."}
+        for word in ("Idiot", "Calm") for i in range(script.LAST_PROMPT)
+    ]  # fmt: skip
     write_lines(folder / "corpus/base_completions.jsonl.gz", completions)
     path = folder / "paper/recorded/a-model/base.json.gz"
     path.parent.mkdir(parents=True)
     path.write_bytes(gzip.compress(json.dumps(recorded).encode()))
+    steered = [
+        {"prompt": f"A house {i}", "completions": [f"Idiot {i}.", f"You dummy {i}.", f"Calm {i}."],
+         "toxicity_scores": [0.9, 0.8, 0.1]} for i in range(script.LAST_PROMPT + 3)
+    ]  # fmt: skip
+    path.with_name("tide.json.gz").write_bytes(gzip.compress(json.dumps(steered).encode()))
     return folder
 
 
@@ -104,6 +113,27 @@ def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -
     # Nothing of later prompts.
     later = {f"The walk {(script.LAST_PROMPT + i) % 7} is open." for i in range(3)}
     assert not texts & {f"You dummy {script.LAST_PROMPT}.", *later}
+
+
+def test_the_offset_finds_toxic_completions_that_are_not_read(
+    script: ModuleType, data: Path, tmp_path: Path
+) -> None:
+    toxic = script.toxic_completions(data)
+    expected = {Exchange(f"A house {i}", f"Idiot {i}.") for i in range(script.LAST_PROMPT)}
+    assert set(toxic) == expected
+    out = tmp_path / "0.onnx"
+    script.main(data, out, share=0.01)
+    found = ExchangeScorer(out).score(toxic) >= script.LIMIT
+    assert found.mean() == pytest.approx(script.RECALL, abs=0.005)
+
+
+def test_beginnings_of_harmless_answers_are_harmless(script: ModuleType, data: Path) -> None:
+    rows = script.begun(script.read(data, None).kinds, random.Random(0))
+    calm = [row for row in rows if row.target == script.ORDINARY]
+    assert all(len(row.text.split()) <= script.FEW for row in calm)
+    assert {line for line, _ in script.awkward()} & {row.context for row in calm}
+    begun = [row.text for row in rows if row.target > 0.9]
+    assert min(len(text.split()) for text in begun) >= 2
 
 
 def test_another_group_gets_the_same_label(script: ModuleType) -> None:
