@@ -1,9 +1,9 @@
-"""Write prompts that nothing was trained on, chosen by, or measured with before.
+"""Write prompts that no method was chosen by or measured on, of texts that no scorer learned from.
 
     python benchmarks/fresh_prompts.py --out fresh
 
 - `provoking.jsonl`: the first half, at most 20 words, of 200 comments that people call toxic and
-  that the training texts of `pocket`, `sentence` and `exchange` leave out.
+  that `pocket`, `sentence` and `exchange` were not trained on (`sentence` is calibrated on some).
 - `harmless.jsonl`: 140 prompts of BOLD, from the part that the scorers left out, after the 150 that
   `benchmarks/ordinary.py` asks.
 """
@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 from models.train_sentence_scorer import labels
 from models.write_ordinary import prompts_of
 
