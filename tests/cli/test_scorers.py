@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +11,19 @@ from tide.scorers import REGISTRY, CallableScorer, Exchange
 from tide.scorers.word_lists import term_hash
 
 ROWS = [
-    ("a friendly sentence", 0.0, "x"),
-    ("you stupid idiot", 1.0, "x"),
-    ("thank you so much", 0.1, "y"),
-    ("shut up you fool", 0.9, "y"),
-    ("thank you so much", 0.3, "y"),
-    ("..", 1.0, "y"),  # nearly empty: left out
+    ("a friendly sentence", 0.0),
+    ("you stupid idiot", 1.0),
+    ("thank you so much", 0.1),
+    ("shut up you fool", 0.9),
+    ("thank you so much", 0.3),
+    ("..", 1.0),  # nearly empty: left out
 ]
 
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
     path = tmp_path / "labels.jsonl"
-    rows = ({"text": text, "toxicity": label, "source": source} for text, label, source in ROWS)
+    rows = ({"text": text, "toxicity": label} for text, label in ROWS)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -33,7 +32,7 @@ def labels(tmp_path: Path) -> Path:
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scorer that returns the mean label of a text."""
     known: dict[str, list[float]] = {}
-    for text, label, _ in ROWS:
+    for text, label in ROWS:
         known.setdefault(text, []).append(label)
 
     def exact(texts: list[str]) -> list[float]:
@@ -89,21 +88,6 @@ def test_compare_counts_false_alarms_on_ordinary_texts(
 
 
 @pytest.mark.usefixtures("exact")
-def test_compare_by_a_field(
-    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "figures.json"
-    command = ("scorers", "compare", labels, "-s", "exact", "--by", "source", "-o", output)
-    assert tide(*command) == 0
-    assert [row["group"] for row in json.loads(output.read_text())] == ["x", "y"]
-    assert "x: 2 texts" in capsys.readouterr().out
-    one = ("scorers", "compare", labels, "-s", "exact", "--sample", 1, "--overwrite", "-o", output)
-    assert tide(*one) == 0
-    (row,) = json.loads(output.read_text())
-    assert (row["texts"], row["auc"], row["correlation"]) == (1, None, None)
-
-
-@pytest.mark.usefixtures("exact")
 def test_compare_goes_on_when_a_scorer_fails(
     labels: Path,
     tmp_path: Path,
@@ -131,17 +115,11 @@ def test_compare_goes_on_when_a_scorer_fails(
     assert set(exact_row["error_correlations"]) == {picky_row["scorer"], pocket_row["scorer"]}
 
 
-@pytest.mark.parametrize(
-    "spec", ["pockt", "perspective:NO-SUCH", "classifier:host", "windows", "openai-moderation"]
-)
 def test_a_scorer_that_cannot_be_loaded_stops_compare_at_once(
-    labels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], spec: str,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("PERSPECTIVE_API_KEY", "not-a-real-key-0123456789")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    labels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "figures.json"
-    command = ("scorers", "compare", labels, "-s", "pocket", "-s", spec, "-o", output)
+    command = ("scorers", "compare", labels, "-s", "pocket", "-s", "pockt", "-o", output)
     assert tide(*command) == 1
     assert "AUC" not in capsys.readouterr().out
     assert not output.exists()
@@ -168,9 +146,6 @@ def test_nothing_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path.write_text("")
     assert tide("scorers", "compare", path) == 1
     assert "no labelled texts" in capsys.readouterr().err
-    path.write_text('{"text": "a kind text", "toxicity": 0}\n')
-    assert tide("scorers", "compare", path, "--by", "sourcee") == 1
-    assert "no row has a field 'sourcee'" in capsys.readouterr().err
 
 
 def test_the_group_alone_shows_how_scorers_are_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,7 +287,7 @@ def test_mask_hides_listed_words_only(
 def test_outputs_that_cannot_be(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The input, a device, a folder, too long a name: one line of error, no file changes."""
+    """The input, or too long a name: one line of error, no file changes."""
     path, link = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     content = '{"text": "Have a nice day"}\n'
     path.write_text(content)
@@ -321,12 +296,7 @@ def test_outputs_that_cannot_be(
         path: "is also read as an input",
         link: "is also read as an input",
         tmp_path / f"{'x' * 300}.jsonl": "cannot be written: File name too long",
-        Path("/proc/none/a.jsonl"): "cannot be written: ",
     }
-    if command == "score":  # to `run`, a folder is a run folder
-        cases |= dict.fromkeys(
-            (tmp_path, Path("/dev/full"), Path("/dev/null")), "cannot be written"
-        )
     for output, message in cases.items():
         options = ("-i", path, "-o", output, "--field", "text", "--overwrite")
         assert tide(command, *options) == 1
@@ -336,54 +306,8 @@ def test_outputs_that_cannot_be(
     assert (path.read_text(), sorted(tmp_path.iterdir())) == (content, [path, link])
 
 
-def test_a_full_disk_keeps_the_old_scores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "scores.jsonl"
-    output.write_text("old")
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", _full)
-        options = ("-o", output, "--overwrite")
-        assert tide("score", "Have a nice day", *options) == 1
-    assert "cannot be written: No space left" in capsys.readouterr().err
-    assert (output.read_text(), list(tmp_path.iterdir())) == ("old", [output])
-
-
-def _full(descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
-
-
-def test_two_scorers_of_one_name_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    specs = []
-    for folder, score in (("a", 0.1), ("b", 0.9)):
-        file = tmp_path / folder / "own.py"
-        file.parent.mkdir()
-        file.write_text(
-            "import tide\n\n\nclass Mine(tide.Scorer):\n    name, threshold = 'mine', 0.5\n\n"
-            f"    def score(self, texts):\n        return [{score}] * len(texts)\n"
-        )
-        specs.append(f"{file}:Mine")
-    both = ["-s", specs[0], "-s", specs[1]]
-    assert tide("score", "the town", *both) == 1
+def test_two_scorers_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tide("score", "the town", "-s", "pocket", "-s", "pocket") == 1
     assert "two scorers have the same name" in capsys.readouterr().err
-    assert tide("run", "the town", "--judges", ",".join(specs), "--max-new-tokens", "2") == 1
-    assert "have the same name, mine" in " ".join(capsys.readouterr().err.split())
-    assert tide("run", "the town", "--judges", "pocket", "--max-new-tokens", "2") == 0
-    assert " - " not in capsys.readouterr().out
-    assert tide("score", "the town", "--output", "-") == 1
-
-
-def test_a_closed_standard_input_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin", None)
-    assert tide("score", "--input", "-") == 1
-    assert "the standard input is closed" in capsys.readouterr().err
-
-
-def test_an_odd_engine_option_is_a_text(capsys: pytest.CaptureFixture[str]) -> None:
-    for value in ("1" * 5000, "[" * 100_000):
-        assert tide("run", "the town", "--engine-option", f"device={value}") == 1
-    assert "a bug in tide" not in capsys.readouterr().err
+    assert tide("run", "the town", "--judges", "pocket,pocket", "--max-new-tokens", "2") == 1
+    assert "have the same name, pocket" in " ".join(capsys.readouterr().err.split())

@@ -70,7 +70,7 @@ def test_fetched_benchmark_is_read(
 
 def test_labelled_texts_are_what_a_fit_reads(datasets: Datasets, tmp_path: Path) -> None:
     files = [get(name, tmp_path) for name in ("civil-comments", "paradetox")]
-    assert list(read_entries(files, by="source")) == [
+    assert list(read_entries(files)) == [
         LabelledText("One", 0.8333, "civil_comments"),
         Pair("One", ("Two", "Three")),
         Pair("Four", ("Five",)),

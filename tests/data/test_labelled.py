@@ -27,19 +27,13 @@ def test_labels_and_records_of_runs(tmp_path: Path) -> None:
         for number, (text, toxicity) in enumerate([("two", 0), ("three", 1), ("", 0)])
     ]  # the empty text is left out: it has nothing to learn from
     run = jsonl(tmp_path / "c.jsonl", *trials)
-    plain = [("one", 0.25), ("two", 0.0), ("three", 1.0), ("two", 0.0), ("three", 1.0)]
-    for by, groups in (
-        (None, [""] * 5),
-        ("file", ["a.jsonl", *["b.json.gz"] * 2, *["c.jsonl"] * 2]),
-        ("source", ["x", "", "", "", ""]),
-    ):
-        rows = read_labelled([labels, recorded, run], by=by)
-        contexts = ["", *["p"] * 4]  # of a record, its prompt
-        expected = [
-            LabelledText(*pair, group, context)
-            for pair, group, context in zip(plain, groups, contexts, strict=True)
-        ]
-        assert rows == expected
+    assert read_labelled([labels, recorded, run]) == [
+        LabelledText("one", 0.25, "x"),
+        LabelledText("two", 0.0, "", "p"),  # the context of a record is its prompt
+        LabelledText("three", 1.0, "", "p"),
+        LabelledText("two", 0.0, "", "p"),
+        LabelledText("three", 1.0, "", "p"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
+from tide.core.errors import InputError, ScorerUnavailableError
 from tide.plugins.options import Options
 from tide.scorers import Scorer, load_scorer, score_texts
 
@@ -110,23 +109,6 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
         load_scorer(f"{path}:rude:x")
     with pytest.raises(InputError, match="Nothing has no threshold, score, close; let its class"):
         load_scorer(f"{path}:Nothing")
-
-
-def one_text(text: str) -> float:
-    return float(text.lower().count("rude") > 0)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [one_text, "tests.scorers.test_load:one_text", lambda texts, level: [level] * len(texts),
-     lambda texts: [0.5], lambda texts: None, lambda texts: [2.0] * len(texts)],
-)  # fmt: skip
-def test_a_function_of_another_shape_is_told_what_is_asked_for(function: Any) -> None:
-    scorer = load_scorer(function)
-    contract = "a function takes a list of texts and returns a list of floats from 0 to 1"
-    with pytest.raises(ScorerError, match=contract) as caught:
-        score_texts(scorer, ["a rude text", "another"])
-    assert "\n" not in str(caught.value)
 
 
 def test_what_a_function_says_of_itself_is_left_as_it_is() -> None:

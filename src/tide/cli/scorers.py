@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -46,9 +45,6 @@ app = typer.Typer(
 )
 
 Files = Annotated[list[Path], typer.Argument(help="Labelled texts or recorded scores.")]
-Sample = Annotated[
-    int | None, options.option("Input", "Take N of the texts, at random (seed 0).", min=1)
-]
 
 
 def score(
@@ -132,11 +128,6 @@ def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
 def compare(
     files: Files,
     scorers: options.Scorers = None,
-    by: Annotated[
-        str | None,
-        options.option("Output", "Make a table per value of this field, or ('file') per file."),
-    ] = None,
-    sample: Sample = None,
     ordinary: Annotated[
         Path | None,
         options.option(
@@ -176,29 +167,26 @@ def compare(
     # 1. Load scorers and texts.
     refuse_existing(overwrite, output, inputs=files)
     loaded = _loaded(scorers)
-    groups = _groups(files, by, sample, contexts=any(map(reads_exchanges, loaded)))
+    texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]
 
-    # 2. Measure each group of texts, and print its tables.
+    # 2. Measure, and print the tables.
     alarms = {scorer.name: _alarms(scorer, prose, threshold) for scorer in loaded}
-    figures: list[dict[str, Any]] = []
-    for group, (texts, targets) in groups.items():
-        measured, errors = _measure(loaded, texts, targets)
-        rows = [_without_nan({"group": group, **row, **alarms[row["scorer"]]}) for row in measured]
-        toxic = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
-        OUTPUT.print(_agreement_table(f"{group}: {toxic}" if group else toxic, rows))
-        if errors:
-            OUTPUT.print(_error_table(errors))
-        for row in rows:
-            if row["failure"] is not None:
-                ERRORS.print(f"{row['scorer']}: {row['failure']}", style="red", soft_wrap=True)
-        figures += rows
+    measured, errors = _measure(loaded, texts, targets)
+    rows = [_without_nan({**row, **alarms[row["scorer"]]}) for row in measured]
+    title = f"{len(targets):,} texts, {(targets >= 0.5).mean():.3f} toxic"
+    OUTPUT.print(_agreement_table(title, rows))
+    if errors:
+        OUTPUT.print(_error_table(errors))
+    failures = [row for row in rows if row["failure"] is not None]
+    for row in failures:
+        ERRORS.print(f"{row['scorer']}: {row['failure']}", style="red", soft_wrap=True)
 
     # 3. Write the figures.
-    if output is not None and any(row["scored"] for row in figures):
-        write_text(output, json.dumps(figures, indent=2) + "\n")
+    if output is not None and any(row["scored"] for row in rows):
+        write_text(output, json.dumps(rows, indent=2) + "\n")
         ERRORS.print(f"{output}: written")
-    if any(row["failure"] is not None for row in figures):
+    if failures:
         raise typer.Exit(1)
 
 
@@ -291,10 +279,8 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _groups(
-    files: Sequence[Path], by: str | None, sample: int | None, *, contexts: bool
-) -> dict[str, tuple[list[Exchange], Floats]]:
-    """Return the distinct texts of each group, except nearly empty texts, and their mean labels.
+def _labelled(files: Sequence[Path], *, contexts: bool) -> tuple[list[Exchange], Floats]:
+    """Return the distinct texts of the files, except nearly empty texts, and their mean labels.
 
     contexts: whether the same text in another context is another text.
     """
@@ -303,19 +289,11 @@ def _groups(
     from tide.data.labelled import read_labelled  # noqa: PLC0415
     from tide.scorers.base import Exchange, is_nearly_empty  # noqa: PLC0415
 
-    groups: dict[str, dict[Exchange, list[float]]] = {}
-    for row in read_labelled(files, by=by):
+    labels: dict[Exchange, list[float]] = {}
+    for row in read_labelled(files):
         if not is_nearly_empty(row.text):
             exchange = Exchange(row.context if contexts else "", row.text)
-            groups.setdefault(row.group, {}).setdefault(exchange, []).append(row.toxicity)
-    if not groups:
+            labels.setdefault(exchange, []).append(row.toxicity)
+    if not labels:
         raise InputError("the files hold no labelled texts")
-    if by is not None and set(groups) == {""}:
-        raise InputError(f"--by: no row has a field {by!r}")
-    chosen = {}
-    for group, labels in groups.items():
-        texts = list(labels)
-        if sample is not None and sample < len(texts):
-            texts = random.Random(0).sample(texts, sample)
-        chosen[group] = texts, np.array([fmean(labels[text]) for text in texts])
-    return chosen
+    return list(labels), np.array([fmean(values) for values in labels.values()])

@@ -19,7 +19,7 @@ PAIRS = "pairs"  # the group of texts that come from pairs
 class LabelledText:
     """toxicity: in [0, 1]; the share of raters who called the text toxic, or a recorded score.
 
-    group: the name of the file, or the value of the field that groups the texts in the file.
+    group: the value of the row's field `source`, "" without one.
     context: what the text answers, or "" if unknown; see `Exchange`.
     """
 
@@ -42,16 +42,16 @@ class Pair:
         return [LabelledText(self.toxic, 1.0, PAIRS), *neutral]
 
 
-def read_labelled(paths: Iterable[Path], *, by: str | None = None) -> list[LabelledText]:
+def read_labelled(paths: Iterable[Path]) -> list[LabelledText]:
     """Return all labelled texts of `read_entries`, including the texts of pairs."""
     return [
         text
-        for entry in read_entries(paths, by=by)
+        for entry in read_entries(paths)
         for text in (entry.texts if isinstance(entry, Pair) else [entry])
     ]
 
 
-def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[LabelledText | Pair]:
+def read_entries(paths: Iterable[Path]) -> Iterator[LabelledText | Pair]:
     """Yield the rows of .jsonl or .json files (a list of objects), plain or gzipped.
 
     A row is a labelled text (`text`, `toxicity`, and optionally `context`: a text or a list of
@@ -59,12 +59,11 @@ def read_entries(paths: Iterable[Path], *, by: str | None = None) -> Iterator[La
     record in the authors' format (`completions` and `toxicity_scores`). The context of a trial or
     record is its prompt, and its empty completions are left out. A pair without neutral texts
     yields its toxic text.
-    by: the field that names a row's group, or "file".
     Raises InputError, with the row's line, for any other row.
     """
     for path in paths:
         for where, row in read_objects(path):
-            group = path.name if by == "file" else str(row.get(by, "")) if by else ""
+            group = str(row.get("source", ""))
             if "toxic" in row:
                 pair = _pair(row, where)
                 yield pair if pair.neutral else pair.texts[0]

@@ -453,7 +453,7 @@ def ask_attributes(scorer: Scorer, texts: Sequence[Scored]) -> Attributed:
             f"scorer {scorer.name}: the answer's attributes differ from the declared attributes"
         )
     count = len(distinct)
-    values = validate_scores(scorer.name, answer.values, count, usage=_usage_of(scorer))
+    values = validate_scores(scorer.name, answer.values, count)
     attributes = {
         name: validate_scores(
             f"{scorer.name} ({name})", answer.attributes[name], count, unknown=True
@@ -465,13 +465,6 @@ def ask_attributes(scorer: Scorer, texts: Sequence[Scored]) -> Attributed:
     index_of = {text: index for index, text in enumerate(distinct)}
     rows = [index_of[text] for text in read]
     return Attributed(values[rows], {name: attributes[name][rows] for name in names})
-
-
-def _usage_of(scorer: Scorer) -> str:
-    """Return advice for errors: a common mistake is a function that takes one text."""
-    if not isinstance(scorer, CallableScorer):
-        return ""
-    return "a function takes a list of texts and returns a list of floats from 0 to 1"
 
 
 def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
@@ -495,27 +488,20 @@ def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
     except BaseException as error:
         if ends_work(error):
             raise
-        # Most mistakes in a scoring function raise one of these two types.
-        usage = _usage_of(scorer) if isinstance(error, AttributeError | TypeError) else ""
-        raise ScorerError(
-            f"scorer {scorer.name} failed: {described(error)}{usage and f'; {usage}'}"
-        ) from error
+        raise ScorerError(f"scorer {scorer.name} failed: {described(error)}") from error
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-def validate_scores(
-    name: str, answer: Any, count: int, *, unknown: bool = False, usage: str = ""
-) -> Floats:
+def validate_scores(name: str, answer: Any, count: int, *, unknown: bool = False) -> Floats:
     """Convert a scorer's answer to an array of `count` scores in [0, 1]. Raises ScorerError.
 
     The answer must be a list, tuple, array or tensor of numbers. Booleans, masked arrays, dates,
     texts and complex numbers are refused.
-    unknown: accept NaN for an unknown value. usage: advice for the scorer's author, for errors.
+    unknown: accept NaN for an unknown value.
     """
-    usage = usage and f"; {usage}"
     is_usual = type(answer) is np.ndarray and answer.dtype == np.float64
     # The checks below take longer than a quick scorer needs for a text.
     if is_usual and answer.shape == (count,) and all(0 <= value <= 1 for value in answer.tolist()):
@@ -524,19 +510,15 @@ def validate_scores(
         values = _numbers(answer)
     except Exception as error:  # third-party classes may raise any exception
         raise ScorerError(
-            f"scorer {name}: the answer is not a list of numbers: {described(error)}{usage}"
+            f"scorer {name}: the answer is not a list of numbers: {described(error)}"
         ) from None
     if values.shape != (count,):
-        raise ScorerError(
-            f"scorer {name}: the answer has shape {values.shape}, not ({count},){usage}"
-        )
+        raise ScorerError(f"scorer {name}: the answer has shape {values.shape}, not ({count},)")
     wrong = ~((values >= 0.0) & (values <= 1.0))  # true for NaN as well
     if unknown:
         wrong &= ~np.isnan(values)
     if wrong.any():
-        raise ScorerError(
-            f"scorer {name}: {values[wrong][0]} is not a score; it must be in [0, 1]{usage}"
-        )
+        raise ScorerError(f"scorer {name}: {values[wrong][0]} is not a score; it must be in [0, 1]")
     return values
 
 

@@ -400,8 +400,7 @@ class LocalGuard(PlainScorer):
         longest = max(map(len, prompts))
         padding = self._tokenizer.pad_token_id or 0
         rows = [[padding] * (longest - len(prompt)) + [*prompt] for prompt in prompts]
-        lengths = torch.tensor([len(prompt) for prompt in prompts])
-        mask = torch.arange(longest) >= longest - lengths[:, None]
+        masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         config = GenerationConfig(
             max_new_tokens=tokens, do_sample=False, pad_token_id=padding, output_logits=True,
             return_dict_in_generate=True,
@@ -409,7 +408,7 @@ class LocalGuard(PlainScorer):
         with torch.inference_mode():
             written = self._model.generate(
                 torch.tensor(rows, device=self._device),
-                attention_mask=mask.long().to(self._device),
+                attention_mask=torch.tensor(masks, device=self._device),
                 generation_config=config,
             )
         chosen = written.sequences[:, longest:].tolist()

@@ -134,7 +134,7 @@ def read_labelled(paths: Iterable[Path]) -> Labelled:
 
     Raises InputError if there are no rows, or if a row is neither a text nor a pair.
     """
-    entries = list(read_entries(paths, by="source"))
+    entries = list(read_entries(paths))
     if not entries:
         raise InputError("data: holds no labelled texts; give files with --data")
     pairs = [entry for entry in entries if isinstance(entry, Pair)]

@@ -207,9 +207,25 @@ class RemoteScorer(AttributedScorer):
     ) -> _T:
         """Return the result of `ask`, which is retried after temporary failures.
 
-        texts: those that `ask` sends. If the service always fails at them, but scores a harmless
-        text, they are to blame, and the service is not down.
+        texts: those that `ask` sends. If the service answers HTTP 500 twice, scores a harmless text
+        and then answers HTTP 500 again, they are to blame, and the service is not down.
         """
+        failures = 0
+        is_well = False
+
+        async def attempt() -> _T:
+            nonlocal failures, is_well
+            try:
+                return await self._attempt(ask)
+            except ServerFailed as error:
+                if error.status == 500 and texts:
+                    if is_well:
+                        problem = f"scorer {self.name}: {error} ({_size(texts)})"
+                        raise ScorerError(problem) from None
+                    failures += 1
+                    is_well = failures > 1 and await self._is_well()
+                raise
+
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(ServerFailed),
             stop=tenacity.stop_after_attempt(self._attempts),
@@ -217,10 +233,8 @@ class RemoteScorer(AttributedScorer):
             reraise=True,
         )
         try:
-            return await retrying(self._attempt, ask)
+            return await retrying(attempt)
         except ServerFailed as error:
-            if texts and error.status >= 500 and await self._is_well():
-                raise ScorerError(f"scorer {self.name}: {error} ({_size(texts)})") from None
             times = f"{self._attempts} attempts" if self._attempts > 1 else "1 attempt"
             raise ScorerUnavailableError(f"scorer {self.name}: {error} ({times})") from None
 
