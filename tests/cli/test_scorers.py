@@ -307,7 +307,7 @@ def test_outputs_that_cannot_be(
 
 
 def test_two_scorers_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tide("score", "the town", "-s", "pocket", "-s", "pocket") == 1
+    assert tide("score", "the town", "-s", "pocket", "-s", "cache:pocket") == 1
     assert "two scorers have the same name" in capsys.readouterr().err
-    assert tide("run", "the town", "--judges", "pocket,pocket", "--max-new-tokens", "2") == 1
+    assert tide("run", "the town", "--judges", "pocket,cache:pocket", "--max-new-tokens", "2") == 1
     assert "have the same name, pocket" in " ".join(capsys.readouterr().err.split())

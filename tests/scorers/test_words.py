@@ -159,10 +159,3 @@ def test_other_words_with_a_listed_beginning_are_not_found() -> None:
     never = NeverScorer(["\uc0bc\uc131", "Acme", "globex corp", "C++"])
     texts = ["\uc0bc\uc131\ub3d9\uc5d0", "Acme2", "globex, corp", "C users like c + d"]
     assert never.score(texts).tolist() == [0.0] * 4
-
-
-def test_a_pattern_reads_letters_that_look_latin_in_their_own_script(tmp_path: Path) -> None:
-    path = tmp_path / "forms.txt"
-    path.write_text("\u043c\u043e\u0441\u043a\u0432\u0430", encoding="utf-8")
-    scorer = load_scorer(f"regex:{path}")
-    assert scorer.score(["I live in \u041c\u041e\u0421\u041a\u0412\u0410 now."]).tolist() == [1.0]
