@@ -19,7 +19,7 @@ from benchmarks.writing import completed
 from tests.server.gateway import assert_repaired
 from tests.server.processes import TIDE, answering, free_port, serving
 from tests.server.running import Running, running
-from tests.server.transparent import answer, differing, other_texts
+from tests.server.transparent import OTHER_APIS, answer, differing, other_texts
 from tide import pocket
 from tide.core.chat import Chat
 from tide.core.settings import Sampling
@@ -128,14 +128,6 @@ def test_clean_answers_are_the_servers_own_text(both: Both) -> None:
     url = both[2]
     with gateway(url, "enforce") as server:
         assert other_texts(url, server.url, "any", 50) == []
-
-
-OTHER_APIS: dict[str, dict[str, Any]] = {
-    "/v1/responses": {"input": "How was your day?", "max_output_tokens": 12},
-    "/v1/messages": {
-        "messages": [{"role": "user", "content": "How was your day?"}], "max_tokens": 12,
-    },
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", OTHER_APIS)

@@ -26,6 +26,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "tools": {"tools": [TOOL]},
     "JSON": {"response_format": {"type": "json_object"}},
 }
+QUESTION = "How was your day?"
+OTHER_APIS: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": QUESTION, "max_output_tokens": 12},
+    "/v1/messages": {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 12},
+}
 # What no two answers of a server have in common.
 _OWN = re.compile(
     rb'"(?:(?:item_|request_)?id|(?:created|completed)(?:_at)?|system_fingerprint)": ?'
