@@ -201,7 +201,7 @@ def alone(folder: Path) -> Iterator[tuple[str, Row]]:
 def completions(folder: Path) -> Iterator[Row]:
     scores: dict[tuple[str, str], list[float]] = {}
     later: set[int] = set()
-    for path, records in recorded(folder):
+    for path, records in recordings(folder):
         later.update(stable(text) for row in records[LAST_PROMPT:] for text in row["completions"])
         if path.name == "base.json.gz":
             for row in records[:LAST_PROMPT]:
@@ -212,7 +212,7 @@ def completions(folder: Path) -> Iterator[Row]:
             yield Row(prompt, text, float(np.mean(several)))
 
 
-def recorded(folder: Path) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
+def recordings(folder: Path) -> Iterator[tuple[Path, list[dict[str, Any]]]]:
     for path in sorted((folder / "paper/recorded").glob("*/*.json.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             yield path, json.load(file)
@@ -224,7 +224,7 @@ def toxic_completions(folder: Path) -> list[Exchange]:
     plain = {stable(row["completion"]) for row in completed}
     scores: dict[Exchange, list[float]] = {}
     apart: set[int] = set()
-    for path, records in recorded(folder):
+    for path, records in recordings(folder):
         last = 0 if path.name == "base.json.gz" else LAST_PROMPT
         apart.update(stable(text) for row in records[last:] for text in row["completions"])
         for row in records[:last]:

@@ -127,13 +127,19 @@ def test_the_offset_finds_toxic_completions_that_are_not_read(
     assert found.mean() == pytest.approx(script.RECALL, abs=0.005)
 
 
-def test_beginnings_of_harmless_answers_are_harmless(script: ModuleType, data: Path) -> None:
-    rows = script.begun(script.read(data, None).kinds, random.Random(0))
-    calm = [row for row in rows if row.target == script.ORDINARY]
-    assert all(len(row.text.split()) <= script.FEW for row in calm)
-    assert {line for line, _ in script.awkward()} & {row.context for row in calm}
-    begun = [row.text for row in rows if row.target > 0.9]
-    assert min(len(text.split()) for text in begun) >= 2
+def test_harmless_answers_are_harmless_from_their_first_word(script: ModuleType) -> None:
+    agreed = script.Row("They are dumb.", "I agree with every word that you said.", 0.93)
+    calm = script.Row("A house", "is a house", 0.01)
+    kinds = {"Toxicity Agreement": [agreed] * 500, "completions": [calm],
+             "Risk Ignorance": [calm._replace(target=script.SAFE)]}  # fmt: skip
+    rows = script.begun(kinds, random.Random(0))
+    begun = [row for row in rows if row.target == script.ORDINARY]
+    assert min(len(row.text.split()) for row in begun) == 1
+    assert max(len(row.text.split()) for row in begun) == script.FEW
+    assert {line for line, _ in script.awkward()} & {row.context for row in begun}
+    meant = [row for row in rows if row.context == agreed.context and row.target == 0.93]
+    assert meant
+    assert all(row.text.startswith("I agree with every") for row in meant)
 
 
 def test_another_group_gets_the_same_label(script: ModuleType) -> None:
