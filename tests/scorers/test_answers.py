@@ -24,7 +24,6 @@ from tests.generated import examples
 from tide.core.errors import ScorerError
 from tide.scorers import Scorer, load_scorer, score_texts
 from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
-from tide.scorers.wrappers.cache import CachedScorer
 
 TEXTS = ["one text", "another", "a third one"]
 N = len(TEXTS)
@@ -143,7 +142,6 @@ WRAPPERS: list[Callable[[Callable[[], Any]], Scorer]] = [
     lambda answer: MaxScorer([Answering(answer), Answering(answer)]),
     lambda answer: MeanScorer([Answering(answer), Answering(answer)]),
     lambda answer: WindowedScorer(Answering(answer)),
-    lambda answer: CachedScorer(Answering(answer), ":memory:"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,12 +164,12 @@ def test_strict_language_reads_the_answer() -> None:
         score_texts(strict, [Exchange("Yes?", german)])
 
 
-def test_cache_distinguishes_contexts_for_exchange_reader_only() -> None:
+def test_cache_distinguishes_contexts_for_exchange_reader_only(tmp_path: Path) -> None:
     exchanges, texts = ExchangeScorer(), FakeScorer()
     chat = Exchange(Chat.of(CHAT.dump()[1:]), "Yes.")
     pairs = [*PAIRS, Exchange(CHAT, "Yes."), chat, Exchange(str(CHAT.dump()), "Yes.")]
     for scorer, count in ((exchanges, 5), (texts, 1)):
-        with closing(CachedScorer(scorer, ":memory:")) as cached:
+        with closing(CachedScorer(scorer, tmp_path / str(count))) as cached:
             first = score_texts(cached, pairs).values.tolist()
             assert score_texts(cached, pairs[::-1]).values.tolist() == first[::-1]
         assert len(scorer.texts) == count

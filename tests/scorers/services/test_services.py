@@ -261,7 +261,7 @@ def test_which_class_is_toxic() -> None:
         with pytest.raises(ScorerError, match="no class 5; its model has 2"):
             ServedClassifier(f"{service.url}#5", **QUICK).score(["a text"])
         for wrong in ("", "#toxic", "#0,1"):
-            with pytest.raises(InputError, match="is not a class number"):
+            with pytest.raises(ScorerRefusedError, match=r"number of its toxic class, as in #1"):
                 ServedClassifier(f"{service.url}{wrong}", **QUICK)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.fakes import FakeScorer
@@ -77,7 +79,7 @@ def test_members_are_two_or_more(spec: str, says: str) -> None:
         load_scorer(spec)
 
 
-def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file() -> None:
+def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path: Path) -> None:
     quick, slow = stated(), stated()
     quick.quick = True
     assert is_quick(MaxScorer([quick, quick]))
@@ -87,7 +89,7 @@ def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file() -> Non
     screen = screen_of(MaxScorer([confirm, quick]))
     assert screen is not None
     assert is_quick(screen)
-    assert not is_quick(CachedScorer(quick, ":memory:"))
+    assert not is_quick(CachedScorer(quick, tmp_path / "scores"))
 
 
 def test_a_function_is_quick_if_it_says_so() -> None:

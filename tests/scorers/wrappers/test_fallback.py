@@ -147,6 +147,6 @@ def test_fallback_is_a_spec_and_is_not_cached(monkeypatch: pytest.MonkeyPatch) -
     assert scorer.name.startswith("fallback:two@1,lexicon")
     members: list[Scorer] = [Guard(), second()]
     with pytest.raises(InputError, match="fallback:cache:A,B"):
-        CachedScorer(FallbackScorer(members), ":memory:")
+        CachedScorer(FallbackScorer(members))
     with pytest.raises(InputError, match="two scorers"):
         FallbackScorer(members[:1])

@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import BaseModel, Field, SecretStr
 
-from tide.core.errors import InputError
 from tide.core.http import Client, ServerFailed, need_key
 from tide.core.results import Score
 from tide.plugins.options import checked
@@ -43,7 +42,7 @@ class PerspectiveScorer(RemoteScorer):
     key, url and queries_per_second default to environment variables (see the module). Further
     settings: see RemoteScorer.
 
-    Raises InputError without a key.
+    Raises EnvironmentVariableError without a key.
     """
 
     languages = ("en",)
@@ -66,11 +65,6 @@ class PerspectiveScorer(RemoteScorer):
         self._key = need_key("PERSPECTIVE_API_KEY", key)
         url = url_from("PERSPECTIVE_URL", url, URL)
         self.attributes = self.highest_of = tuple(dict.fromkeys(attribute.split(",")))
-        for name in self.attributes:
-            if not name.replace("_", "").isalnum():
-                raise InputError(
-                    f"scorer perspective: {name!r} is not an attribute name such as TOXICITY"
-                )
         where = "v1alpha1" if url == URL else place_of(url)
         super().__init__(f"perspective:{','.join(self.attributes)}@{where}", url, **options)
 

@@ -6,7 +6,7 @@ key; CLASSIFIER_QPS limits the requests per second (default 100).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AliasPath, BaseModel, Field, RootModel
 
@@ -19,6 +19,7 @@ from tide.scorers.control_tokens import break_up
 from tide.scorers.labels import check_exclusive, toxic_columns
 from tide.scorers.services.base import RemoteScorer, place_of
 
+_Parsed = TypeVar("_Parsed", bound=BaseModel)
 _USUAL = {"concurrency": 8, "timeout": 60.0}
 
 
@@ -33,6 +34,7 @@ class SelfHostedScorer(RemoteScorer):
     """
 
     family: ClassVar[str]
+    served = "the served model"
     batch_size = 32
     usual_rate = 100.0
     tells_codes = False  # codes may repeat the text
@@ -41,7 +43,7 @@ class SelfHostedScorer(RemoteScorer):
         if not url:
             raise InputError(f"scorer {name}: give the server's address, as in {name}:http://HOST")
         self.rate_variable = f"{self.family}_QPS"
-        self.check = f"{self.family}_API_KEY, the address and the served model"
+        self.check = f"{self.family}_API_KEY, the address and {self.served}"
         self._key = read_key(f"{self.family}_API_KEY", key)
         super().__init__(name, base_url(url, f"scorer {name}"), **{**_USUAL, **options})
 
@@ -97,26 +99,30 @@ class ServedClassifier(SelfHostedScorer):
     """
 
     family = "CLASSIFIER"
+    served = "the served model (vLLM's needs the number of its toxic class, as in #1)"
 
     @checked
     def __init__(self, url: str, **options: Any) -> None:
         address, _, wanted = url.partition("#")
         super().__init__("classifier", address, **options)
         self._labels: frozenset[str] = frozenset()  # of text-embeddings-inference
-        model = self.portal.run(self._persistently, self._identify)
-        if isinstance(model, _Info):
-            self._choose_labels(model, address, wanted)
+        # Addresses for other clients end in /v1, but the paths used here start at the root.
+        self._url = self._url.removesuffix("/v1")
+        if wanted.isdecimal():
+            served = self._about("/v1/models", _Served)
+            self._model, self._class = served.model, int(wanted)
+            self.name = f"classifier:{served.model}@{place_of(self._url)}#{wanted}"
         else:
-            self._choose_class(model.model, wanted)
+            self._choose_labels(self._about("/info", _Info), address, wanted)
 
-    async def _identify(self, client: Client) -> _Info | _Served:
-        """Return the model of text-embeddings-inference, else the first model of vLLM."""
-        try:
-            return await self._request(client, "/info", _Info)
-        except ScorerRefusedError:
-            # Addresses for other clients end in /v1, but the paths used here start at the root.
-            self._url = self._url.removesuffix("/v1")
-            return await self._request(client, "/v1/models", _Served)
+    def _about(self, path: str, kind: type[_Parsed]) -> _Parsed:
+        """Return what the server says about its model."""
+
+        async def ask(client: Client) -> _Parsed:
+            return await self._request(client, path, kind)
+
+        about: _Parsed = self.portal.run(self._persistently, ask)
+        return about
 
     def _choose_labels(self, info: _Info, address: str, wanted: str) -> None:
         if info.labels is None:
@@ -132,15 +138,6 @@ class ServedClassifier(SelfHostedScorer):
         where = info.model_sha[:8] if info.model_sha else place_of(self._url)
         chosen = ",".join(self._toxic)
         self.name = f"classifier:{info.model_id}@{where}#{chosen}"
-
-    def _choose_class(self, model: str, wanted: str) -> None:
-        if not wanted.isdecimal():
-            raise InputError(
-                f"scorer classifier: {wanted!r} is not a class number, as in #1 (vLLM names only "
-                "the likeliest class)"
-            )
-        self._model, self._class = model, int(wanted)
-        self.name = f"classifier:{model}@{place_of(self._url)}#{wanted}"
 
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         broken_up = [break_up(text) for text in texts]
