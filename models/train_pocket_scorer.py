@@ -89,7 +89,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import probes
 
 from tide.evaluation.masking import bundled_terms, term_hashes
-from tide.scorers.pocket import Features, PocketScorer, calibrated
+from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, calibrated, columns, fingerprint
 
 Floats = NDArray[np.float64]
 
@@ -407,17 +407,17 @@ def fit_knots(logits: Floats, labels: Floats, counts: Floats) -> Floats:
     return np.stack([before, after(minimize(objective, start, method="BFGS").x)])
 
 
-def matrix(features: Features, texts: list[str]) -> Any:
-    """Return the features (n, n_features), CSR, as HashingVectorizer does but much faster."""
-    columns = [features.columns(text) for text in texts]
-    sizes = np.array([len(some) for some in columns])
+def matrix(texts: list[str]) -> Any:
+    """Return the features (n, N_FEATURES), CSR, as HashingVectorizer does but much faster."""
+    features = [columns(text) for text in texts]
+    sizes = np.array([len(some) for some in features])
     return csr_matrix(
         (
             np.repeat(1 / np.sqrt(np.maximum(sizes, 1)), sizes),
-            np.concatenate(columns),
+            np.concatenate(features),
             np.concatenate([[0], np.cumsum(sizes)]),
         ),
-        shape=(len(texts), features.n_features),
+        shape=(len(texts), N_FEATURES),
     )
 
 
@@ -473,7 +473,6 @@ def main(
     labels, sources = np.array(labelled.labels), np.array(labelled.sources)
     part = labelled.parts(seed)
     training, calibration = part >= 2, (part == 1) & (sources == CALIBRATION_SOURCE)
-    features = Features()
     texts = [labelled.texts[i] for i in np.flatnonzero(training)]
     ordinary = read_ordinary(data, written, "train")
 
@@ -482,10 +481,10 @@ def main(
     plain.add(texts, labels[training])
     plain.add(*disguised(texts, labels[training], seed))
     add_neutral(plain)
-    counted = matrix(features, plain.texts)
+    counted = matrix(plain.texts)
     first = fit_weights(counted, plain.labels, counts=plain.counts)
     comments = [labelled.texts[i] for i in np.flatnonzero(calibration)]
-    scale, offset = fit_calibration(matrix(features, comments) @ first, labels[calibration])
+    scale, offset = fit_calibration(matrix(comments) @ first, labels[calibration])
 
     def guessed(matrix: Any) -> Floats:
         return np.asarray(expit(scale * (matrix @ first) + offset))
@@ -497,19 +496,19 @@ def main(
         more.add([beginning(text, rng) for text in some], SOFT[kind], BEGINNING_WEIGHT)
     avoided = toxic_words(texts, labels[training])
     every_name = [name for name in names() if avoided.isdisjoint(name.lower().split())]
-    scores = guessed(matrix(features, every_name))
+    scores = guessed(matrix(every_name))
     alarming = np.argsort(-scores, kind="stable")[:ALARMING]
     for sentence in NAMED:
         more.add([sentence.format(every_name[i]) for i in alarming], SOFT["written"])
     console.print(f"{len(every_name):,} names; the {ALARMING:,} score {scores[alarming[-1]]:.3f}")
     completions = read_completions(data)
     begun = [beginning(text, rng) for text in texts]
-    guesses = guessed(matrix(features, [*completions, *begun]))
+    guesses = guessed(matrix([*completions, *begun]))
     more.add(completions, guesses[: len(completions)])
     bound = np.maximum(labels[training], SOFT["replies"])
     more.add(begun, np.minimum(guesses[len(completions) :], bound), BEGINNING_WEIGHT)
     weights = fit_weights(
-        vstack([counted, matrix(features, more.texts)]).tocsr(),
+        vstack([counted, matrix(more.texts)]).tocsr(),
         np.concatenate([plain.labels, more.labels]),
         counts=np.concatenate([plain.counts, more.counts]),
         start=first,
@@ -519,7 +518,7 @@ def main(
     # 3. The scale of the scores.
     calm = read_ordinary(data, written, "calibrate")
     mixed = mixture(calm, comments, labels[calibration])
-    outputs = matrix(features, mixed.texts) @ weights
+    outputs = matrix(mixed.texts) @ weights
     scale, offset = fit_calibration(outputs, mixed.labels, mixed.counts)
     knots = fit_knots(scale * outputs + offset, mixed.labels, mixed.counts)
     console.print(f"calibration on {len(mixed.texts):,} rows: {scale:.3f} * s {offset:+.3f}")
@@ -531,7 +530,7 @@ def main(
         "knots": knots.astype(np.float32),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(save(tensors, metadata=features.metadata()))
+    out.write_bytes(save(tensors, metadata={METADATA: json.dumps({"fingerprint": fingerprint()})}))
     scorer = PocketScorer(out)
     console.print(f"{scorer.name}: wrote {out} ({out.stat().st_size:,} bytes)")
 

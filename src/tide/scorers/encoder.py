@@ -6,28 +6,31 @@ writes: an ONNX graph, run by onnxruntime, whose metadata holds the wordpieces a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import onnxruntime
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError, guarded
 from tide.core.sanitize import logger
+from tide.core.validation import problem
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.context import context_text
 from tide.scorers.disguises import readings
 from tide.scorers.language import MULTILINGUAL, language_of
-from tide.scorers.pocket import Description, digest, normalize, sigmoid
+from tide.scorers.pocket import digest, normalize, sigmoid
 
 _LOG = logger(__name__)
 
+_SHAPE = "encoder"  # the entry of the metadata with the `Shape`
 VOCABULARY = "vocabulary"  # the entry of the metadata with the wordpieces, one per line
 _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
 _LONGEST_WORD = 100  # as in BERT, a longer word is unknown
@@ -38,7 +41,7 @@ _Tokens = Annotated[int, Field(ge=8, le=1024)]
 _Finite = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
-class Shape(Description):
+class Shape(BaseModel):
     """The sizes of a window, and the map from the network's output to a probability.
 
     tokens: size of a window, with the tokens that mark the ends of its parts. text: how many of
@@ -47,7 +50,7 @@ class Shape(Description):
     `scale * output + offset`.
     """
 
-    entry = "encoder"
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     # Raise the number when the reading of a text changes.
     format: Literal["tide-encoder-1"] = "tide-encoder-1"
@@ -55,6 +58,17 @@ class Shape(Description):
     text: _Tokens
     scale: _Finite = 1.0
     offset: _Finite = 0.0
+
+    def metadata(self) -> dict[str, str]:
+        return {_SHAPE: json.dumps(self.model_dump(), sort_keys=True)}
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, str]) -> Shape:
+        """Validate the entry of a file's metadata. Raises ValueError."""
+        try:
+            return cls.model_validate_json(metadata.get(_SHAPE, "{}"))
+        except ValidationError as error:
+            raise ValueError(f"bad metadata: {problem(error)}") from None
 
 
 class Reader:

@@ -1,8 +1,8 @@
 """`pocket`, the default scorer: one linear model on hashed word and character n-grams.
 
 Everything that turns a text into features lives here; `models/train_pocket_scorer.py` imports it,
-so that training and scoring cannot diverge. The weights file describes itself: its metadata holds
-the `Features` it was trained with and a fingerprint of their output.
+so that training and scoring cannot diverge: the metadata of the weights file holds a fingerprint of
+the features.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any
 
 import mmh3
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import safe_open
 
 from tide.core.errors import ScorerError, guarded
-from tide.core.validation import problem
 from tide.pocket import BY_CHANCE, PEOPLE, SCORER
 from tide.scorers.base import Floats
 from tide.scorers.disguises import digest_of, is_ordinary
@@ -50,6 +47,9 @@ _SIGNS = "013457@$!"
 _LOOK_ALIKES = str.maketrans(_SIGNS, "oieastasi")
 _MIXED = re.compile(r"(?<![a-z0-9@$!])[a-z]*[013457@$!][a-z0-9@$!]*")
 _NUMBER = re.compile(r"[\d$@!]+(?:st|nd|rd|th|s|k|m|d|x|am|pm)?")
+N_FEATURES = 2**20  # size of the hashed space
+_REACH = 1  # words before a word on which its features depend
+METADATA = "pocket_scorer"  # the entry of the metadata, JSON
 # Read instead of numbers, of words that hold an offensive one by chance (`BY_CHANCE`), and of words
 # that say what people are (`PEOPLE`).
 _ANY_NUMBER, _ANY_NAME, _ANY_PEOPLE = "100", "smith", "people"
@@ -128,112 +128,45 @@ def _listed(path: Path) -> frozenset[str]:
         return frozenset(path.read_text("ascii").split())
 
 
-class Description(BaseModel):
-    """The description of a weights file, stored in the file's metadata.
+def fingerprint() -> str:
+    """Return a digest of the features of a probe text.
 
-    It is a single entry of sorted JSON, because safetensors writes entries in arbitrary order, and
-    equal weights should make equal files.
+    A weights file holds it, and is read only by code that computes the same features.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    entry: ClassVar[str]
-
-    def metadata(self) -> dict[str, str]:
-        return {self.entry: json.dumps(self.model_dump(), sort_keys=True)}
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, str]) -> Self:
-        """Validate the entry of a file's metadata. Raises ValueError."""
-        if cls.entry not in metadata:
-            raise ValueError(f"its metadata lacks {cls.entry!r}")
-        try:
-            return cls.model_validate_json(metadata[cls.entry])
-        except ValidationError as error:
-            raise ValueError(f"bad metadata: {problem(error)}") from None
-
-    @classmethod
-    def read(cls, path: Path) -> tuple[Self, dict[str, NDArray[Any]], str]:
-        """Read the description, the tensors and the revision of a file.
-
-        Raises ValueError for a file of another format and for values that are not finite.
-        """
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        description = cls.of(metadata)
-        for name, tensor in tensors.items():
-            if not np.isfinite(tensor).all():
-                raise ValueError(f"its weight {name} holds values that are not finite")
-        return description, tensors, digest(path.read_bytes())
+    return digest(columns(_PROBE).astype("<i8").tobytes())
 
 
-class Features(Description):
-    """The settings of the features that are computed from a text.
+def columns(text: str) -> Any:
+    """Return the ascending columns of the features of a text, int64, shape (n,).
 
-    n_features: size of the hashed space. char_min, char_max: lengths of the character n-grams of
-    `<word>`. word_max: maximum length of word n-grams. fingerprint: digest of the features of a
-    probe text; set only in a file.
+    The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even for
+    one word; here the columns of frequent words are cached.
     """
-
-    entry = "pocket_scorer"
-
-    # Raise the number when code changes the score of a text.
-    format: Literal["tide-pocket-scorer-5"] = "tide-pocket-scorer-5"
-    n_features: int = Field(default=2**20, ge=1, lt=2**31)
-    char_min: int = Field(default=3, ge=1)
-    char_max: int = Field(default=5, ge=1)
-    word_max: int = Field(default=2, ge=1, le=100)
-    fingerprint: str = ""
-
-    def metadata(self) -> dict[str, str]:
-        update = {"fingerprint": self.computed()}
-        return super(Features, self.model_copy(update=update)).metadata()
-
-    def computed(self) -> str:
-        """Compute the fingerprint with the code of this version."""
-        return digest(self.columns(_PROBE).astype("<i8").tobytes())
-
-    def columns(self, text: str) -> Any:
-        """Return the ascending columns of the features of a text, int64, shape (n,).
-
-        The columns equal those of scikit-learn's HashingVectorizer, which takes a millisecond even
-        for one word; here the columns of frequent words are cached.
-        """
-        words, before = words_of(text), self.word_max - 1
-        ends = [words[max(0, at - before) : at + 1] for at in range(len(words))]
-        columns = {column for run in ends for column in self.of_last(run)}
-        return np.array(sorted(columns), dtype=np.int64)
-
-    def of_last(self, words: Sequence[str]) -> list[int]:
-        """Return the columns of the features that end with the last of these words."""
-        columns = [*_word_columns(words[-1], self.char_min, self.char_max, self.n_features)]
-        for start in range(max(0, len(words) - self.word_max), len(words) - 1):
-            run = tuple(words[start:])
-            if _ANY_PEOPLE not in run:
-                columns.append(_column(run, self.n_features))
-        return columns
+    words = words_of(text)
+    ends = [words[max(0, at - _REACH) : at + 1] for at in range(len(words))]
+    return np.array(sorted({column for run in ends for column in _last_columns(run)}), np.int64)
 
 
-def _word_ngrams(word: str, shortest: int, longest: int) -> tuple[str, ...]:
-    """Return the word, marked with "word ", and its character n-grams."""
-    padded = f"<{word}>"
-    lengths = range(shortest, min(longest, len(padded)) + 1)
-    return (
-        f"word {word}",
-        *(padded[i : i + n] for n in lengths for i in range(len(padded) - n + 1)),
-    )
+def _last_columns(words: Sequence[str]) -> list[int]:
+    """Return the columns of the features that end with the last of one or two words."""
+    ends = [*_word_columns(words[-1])]
+    if len(words) > 1 and _ANY_PEOPLE not in words:
+        ends.append(_column(" ".join(words)))
+    return ends
 
 
 @lru_cache(maxsize=2**14)
-def _word_columns(word: str, shortest: int, longest: int, count: int) -> tuple[int, ...]:
-    return tuple({_column((gram,), count) for gram in _word_ngrams(word, shortest, longest)})
+def _word_columns(word: str) -> tuple[int, ...]:
+    """Return the columns of "word WORD" and of the n-grams of <WORD>, of 3 to 5 characters."""
+    marked = f"<{word}>"
+    grams = [marked[i : i + n] for n in (3, 4, 5) for i in range(len(marked) - n + 1)]
+    return tuple({_column(gram) for gram in (f"word {word}", *grams)})
 
 
 @lru_cache(maxsize=2**16)
-def _column(words: tuple[str, ...], count: int) -> int:
+def _column(feature: str) -> int:
     """Hash a feature to its column, as sklearn's FeatureHasher does."""
-    return abs(mmh3.hash(" ".join(words))) % count
+    return abs(mmh3.hash(feature)) % N_FEATURES
 
 
 def calibrated(logits: Floats, knots: Floats) -> Floats:
@@ -258,7 +191,7 @@ class PocketScorer(ReadingScorer):
     Scores of texts in other languages mean little.
 
     weights: a file written by `models/train_pocket_scorer.py`; the bundled file by default. It
-    holds `weights` (n_features,), `bias` (1,) and the `knots` of the calibration (2, k). Raises
+    holds `weights` (N_FEATURES,), `bias` (1,) and the `knots` of the calibration (2, k). Raises
     ScorerError if the file is missing, damaged, or made for other features.
     """
 
@@ -268,14 +201,20 @@ class PocketScorer(ReadingScorer):
     def __init__(self, weights: str | Path | None = None) -> None:
         path = SCORER if weights is None else Path(weights)
         with guarded(ScorerError, f"pocket scorer: cannot use {path}"):
-            self._features, tensors, revision = Features.read(path)
-            if self._features.fingerprint != self._features.computed():
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if json.loads(metadata[METADATA])["fingerprint"] != fingerprint():
                 raise ValueError("its weights need other features than this version computes")
+            for name, tensor in tensors.items():
+                if not np.isfinite(tensor).all():
+                    raise ValueError(f"its weight {name} holds values that are not finite")
+            revision = digest(path.read_bytes())
             by_column, bias, self._knots = (
                 tensors[name].astype(np.float64) for name in ("weights", "bias", "knots")
             )
         self._bias = float(bias[0])
-        self._sums = Sums(by_column, self._features.of_last, self._features.word_max - 1)
+        self._sums = Sums(by_column, _last_columns, _REACH)
         self.name = f"pocket@{digest_of([revision, *sorted(_listed(BY_CHANCE) | _listed(PEOPLE))])}"
 
     def _read(self, texts: list[str]) -> Floats:
