@@ -197,7 +197,16 @@ class RemoteScorer(AttributedScorer):
     async def _score_all(self, texts: list[Scored]) -> list[TextScore]:
         async def score(start: int) -> list[TextScore]:
             batch = texts[start : start + self.batch_size]
-            return await self._persistently(lambda client: self._ask(client, batch), batch)
+
+            async def ask(client: Client) -> list[TextScore]:
+                rows = await self._ask(client, batch)
+                if len(rows) != len(batch):
+                    raise ServerFailed(
+                        f"the server returned {len(rows)} scores for {len(batch)} texts"
+                    )
+                return rows
+
+            return await self._persistently(ask, batch)
 
         batches = await gather(map(score, range(0, len(texts), self.batch_size)))
         return [row for batch in batches for row in batch]

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tide.core.errors import ScorerError
-from tide.core.http import Client, Rows, ServerFailed, need_key
+from tide.core.http import Client, Rows, need_key
 from tide.core.results import Score
 from tide.plugins.options import checked
 from tide.scorers.base import TextScore
@@ -66,10 +66,7 @@ class OpenAIModerationScorer(RemoteScorer):
     async def _ask(self, client: Client, texts: list[str]) -> list[TextScore]:
         body = {"model": self._model, "input": texts}
         reply = await self._request(client, "/moderations", _ModerationReply, body, texts)
-        rows = [result.category_scores for result in reply.results]
-        if len(rows) != len(texts):
-            raise ServerFailed(f"the server returned {len(rows)} scores for {len(texts)} texts")
-        return [self._read(row) for row in rows]
+        return [self._read(result.category_scores) for result in reply.results]
 
     def _read(self, row: dict[str, float | None]) -> TextScore:
         scores = {}

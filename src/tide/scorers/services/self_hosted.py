@@ -151,10 +151,6 @@ class ServedClassifier(SelfHostedScorer):
         # Each text has its own list, because TEI reads a list of two strings as a pair.
         body = {"inputs": [[text] for text in broken_up], "truncate": False}
         answer = await self._request(client, "/predict", _Predictions, body, texts)
-        if len(answer.root) != len(texts):
-            raise ServerFailed(
-                f"the server returned {len(answer.root)} scores for {len(texts)} texts"
-            )
         return [self._score_of_labels(row) for row in answer.root]
 
     def _score_of_labels(self, row: list[_Prediction]) -> TextScore:
