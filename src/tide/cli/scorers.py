@@ -253,7 +253,7 @@ def _agreement_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         known = row | row.get("false_alarms", {})
         rate = f"{row['texts_per_second']:,.0f}" if "texts_per_second" in row else "-"
-        cells = (_shown(known.get(field)) for field in fields.values())
+        cells = (_figure(known.get(field)) for field in fields.values())
         table.add_row(Text(row["scorer"]), *cells, rate, f"{row['scored']:.3f}")
     return table
 
@@ -264,11 +264,11 @@ def _error_table(errors: Mapping[str, Mapping[str, float]]) -> Table:
     for number in range(1, len(errors) + 1):
         table.add_column(f"{number}", justify="right")
     for number, (name, row) in enumerate(errors.items(), 1):
-        table.add_row(Text(f"{number} {name}"), *map(_shown, row.values()))
+        table.add_row(Text(f"{number} {name}"), *map(_figure, row.values()))
     return table
 
 
-def _shown(value: float | None) -> str:
+def _figure(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
 
 

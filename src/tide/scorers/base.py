@@ -442,8 +442,8 @@ def ask_attributes(scorer: Scorer, texts: Sequence[Scored]) -> Attributed:
         return Attributed(np.zeros(0), {name: np.zeros(0) for name in names})
     read: list[Scored] = list(map(exchange_of if reads_exchanges(scorer) else text_of, texts))
     distinct = list(dict.fromkeys(read))
-    asked: Any = scorer
-    score = asked.score_attributes if names else asked.score
+    callee: Any = scorer
+    score = callee.score_attributes if names else callee.score
     # Pass a copy, so that a scorer that drops texts from its list fails the length check.
     answer = _answer(scorer, lambda: score(list(distinct)))
     if not names:

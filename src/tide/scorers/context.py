@@ -16,8 +16,8 @@ def context_text(context: str | Chat) -> str:
     """
     if isinstance(context, str):
         return context
-    said = [message.content for message in context.messages if message.role != "system"]
-    return "\n".join(said)
+    contents = [message.content for message in context.messages if message.role != "system"]
+    return "\n".join(contents)
 
 
 def cut_context(context: Any, fits: Callable[[Any], bool]) -> Any:
@@ -27,7 +27,7 @@ def cut_context(context: Any, fits: Callable[[Any], bool]) -> Any:
     after all others. Its last message stays; if it is too long by itself, it loses its beginning.
     """
     if isinstance(context, str):
-        return context[_least(len(context), lambda start: fits(context[start:])) :]
+        return context[_first_enough(len(context), lambda start: fits(context[start:])) :]
     *older, last = context.messages
     order = sorted(range(len(older)), key=lambda number: older[number].role == "system")
 
@@ -38,13 +38,13 @@ def cut_context(context: Any, fits: Callable[[Any], bool]) -> Any:
         cut: Chat = context.model_copy(update={"messages": (*messages, end)})
         return cut
 
-    dropped = _least(len(older), lambda count: fits(ending(count)))
+    dropped = _first_enough(len(older), lambda count: fits(ending(count)))
     if dropped < len(older):
         return ending(dropped)
     longest = max(0, len(last.content.rstrip()) - 1)  # a character stays
-    return ending(dropped, _least(longest, lambda start: fits(ending(dropped, start))))
+    return ending(dropped, _first_enough(longest, lambda start: fits(ending(dropped, start))))
 
 
-def _least(limit: int, is_enough: Callable[[int], bool]) -> int:
+def _first_enough(limit: int, is_enough: Callable[[int], bool]) -> int:
     """Return the least number below `limit` that is enough, or `limit`."""
     return bisect_left(range(limit), True, key=is_enough)

@@ -200,7 +200,7 @@ class Verdict(NamedTuple):
 _LIKELIEST = 20  # tokens at each position; the most that OpenAI's API returns
 _ROUNDING = 0.7  # how far the chosen token's log-probability may be below the highest
 # Minimum probability of all verdicts together if the chosen token is not a verdict.
-_LEAST = 0.01
+_UNLIKELY = 0.01
 _AROUND = " \t\r\n\"'`*_"  # characters that may surround a verdict
 
 
@@ -236,7 +236,7 @@ def read_verdict(
             if len(meant) == 1:
                 known += probability
                 toxic += probability * min(meant)
-        if known <= (0.0 if chosen else _LEAST):
+        if known <= (0.0 if chosen else _UNLIKELY):
             return None
         unlisted = max(0.0, unlisted)
         toxic += unlisted * max(verdicts.values())
