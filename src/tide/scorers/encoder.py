@@ -23,7 +23,6 @@ from tide.core.sanitize import logger
 from tide.core.validation import problem
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
-from tide.scorers.context import context_text
 from tide.scorers.disguises import readings
 from tide.scorers.language import MULTILINGUAL, language_of
 from tide.scorers.pocket import digest, normalize, sigmoid
@@ -116,7 +115,14 @@ class Reader:
         return ids
 
     def _read_context(self, context: str | Chat) -> list[int]:
-        return self.ids(context_text(context)[-_LONGEST_CONTEXT:])
+        """Read a context as a message per line, without system messages.
+
+        A window is short, and system messages say little about one answer.
+        """
+        if not isinstance(context, str):
+            messages = [message for message in context.messages if message.role != "system"]
+            context = "\n".join(message.content for message in messages)
+        return self.ids(context[-_LONGEST_CONTEXT:])
 
 
 class EncoderScorer(PlainScorer):

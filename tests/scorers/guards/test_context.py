@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.chat import Chat
-from tide.scorers.context import cut_context
+from tide.scorers.guards import cut_context
 
 
 def words(context: str | Chat) -> int:
