@@ -13,11 +13,14 @@ import hashlib
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache, partial
 
+import numpy as np
 import regex
 
+from tide.scorers.base import Floats, PlainScorer
 from tide.scorers.masked import unmasked
 
 # Part of the names of scorers without another revision. Raise it when the readings change.
@@ -230,3 +233,29 @@ def _look_alikes() -> tuple[dict[str, str], dict[str, str]]:
 @lru_cache(maxsize=2**12)
 def is_latin(c: str) -> bool:
     return c.isascii() or unicodedata.name(c, "").startswith(("LATIN", "FULLWIDTH L"))
+
+
+class ReadingScorer(PlainScorer, ABC):
+    """Base of scorers that undo disguises.
+
+    A text gets the highest score of its readings.
+    """
+
+    pace = "word"
+    languages: tuple[str, ...] | None = None
+    name: str
+    _readings: Callable[[str], tuple[str, ...]] = staticmethod(readings)
+
+    @abstractmethod
+    def _read(self, texts: list[str]) -> Sequence[float] | Floats:
+        """Return the score of each reading."""
+
+    def score(self, texts: Sequence[str]) -> Floats:
+        if len(texts) == 0:
+            return np.zeros(0)
+        rows = [self._readings(text) for text in texts]
+        values = self._read([reading for row in rows for reading in row])
+        if len(values) == len(texts):
+            return np.asarray(values, dtype=np.float64)
+        starts = np.cumsum([0, *map(len, rows[:-1])])
+        return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)

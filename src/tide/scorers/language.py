@@ -1,16 +1,12 @@
-"""The base of scorers that undo disguises, and the detection of languages."""
+"""The detection of a text's language."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-
-from tide.scorers.base import Floats, PlainScorer, Scorer
-from tide.scorers.disguises import is_latin, readings
+from tide.scorers.base import Scorer
+from tide.scorers.disguises import is_latin
 
 # Minimum number of letters for deciding the language.
 _LEAST_LETTERS = 8
@@ -70,29 +66,3 @@ def _identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # noqa: PLC0415  (slow import)
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-
-class ReadingScorer(PlainScorer, ABC):
-    """Base of scorers that undo disguises (`tide.scorers.disguises`).
-
-    A text gets the highest score of its readings.
-    """
-
-    pace = "word"
-    languages: tuple[str, ...] | None = None
-    name: str
-    _readings: Callable[[str], tuple[str, ...]] = staticmethod(readings)
-
-    @abstractmethod
-    def _read(self, texts: list[str]) -> Sequence[float] | Floats:
-        """Return the score of each reading."""
-
-    def score(self, texts: Sequence[str]) -> Floats:
-        if len(texts) == 0:
-            return np.zeros(0)
-        rows = [self._readings(text) for text in texts]
-        values = self._read([reading for row in rows for reading in row])
-        if len(values) == len(texts):
-            return np.asarray(values, dtype=np.float64)
-        starts = np.cumsum([0, *map(len, rows[:-1])])
-        return np.asarray(np.maximum.reduceat(values, starts), dtype=np.float64)

@@ -21,8 +21,7 @@ from tide.core.optional import require
 from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.scorers.base import Attributed, Floats
-from tide.scorers.disguises import REVISION, digest_of, readings_in_all_scripts
-from tide.scorers.language import ReadingScorer
+from tide.scorers.disguises import REVISION, ReadingScorer, digest_of, readings_in_all_scripts
 from tide.scorers.pocket import normalize
 
 
