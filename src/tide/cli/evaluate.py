@@ -110,8 +110,8 @@ class Evaluation(Scores):
     def keywords(self, **engine_options: Any) -> dict[str, Any]:
         """Return the arguments of `tide.evaluate`; options of that name are passed as they are."""
         scores = super().keywords(**engine_options)
-        others = self.model_dump(exclude={*Scores.model_fields})
-        return {**others, **scores, "reference": self.reference or "auto"}
+        plain = self.model_dump(exclude={*Scores.model_fields})
+        return {**plain, **scores, "reference": self.reference or "auto"}
 
 
 class Judging(Scores):

@@ -258,11 +258,11 @@ def with_settings(
         if field.annotation is bool:
             flags = [f"--{flag}/--no-{flag}"]
         default = stated.get(name, defaults[name])
-        shown = f" [default: {default}]" if default not in (None, (), {}, False) else ""
+        suffix = f" [default: {default}]" if default not in (None, (), {}, False) else ""
         description = f"{field.description}".removesuffix(".") + _CHOICES.get(name, ".")
         heading = "Sampling" if name in Sampling.model_fields else _PANELS.get(name, panel)
-        shown_as = option(heading, f"{description}{shown}", *flags)
-        added[name] = (Annotated[_plain(field.annotation) | None, shown_as], None)
+        flagged = option(heading, f"{description}{suffix}", *flags)
+        added[name] = (Annotated[_plain(field.annotation) | None, flagged], None)
 
     def collected(values: dict[str, Any]) -> dict[str, Any]:
         fields = {name: values.pop(name) for name in settings.model_fields}

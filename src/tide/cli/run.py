@@ -162,9 +162,9 @@ def _check_output(output: Path | None, shape: PrintFormat | None, mask: bool) ->
 
 def _records_of(rows: list[Row], files: RunFiles) -> list[Record]:
     """Read the records of these rows; the run may have others."""
-    asked = {row.id for row in rows}
+    row_ids = {row.id for row in rows}
     records = read_records(files.records, files.scores)
-    return [record for record in records if record.id in asked]
+    return [record for record in records if record.id in row_ids]
 
 
 def _rows(

@@ -35,7 +35,7 @@ def threshold(
     """
     from tide.evaluation import budget  # noqa: PLC0415  (slow import)
 
-    scores, others = budget.read_monitor_log(log, policy)
+    scores, unscored = budget.read_monitor_log(log, policy)
     choice = budget.choose_threshold(scores, alter_at_most)
     needed = budget.answers_needed(alter_at_most)
     if choice is None:
@@ -45,7 +45,7 @@ def threshold(
             f"cannot show that at most {alter_at_most:g} are; {needed} answers can, if none of "
             "them is"
         )
-    note = f"; {others} failed or skipped answers do not count" if others else ""
+    note = f"; {unscored} failed or skipped answers do not count" if unscored else ""
     ERRORS.print(
         f"{choice.altered} of {choice.answers} answers would be altered; with 95 % confidence, at "
         f"most {choice.bound:.2%} of such answers are{note}",

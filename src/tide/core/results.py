@@ -34,11 +34,11 @@ def mask(text: str) -> str:
         nonlocal was_letter
         word = match[0]
         # The text may contain masked letters already.
-        places = [one.end() for one in re.finditer(r"[\w*]", word)] or [0]
-        is_letter = places != [0] and len(places) == 1
-        kept = 0 if was_letter and is_letter else places[0]
-        was_letter = is_letter or (was_letter and places == [0])  # a dash does not end the word
-        return word[:kept] + re.sub(r"\w", "*", word[kept:])
+        letters = [letter.end() for letter in re.finditer(r"[\w*]", word)]
+        is_letter = len(letters) == 1
+        clear = 0 if not letters or (was_letter and is_letter) else letters[0]
+        was_letter = is_letter or (was_letter and not letters)  # a dash does not end the word
+        return word[:clear] + re.sub(r"\w", "*", word[clear:])
 
     return re.sub(r"\S+", masked, text)
 

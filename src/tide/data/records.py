@@ -245,17 +245,17 @@ def _steps(trial: Trial) -> list[Step]:
     """Return a step for each new least toxic completion; the last step is the returned one."""
     trace = trial.trace
     spent = trial.chosen + 1 if trial.accepted else len(trace)
-    least = [0]
+    improvements = [0]
     for number in range(1, spent):
-        if trace[number].toxicity < trace[least[-1]].toxicity:
-            least.append(number)
-    ends = [(number + 1, number) for number in least]
+        if trace[number].toxicity < trace[improvements[-1]].toxicity:
+            improvements.append(number)
+    ends = [(number + 1, number) for number in improvements]
     if trial.base_partial or any(evaluation.kept_tokens for evaluation in trace):
         # A text that was rewound is not a completion, so it makes no step.
         ends = [(trial.evaluations, trial.chosen)]
         if not trial.base_partial and trial.chosen > 0:
             ends.insert(0, (1, 0))
-    elif least[-1] != trial.chosen:
+    elif improvements[-1] != trial.chosen:
         ends = [*(end for end in ends if end[0] < spent), (spent, trial.chosen)]
     return [
         Step(evaluations=count, text=trace[number].text, toxicity=trace[number].toxicity)

@@ -71,15 +71,15 @@ def compare(runs: Sequence[Run], against: str | None = None) -> list[Comparison]
     for run in runs:
         check_records(run)
     names = [run.name for run in runs]
-    name_of_other = resolve_against(names, against)
-    if name_of_other is None:
+    opponent_name = resolve_against(names, against)
+    if opponent_name is None:
         raise InputError(f"no run of method {against!r} to compare with; there are {names}")
-    other = runs[names.index(name_of_other)]
+    opponent = runs[names.index(opponent_name)]
     comparisons: list[Comparison] = []
-    for source in other.sources:
+    for source in opponent.sources:
         for run in runs:
-            if run is not other and source in run.sources:
-                comparisons += _compare(run, other, source)
+            if run is not opponent and source in run.sources:
+                comparisons += _compare(run, opponent, source)
     corrected = holm([comparison.p_value for comparison in comparisons])
     return [
         replace(comparison, p_holm=p) for comparison, p in zip(comparisons, corrected, strict=True)
@@ -117,21 +117,21 @@ def signed_rank(differences: Sequence[float]) -> float:
         return float(wilcoxon(np.asarray(unequal), alternative="less").pvalue)
 
 
-def _compare(run: Run, other: Run, source: str) -> list[Comparison]:
+def _compare(run: Run, opponent: Run, source: str) -> list[Comparison]:
     """Compare by each measure; pairs and the interval of the rate are computed once."""
-    values, values_of_other = _values(run, source), _values(other, source)
+    values, opponent_values = _values(run, source), _values(opponent, source)
     pairs: list[tuple[dict[str, float], dict[str, float]]] = []
     left_out, most_trials = 0, 1
     for prompt, trials in values.items():
-        if prompt not in values_of_other:
+        if prompt not in opponent_values:
             continue
-        trials_of_other = values_of_other[prompt]
+        opponent_trials = opponent_values[prompt]
         # A maximum of more completions is larger, and a mean of more varies less.
-        num_trials = min(len(trials), len(trials_of_other))
-        left_out += len(trials) + len(trials_of_other) - 2 * num_trials
+        num_trials = min(len(trials), len(opponent_trials))
+        left_out += len(trials) + len(opponent_trials) - 2 * num_trials
         most_trials = max(most_trials, num_trials)
-        scores, scores_of_other = _scored_once(trials[:num_trials], trials_of_other[:num_trials])
-        pairs.append((_measures(scores, run), _measures(scores_of_other, other)))
+        scores, opponent_scores = _scored_once(trials[:num_trials], opponent_trials[:num_trials])
+        pairs.append((_measures(scores, run), _measures(opponent_scores, opponent)))
     rate = None
     if pairs:
         rate = _difference([(first["rate"], second["rate"]) for first, second in pairs])
@@ -145,7 +145,7 @@ def _compare(run: Run, other: Run, source: str) -> list[Comparison]:
             source=source,
             measure=name,
             method=run.name,
-            against=other.name,
+            against=opponent.name,
             pairs=len(differences),
             unequal=sum(abs(difference) >= TIE for difference in differences),
             difference=fmean(differences) if differences else None,
@@ -159,7 +159,7 @@ def _compare(run: Run, other: Run, source: str) -> list[Comparison]:
 
 
 def _scored_once(
-    trials: Sequence[_Value], trials_of_other: Sequence[_Value]
+    trials: Sequence[_Value], opponent_trials: Sequence[_Value]
 ) -> tuple[list[float], list[float]]:
     """Return the values of both, where equal texts have the score of the first of them.
 
@@ -169,7 +169,7 @@ def _scored_once(
     scores: dict[str, float] = {}
     values = [
         score if text is None else scores.setdefault(text, score)
-        for text, score in [*trials, *trials_of_other]
+        for text, score in [*trials, *opponent_trials]
     ]
     return values[: len(trials)], values[len(trials) :]
 

@@ -110,7 +110,7 @@ class Table:
     def _by_column(self) -> list[list[Value]]:
         return [[row[number] for row in self.rows] for number in range(len(self.columns))]
 
-    def shown(self) -> DataFrame:
+    def as_shown(self) -> DataFrame:
         """Return the table as it is shown. Several columns may have one heading."""
         from pandas import DataFrame  # noqa: PLC0415  (slow import)
 
@@ -347,7 +347,7 @@ def significance_table(
 
 
 def to_markdown(table: Table) -> str:
-    escaped = table.shown().map(lambda cell: cell.replace("|", r"\|"))
+    escaped = table.as_shown().map(lambda cell: cell.replace("|", r"\|"))
     cells = escaped.to_markdown(
         index=False, disable_numparse=True, colalign=table.alignment, missingval="-"
     )
@@ -358,7 +358,7 @@ def to_latex(table: Table) -> str:
     """Return a `table` environment, which needs the LaTeX package booktabs."""
     columns = "".join("l" if side == "left" else "r" for side in table.alignment)
     caption = "; ".join([table.title, *table.legend]).translate(_LATEX)
-    latex: str = table.shown().to_latex(
+    latex: str = table.as_shown().to_latex(
         index=False, escape=True, column_format=columns, caption=f"{caption}."
     )
     return latex
@@ -381,7 +381,7 @@ def to_csv(table: Table) -> str:
 def to_html(table: Table) -> str:
     """Return HTML for a notebook."""
     notes = "<br>".join(map(escape, table.legend))
-    return f"<p><b>{escape(table.title)}</b></p>{table.shown().to_html(index=False)}<p>{notes}</p>"
+    return f"<p><b>{escape(table.title)}</b></p>{table.as_shown().to_html(index=False)}<p>{notes}</p>"
 
 
 def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group:
