@@ -92,21 +92,6 @@ def test_the_commands_of_the_readme_in_one_folder(capsys: pytest.CaptureFixture[
     assert "nothing to add" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "a prompt", "--preset", "none"], "unknown preset 'none'"),
-    ],
-)
-def test_bad_input(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    own = HERE[:4] if arguments[0] == "run" else HERE
-    assert tide(*arguments, *own) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message in error
-
-
 def test_every_option_reaches_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option is declared once, so its name has to be that of a parameter."""
     known = set(inspect.signature(evaluation.evaluate).parameters)

@@ -381,7 +381,8 @@ def to_csv(table: Table) -> str:
 def to_html(table: Table) -> str:
     """Return HTML for a notebook."""
     notes = "<br>".join(map(escape, table.legend))
-    return f"<p><b>{escape(table.title)}</b></p>{table.as_shown().to_html(index=False)}<p>{notes}</p>"
+    cells = table.as_shown().to_html(index=False)
+    return f"<p><b>{escape(table.title)}</b></p>{cells}<p>{notes}</p>"
 
 
 def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group:
