@@ -34,13 +34,12 @@ from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.lanes import Reader, SteeredLane
 from tide.baselines.common.layers import Head
 from tide.baselines.common.training import (
-    auc,
     before_end,
+    classified,
     read,
     right_pad,
     token_losses,
     train,
-    weak_auc,
 )
 from tide.baselines.sasa import LastHidden
 from tide.core.errors import InputError, guarded
@@ -242,6 +241,5 @@ class Adlm(DecodingBaseline):
         train([{"params": list(projection.parameters())}], loss, lengths, task, "projection")
         with torch.inference_mode():
             scores = read(margins, task.tokenize([text.text for text in held_out]))
-        figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
         tensors = {name: weight.half() for name, weight in projection.state_dict().items()}
-        return Fitted(tensors, {"auc": figure}, weak_auc("projection", figure))
+        return classified(tensors, held_out, scores, "projection")

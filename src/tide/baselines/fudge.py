@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
 from tide.baselines.base import Candidates, Options, Order, Strength
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
-from tide.baselines.common.training import auc, span, weak_auc
+from tide.baselines.common.training import classified, span
 from tide.baselines.rad import Rad, fit_head
 
 
@@ -67,8 +67,7 @@ class Fudge(Rad):
             [0] * len(texts),
             task.tokenize([text.text for text in held_out]),
         )
-        figure = auc([text.toxicity < TOXIC for text in held_out], logits)
-        return Fitted(tensors, {"auc": figure}, weak_auc("classifier", figure))
+        return classified(tensors, held_out, logits, "classifier", toxic=False)
 
 
 def fit_classifier(

@@ -25,13 +25,12 @@ from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.lanes import SteeredLane
 from tide.baselines.common.training import (
     Tuning,
-    auc,
+    classified,
+    logits_of,
     read,
-    right_pad,
     span,
     token_losses,
     train,
-    weak_auc,
 )
 from tide.engines.checkpoint import context_length
 from tide.engines.local.batch import Row
@@ -218,9 +217,8 @@ class Gedi(DecodingBaseline):
 
         with torch.inference_mode():
             scores = read(margins, measured)
-        figure = auc([text.toxicity >= TOXIC for text in held_out], scores)
         tensors = tuning.tensors("lora.") | {"scale": log_scale.detach().exp()}
-        return Fitted(tensors, {"auc": figure}, weak_auc("class-conditional model", figure))
+        return classified(tensors, held_out, scores, "class-conditional model")
 
 
 def _codes(tokenizer: Any) -> list[list[int]]:
@@ -235,7 +233,7 @@ def _text_losses(model: Any, rows: Sequence[Sequence[int]], starts: Sequence[int
         return torch.cat(
             [_text_losses(model, rows[i : i + size], starts[i : i + size]) for i in parts]
         )
-    padded, lengths = right_pad(rows, model.device)
-    losses = token_losses(model(input_ids=padded, use_cache=False).logits, padded)
+    logits, padded, lengths = logits_of(model, rows)
+    losses = token_losses(logits, padded)
     begins = torch.tensor(starts, device=losses.device)
     return (losses * span(begins - 1, lengths - 1, losses.shape[1])).sum(dim=-1)

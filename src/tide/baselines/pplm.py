@@ -26,7 +26,7 @@ from tide.baselines.common.artefacts import load_sibling
 from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.lanes import SteeredLane
-from tide.baselines.common.training import auc, before_end, read, right_pad, weak_auc
+from tide.baselines.common.training import before_end, classified, read, right_pad
 from tide.engines.local.batch import Row
 from tide.engines.local.stream import Forward, token_positions
 
@@ -216,9 +216,8 @@ class Pplm(DecodingBaseline):
         weight = torch.from_numpy(regression.coef_[0]).float() / spread
         bias = torch.from_numpy(regression.intercept_).float() - weight @ centre
         scores = _means(task, [text.text for text in held_out]) @ weight + bias
-        figure = auc([text.toxicity < TOXIC for text in held_out], scores.tolist())
-        doubts = weak_auc("classifier", figure)
-        return Fitted({"weight": weight, "bias": bias}, {"auc": figure}, doubts)
+        tensors = {"weight": weight, "bias": bias}
+        return classified(tensors, held_out, scores.tolist(), "classifier", toxic=False)
 
 
 def _means(task: FitTask, texts: Sequence[str]) -> Tensor:

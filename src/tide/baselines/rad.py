@@ -29,7 +29,7 @@ from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.lanes import CandidateLane
 from tide.baselines.common.layers import Head, output_layer
-from tide.baselines.common.training import Tuning, auc, before_end, read, right_pad, train, weak_auc
+from tide.baselines.common.training import Tuning, auc, before_end, logits_of, read, train, weak_auc
 
 # The published order of each normalisation.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
@@ -159,8 +159,8 @@ def fit_head(
     head.requires_grad_(True)
 
     def predict(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        padded, lengths = right_pad(rows, task.model.device)
-        return tuning.model(input_ids=padded, use_cache=False).logits[..., 0].float(), lengths
+        logits, _, lengths = logits_of(tuning.model, rows)
+        return logits[..., 0].float(), lengths
 
     def loss(numbers: list[int]) -> Tensor:
         predictions, lengths = predict([ids[i] for i in numbers])

@@ -30,7 +30,7 @@ from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.lanes import MixedLane
 from tide.baselines.common.layers import Head, output_layer
 from tide.baselines.common.rollouts import beginnings, held_out, judged, roll_out
-from tide.baselines.common.training import Tuning, read, right_pad, span, train
+from tide.baselines.common.training import Tuning, logits_of, read, span, train
 from tide.core.errors import InputError, guarded
 
 _FLOOR = 1e-7  # minimum cap
@@ -106,17 +106,13 @@ class Rectification(DecodingBaseline):
         tuning = Tuning(task.model, task.settings)
         head = with_q_head(task.model, task.settings.rank or _RANK)
 
-        def q_of(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-            padded, lengths = right_pad(rows, device)
-            return tuning.model(input_ids=padded, use_cache=False).logits, padded, lengths
-
         def loss(numbers: list[int]) -> Tensor:
-            q, padded, lengths = q_of([learned[i].ids for i in numbers])
+            q, padded, lengths = logits_of(tuning.model, [learned[i].ids for i in numbers])
             return outcome_error(q, padded, toxicity[numbers], starts[numbers], lengths)
 
         @torch.inference_mode()
         def at_the_end(rows: list[Sequence[int]]) -> list[float]:
-            q, padded, lengths = q_of(rows)
+            q, padded, lengths = logits_of(tuning.model, rows)
             return list((-q_of_tokens(q, padded)[torch.arange(len(q)), lengths - 2]).tolist())
 
         lengths = [len(rollout.ids) for rollout in learned]

@@ -16,9 +16,10 @@ from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Training
 from tide.baselines.common.artefacts import add_lora, tuned_weights
-from tide.baselines.common.fit import FitTask, Fitted, of_kind
+from tide.baselines.common.fit import TOXIC, FitTask, Fitted, of_kind
 from tide.core.errors import InputError
 from tide.core.optional import require
+from tide.data.labelled import LabelledText
 from tide.engines.local.stream import by_length
 
 _WARM_UP = 0.05
@@ -47,6 +48,22 @@ def weak_auc(title: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, 
     return (f"the {title} has an AUC of {figure:.2f} on held-out texts, below {wanted}",)
 
 
+def classified(
+    tensors: dict[str, Tensor],
+    texts: Sequence[LabelledText],
+    scores: Sequence[float],
+    title: str,
+    *,
+    toxic: bool = True,
+) -> Fitted:
+    """Return a `Fitted` with the AUC of a classifier's scores of held-out texts.
+
+    toxic: whether toxic texts should score above the others, or below.
+    """
+    figure = auc([(text.toxicity >= TOXIC) == toxic for text in texts], scores)
+    return Fitted(tensors, {"auc": figure}, weak_auc(title, figure))
+
+
 def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Pad rows with zeros on the right; returns ids (B, T) and the lengths of the rows (B,)."""
     tensors = [torch.tensor(row) for row in rows]
@@ -68,6 +85,12 @@ def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
     """Return -log p of all tokens but the first, (B, T - 1), for ids (B, T), logits (B, T, V)."""
     read = logits[:, :-1].float().flatten(0, 1)
     return cross_entropy(read, ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)
+
+
+def logits_of(model: Any, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Read token ids; returns logits (B, T, V), padded ids (B, T), and the lengths (B,)."""
+    ids, lengths = right_pad(rows, model.device)
+    return model(input_ids=ids, use_cache=False).logits, ids, lengths
 
 
 def batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:
@@ -216,8 +239,8 @@ def perplexity(model: Any, ids: Sequence[Sequence[int]]) -> float:
     ids = [row for row in ids if len(row) > 1]
 
     def losses_of(rows: list[Sequence[int]]) -> list[float]:
-        padded, lengths = right_pad(rows, model.device)
-        losses = token_losses(model(input_ids=padded, use_cache=False).logits, padded)
+        logits, padded, lengths = logits_of(model, rows)
+        losses = token_losses(logits, padded)
         seen = before_end(lengths - 1, losses.shape[1])
         return list((losses.double() * seen).sum(dim=-1).tolist())
 
@@ -229,8 +252,8 @@ def fine_tune(task: FitTask, ids: Sequence[Sequence[int]], title: str) -> Tuning
     tuning = Tuning(task.model, task.settings)
 
     def loss(numbers: list[int]) -> Tensor:
-        padded, lengths = right_pad([ids[i] for i in numbers], task.model.device)
-        losses = token_losses(tuning.model(input_ids=padded, use_cache=False).logits, padded)
+        logits, padded, lengths = logits_of(tuning.model, [ids[i] for i in numbers])
+        losses = token_losses(logits, padded)
         return losses[before_end(lengths - 1, losses.shape[1])].mean()
 
     train([{"params": tuning.parameters}], loss, [len(row) for row in ids], task, title)
