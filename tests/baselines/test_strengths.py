@@ -29,7 +29,7 @@ def is_number(annotation: Any) -> bool:
 OPTIONS = [
     (kind, name)
     for kind in STRENGTHS
-    for name, field in REGISTRY.load(kind).options_class.by_name().items()
+    for name, field in REGISTRY.load(kind).options_class.model_fields.items()
     if is_number(field.annotation)
 ]
 

@@ -100,7 +100,7 @@ def _argument(target: Any) -> str:
 def _options(target: Any, kind: str) -> Iterator[tuple[str, str]]:
     if options := getattr(target, "options_class", None):
         defaults: dict[str, Any] = {}  # a default may be computed from earlier defaults
-        for name, field in options.by_name().items():
+        for name, field in options.model_fields.items():
             default = field.get_default(call_default_factory=True, validated_data=defaults)
             defaults[name] = default
             literals = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()

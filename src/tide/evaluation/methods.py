@@ -381,7 +381,7 @@ def _with_options(
 ) -> dict[str, str]:
     """Return a preset's strategy with `variant`, if it has variants, and the changed options."""
     name, options = parse_spec(values.get("strategy", DEFAULT_STRATEGY))
-    if "variant" in getattr(STRATEGIES.load(name), "options_class", Options).by_name():
+    if "variant" in getattr(STRATEGIES.load(name), "options_class", Options).model_fields:
         options = {**options, "variant": variant}
     return {"strategy": format_spec(name, {**options, **(changes or {})})}
 
@@ -427,7 +427,7 @@ def _recorded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_options(strategy: str) -> dict[str, Any]:
-    return load_strategy(strategy).options.model_dump(by_alias=True)
+    return load_strategy(strategy).options.model_dump()
 
 
 def _is_search(name: str) -> bool:

@@ -23,23 +23,17 @@ _T = TypeVar("_T")
 class Options(BaseModel):
     """Base of all options, frozen and validated. Fields are numbers, booleans, texts or choices.
 
-    A field whose name in specs is a Python keyword (`from`) has this name as its alias. strength:
-    name of the option that `spec` shows even at its default.
+    strength: name of the option that `spec` shows even at its default.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     strength: ClassVar[str] = ""
 
     @classmethod
-    def by_name(cls) -> dict[str, FieldInfo]:
-        """Return the fields by their names in specs."""
-        return {field.alias or name: field for name, field in cls.model_fields.items()}
-
-    @classmethod
     def of(cls, kind: str, name: str, values: Mapping[str, str]) -> Self:
         """Validate the options in a spec of `name`. Raises InputError (one line)."""
-        fields = cls.by_name()
+        fields = cls.model_fields
         if unknown := values.keys() - fields.keys():
             known = f"known: {', '.join(fields)}" if fields else "it has none"
             raise InputError(f"{kind} {name}: no option {min(unknown)!r}; {known}")
@@ -49,10 +43,10 @@ class Options(BaseModel):
     def spec(self, name: str) -> str:
         """Return the spec of `name`, with `strength` and all options that are not the default."""
         options, values = {}, dict(self)
-        for (written, field), value in zip(self.by_name().items(), values.values(), strict=True):
+        for option, field in type(self).model_fields.items():
             default = field.get_default(call_default_factory=True, validated_data=values)
-            if written == self.strength or value != default:
-                options[written] = format_value(value)
+            if option == self.strength or values[option] != default:
+                options[option] = format_value(values[option])
         return format_spec(name, options)
 
 

@@ -103,7 +103,7 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
         layer = dict(source)
         if isinstance(layer.get("strategy"), str):
             name, spec_options = parse_spec(layer["strategy"], "strategy")
-            own_options = getattr(REGISTRY.load(name), "options_class", Options).by_name()
+            own_options = getattr(REGISTRY.load(name), "options_class", Options).model_fields
             common = spec_options.keys() & fields.keys() - own_options.keys() - {"strategy"}
             if twice := common & layer.keys():
                 raise InputError(f"{min(twice)}: is given twice, once in the strategy's spec")
@@ -114,7 +114,7 @@ def resolve(*layers: Mapping[str, Any]) -> tuple[Settings, LoadedStrategy]:
                 values.update(dict.fromkeys(scale))
         values.update(layer)
     strategy = load_strategy(values["strategy"])
-    for name in values.keys() & strategy.options.by_name().keys() - fields.keys():
+    for name in values.keys() & type(strategy.options).model_fields.keys() - fields.keys():
         written = f"{strategy.name.partition(':')[0]}:{name}={values[name]}"
         raise InputError(f"{name}: is an option of the strategy; write strategy={written!r}")
     try:
