@@ -172,6 +172,12 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.ok(body)
 
+    def bad_json_if_rude(self, body: dict[str, Any]) -> None:
+        if "rude" in json.dumps(body):
+            self.bad_json(body)
+        else:
+            self.ok(body)
+
     def slow(self, body: dict[str, Any]) -> None:
         self.server.closing.wait()
         self.close_connection = True

@@ -70,6 +70,11 @@ _FINAL = {"API_KEY_INVALID", "insufficient_quota"}
 # Statuses that mean the same. Other statuses, such as 424 (failed inference), may concern one text.
 _REFUSED = {401, 402, 403, 404, 405, 410}
 
+
+class _NoReply(ServerFailed):
+    """No answer, or not in time."""
+
+
 _T = TypeVar("_T")
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 
@@ -172,7 +177,10 @@ class RemoteScorer(AttributedScorer):
     ) -> _Parsed:
         """POST `body`, which holds `texts`; GET if it is None. Raises the errors of `_ask`."""
         method = "GET" if body is None else "POST"
-        reply = await client.ask(method, self._url + path, body, limit=(1 + len(texts)) * MIB)
+        try:
+            reply = await client.ask(method, self._url + path, body, limit=(1 + len(texts)) * MIB)
+        except ServerFailed as error:
+            raise _NoReply(str(error)) from None
         if reply.status == 200:
             return reply.parse(kind)
         codes = codes_of(reply) if self.tells_codes else []
@@ -216,8 +224,9 @@ class RemoteScorer(AttributedScorer):
     ) -> _T:
         """Return the result of `ask`, which is retried after temporary failures.
 
-        texts: those that `ask` sends. If the service answers HTTP 500 twice, scores a harmless text
-        and then answers HTTP 500 again, they are to blame, and the service is not down.
+        texts: those that `ask` sends. If the service fails at them twice (HTTP 500, or an answer
+        that cannot be used), scores a harmless text and then fails again, they are to blame, and
+        the service is not down.
         """
         failures = 0
         is_well = False
@@ -227,7 +236,7 @@ class RemoteScorer(AttributedScorer):
             try:
                 return await self._attempt(ask)
             except ServerFailed as error:
-                if error.status == 500 and texts:
+                if texts and error.status in (0, 500) and not isinstance(error, _NoReply):
                     if is_well:
                         problem = f"scorer {self.name}: {error} ({_size(texts)})"
                         raise ScorerError(problem) from None
