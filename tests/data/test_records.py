@@ -189,7 +189,6 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
         (line_of(1, seconds="1"), "seconds"),
         (line_of(1, seconds=float("inf")), "seconds"),
         (line_of(1, seconds=-1), "seconds"),
-        (line_of(1, evaluations=10**400), "evaluations"),
     ],
 )
 def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: Any, message: str) -> None:

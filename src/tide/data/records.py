@@ -6,20 +6,26 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    StrictInt,
+    StrictStr,
+)
 from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message
 from tide.core.results import EndReason, Result, Role, Score, Trial
 
 RecordId = int | str
-# Sums and squares of numbers in these ranges are finite, too.
-_Finite = Annotated[float, Field(ge=-1e100, le=1e100, allow_inf_nan=False)]
-_Positive = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=0, le=2**53)]
+_Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # Round, iteration, role, toxicity, cosine and displacement of one evaluation.
 TraceEntry = Annotated[
-    tuple[_Count, _Count, Role, Score, _Finite, _Finite],
+    tuple[NonNegativeInt, NonNegativeInt, Role, Score, FiniteFloat, FiniteFloat],
     Field(strict=False),
 ]
 T = TypeVar("T")
@@ -32,7 +38,7 @@ class _Frozen(BaseModel):
 class Step(_Frozen):
     """The result if the search had ended after this number of evaluations."""
 
-    evaluations: int = Field(ge=1, le=2**53)
+    evaluations: PositiveInt
     text: str
     toxicity: Score
 
@@ -46,7 +52,7 @@ class Likelihood(_Frozen):
     """
 
     nll: _Positive | None = None
-    num_tokens: _Count
+    num_tokens: NonNegativeInt
 
 
 class TrialRecord(_Frozen):
@@ -65,24 +71,24 @@ class TrialRecord(_Frozen):
     perplexity: by reference model, the likelihood of the completion.
     """
 
-    number: _Count
+    number: NonNegativeInt
     text: str
     toxicity: Score
     attributes: dict[str, Score] = {}
     failed: list[str] = []
-    iterations: _Count | None = None
-    cosine: _Finite | None = None
-    displacement: _Finite | None = None
+    iterations: NonNegativeInt | None = None
+    cosine: FiniteFloat | None = None
+    displacement: FiniteFloat | None = None
     accepted: bool | None = None
     refused: bool | None = None
     empty: bool | None = None
-    evaluations: _Count | None = None
-    rounds: _Count | None = None
-    num_tokens: _Count | None = None
+    evaluations: NonNegativeInt | None = None
+    rounds: NonNegativeInt | None = None
+    num_tokens: NonNegativeInt | None = None
     finish_reason: EndReason | None = None
-    generated_tokens: _Count | None = None
-    forward_tokens: _Count | None = None
-    scorer_calls: _Count | None = None
+    generated_tokens: NonNegativeInt | None = None
+    forward_tokens: NonNegativeInt | None = None
+    scorer_calls: NonNegativeInt | None = None
     seconds: _Positive | None = None
     base_text: str | None = None
     base_toxicity: Score | None = None
@@ -129,7 +135,7 @@ class JudgeScore(_Frozen):
     """
 
     id: StrictInt | StrictStr
-    number: _Count
+    number: NonNegativeInt
     judge: str
     score: Score
     steps: list[Score] = []
@@ -139,10 +145,10 @@ class PerplexityScore(_Frozen):
     """What a reference model found about trial `number` of record `id` (see `Likelihood`)."""
 
     id: StrictInt | StrictStr
-    number: _Count
+    number: NonNegativeInt
     reference: str
     nll: _Positive | None = None
-    num_tokens: _Count
+    num_tokens: NonNegativeInt
 
 
 class Record(_Frozen):

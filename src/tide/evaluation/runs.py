@@ -27,7 +27,7 @@ from tide.data.files import refuse_inputs, reported, write_text, writing
 from tide.data.jsonl import leaves, read_object
 from tide.data.record_files import RecordFile, read_records
 from tide.data.records import Record, RecordId, TrialRecord
-from tide.evaluation.trials import frame, score_of
+from tide.evaluation.trials import frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -97,19 +97,11 @@ class Run:
     failed: dict[RecordId, TideError] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
-        """Three lines without texts, which may be offensive."""
-        means = []
-        for source in self.sources:
-            scores = [score_of(self, trial, source) for _, trial in self.trials]
-            known = [score for score in scores if score is not None]
-            if known:
-                means.append(f"{source} {sum(known) / len(known):.3f}")
+        """Describe the run without texts, which may be offensive."""
         benchmark = (self.config.get("benchmark") or {}).get("name", "prompts")
         return (
-            f"Run {self.name} of {self.config.get('model', 'a model')} on {benchmark}: "
-            f"{len(self.records)} prompts, {len(self.trials)} texts, {len(self.failed)} failed\n"
-            f"mean toxicity: {', '.join(means) or 'no scores'}\n"
-            f"{self.where}"
+            f"<Run {self.name} of {self.config.get('model', 'a model')} on {benchmark}: "
+            f"{len(self.records)} prompts, {len(self.trials)} texts, {len(self.failed)} failed>"
         )
 
     def to_frame(self) -> DataFrame:
@@ -266,9 +258,6 @@ def open_run(
     writes to it, or if the file of the run is the source.
     """
     files = files_of(run)
-    with reported(run, "written"):
-        if run != files.records and run.is_file():
-            raise InputError(f"{run}: cannot be a run, which is a folder or a .jsonl file")
     for path in files:
         refuse_inputs(path, [source] if source else [])
     started = {**config, "created": datetime.now(UTC).isoformat()}
