@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,13 +11,22 @@ from tests.evaluation.runs import column
 from tests.generated import examples
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import TideError
-from tide.core.errors import InputError
-from tide.core.settings import Settings
+from tide.baselines import Generated
+from tide.core.errors import CompletionError, InputError
+from tide.core.settings import Sampling, Settings
 from tide.data.prompts import Row
 from tide.data.records import Record
 from tide.detoxifier.presets import PRESETS
 from tide.engines import Engine
-from tide.evaluation.methods import Loaded, Method, MethodRules, TimeShares, load_method
+from tide.engines.base import Completion
+from tide.evaluation.methods import (
+    BaselineMethod,
+    Loaded,
+    Method,
+    MethodRules,
+    TimeShares,
+    load_method,
+)
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
@@ -73,6 +83,41 @@ def test_trials_are_the_same_alone_and_together() -> None:
         assert [trial.number for trial in record.trials] == [1, 2]
         assert column(record, "text") == column(whole[number], "text")[1:]
         assert column(record, "trace") == column(whole[number], "trace")[1:]
+
+
+class HalfBaseline:
+    """Completes all prompts but the second."""
+
+    name = "half"
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def generate(
+        self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Generated | TideError]:
+        self.prompts += prompts
+        written = Generated(Completion("toxicity 0", (1,), "stop"), 1, 0, 0)
+        return [CompletionError("broken") if p == PROMPTS[1] else written for p in prompts]
+
+    def close(self) -> None:
+        pass
+
+
+def test_prompt_that_a_baseline_cannot_complete_fails_alone() -> None:
+    baseline = HalfBaseline()
+    method = BaselineMethod("half", baseline, scripted_engine(), ReadingScorer(), Settings())
+    outcomes = {row.id: outcome for row, outcome in method.records([*ROWS, Row("x", " ")], [0, 1])}
+    assert isinstance(outcomes.pop(1), CompletionError)
+    assert isinstance(outcomes.pop("x"), InputError)
+    assert outcomes.keys() == {row.id for row in ROWS} - {1}
+    for outcome in outcomes.values():
+        assert isinstance(outcome, Record)
+        assert column(outcome, "text") == ["toxicity 0"] * 2
+    assert baseline.prompts == [prompt for prompt in PROMPTS for _ in range(2)]
 
 
 def settings(spec: str, protocol: str, **common: Any) -> Settings:
