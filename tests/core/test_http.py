@@ -146,6 +146,34 @@ def test_a_stream_that_is_faster_than_its_reader_ends_with_it() -> None:
         asyncio.run(read_all(url))
 
 
+EVENT = OK + b"Content-Type: text/event-stream\r\n\r\ndata: 1\n\n"
+
+
+def test_stream_that_stalls_ends_its_wait_but_no_other() -> None:
+    """Its reader may take longer than the server may; and the timeout cancels no later work."""
+
+    async def read(url: str, until: float) -> str:
+        async with Client(0.3) as client:
+            events = client.events(url, {}, until=until)
+            assert await anext(events) == [b"1"]
+            await asyncio.sleep(0.7)
+            began = time.monotonic()
+            with pytest.raises(ServerFailed) as failed:
+                await anext(events)
+            assert time.monotonic() - began < 5
+            await asyncio.sleep(0.01)
+            task = asyncio.current_task()
+            assert task is not None
+            assert not task.cancelling()
+            return str(failed.value)
+
+    with serving(sends(EVENT)) as (url, _):
+        assert "no answer within 0.3 seconds" in asyncio.run(read(url, 1e12))
+        late = "the answer was not finished in time"
+        assert late in asyncio.run(read(url, time.monotonic() + 0.6))
+        assert late in asyncio.run(read(url, time.monotonic() + 0.9))
+
+
 def test_an_event_in_many_pieces_that_ends_without_a_newline() -> None:
 
     async def read(url: str) -> list[Reply | list[bytes]]:
@@ -267,8 +295,8 @@ def test_events_do_not_depend_on_chunks(lines: list[str], end: str, data: st.Dat
 def test_event_of_many_lines_is_read_in_linear_time() -> None:
     began = time.monotonic()
     parser = http.EventParser()
-    assert list(parser.add(b"data: [\n" * 200_000)) == []
-    assert len(next(parser.end())) == 400_000 - 1
+    assert parser.add(b"data: [\n" * 200_000) == []
+    assert len(parser.end()[0]) == 400_000 - 1
     assert time.monotonic() - began < 5
 
 

@@ -304,3 +304,30 @@ def test_a_text_that_says_nothing_is_read_once(monkeypatch: pytest.MonkeyPatch) 
         one.texts.append("\n")
         assert one.asks(ended=False) == []
     assert looked <= 300
+
+
+def test_word_is_scored_before_the_next_token_if_it_is_known_to_have_ended() -> None:
+    growing = watch()
+    growing.texts.append("Put")
+    assert growing.asks(ended=False) == []
+    growing.ends_word = True
+    assert growing.asks(ended=False) == [(1, ["Put"])]
+    growing.texts.append(" the")
+    assert growing.asks(ended=False) == [(2, ["Put the"])]
+    growing.texts.append(" eggs")
+    growing.ends_word = False
+    assert growing.asks(ended=False) == []
+    assert growing.asks(ended=True) == [(3, ["Put the eggs"])]
+
+
+@pytest.mark.parametrize("screened", [False, True])
+def test_scorer_with_a_window_reads_the_last_words_and_all_that_is_unread(screened: bool) -> None:
+    growing = watch(window_tokens=10)
+    growing.window, growing.screened = 4, screened
+    growing.texts += [f" word{number}" for number in range(40)]
+    last = growing.asks(ended=True)[-1]
+    assert len(last[1]) == (2 if screened else 1)  # the screen has no window
+    if not screened:
+        assert last[1] == [" word36 word37 word38 word39"]
+    assert growing.windows(38, 40) == [" word36 word37 word38 word39"]
+    assert growing.windows(30, 40) == ["".join(growing.texts[30:])]

@@ -174,7 +174,10 @@ def test_finish_reason_that_an_engine_is_refused_for_is_sanitised(
 @pytest.mark.parametrize(
     ("fault", "logged"),
     [
-        (FAULTS["a number"], "the answer cannot be used: choices.0.text: Input should be a valid"),
+        (
+            FAULTS["a number"],
+            "the answer cannot be used: Expected `str | null`, got `int` - at `$.choices[0].text`",
+        ),
         (FAULTS["half an answer"], "ended a completion without a finish_reason"),
         (FAULTS["HTTP 500"], "HTTP 500 to /v1/completions"),
         (FAULTS["an unknown reason"], "ended a text with unknown finish_reason"),

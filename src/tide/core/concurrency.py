@@ -41,6 +41,15 @@ def _end_all() -> None:
 atexit.register(_end_all)
 
 
+def _new_loop() -> _Loop:
+    try:
+        import uvloop  # noqa: PLC0415  (only with the extra `gateway`)
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: _Loop = uvloop.new_event_loop()
+    return loop
+
+
 class Portal:
     """Runs coroutines in an event loop in a daemon thread, for callers in any thread or loop.
 
@@ -55,7 +64,7 @@ class Portal:
         self, name: str, owner: str = "engine", error: type[TideError] = EngineError
     ) -> None:
         self._process, self._owner, self._error = os.getpid(), owner, error
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._closed = False
         self._waited_for: set[Future[Any]] = set()

@@ -6,6 +6,7 @@ from the environment; a .netrc file is not read.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import ipaddress
 import json
@@ -15,8 +16,8 @@ import re
 import ssl
 import time
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http.cookiejar import CookieJar
@@ -201,18 +202,30 @@ class Client(httpx.AsyncClient):
         """
         content = json.dumps(body).encode()
         with self._asking():
-            async with aclosing(self._events(url, content, limit)) as reads:
-                while True:
-                    try:
-                        with anyio.fail_after(min(self._seconds, until - time.monotonic())):
-                            events = await anext(reads, None)
-                    except TimeoutError:
-                        if time.monotonic() < until:
-                            raise
-                        raise ServerFailed("the answer was not finished in time") from None
-                    if events is None:
+            try:
+                async with AsyncExitStack() as stack:
+                    with anyio.fail_after(min(self._seconds, until - time.monotonic())):
+                        opened = self._opened("POST", url, content)
+                        response = await stack.enter_async_context(opened)
+                        reply = await read_reply(response, limit) if _is_whole(response) else None
+                    if reply is not None:
+                        yield reply
                         return
-                    yield events
+                    chunks = response.aiter_raw()
+                    patience = stack.enter_context(_Patience(self._seconds, until))
+                    parser, read = EventParser(), 0
+                    while (chunk := await patience.wait_for(anext(chunks, None))) is not None:
+                        read += len(chunk)
+                        if read > limit:
+                            raise ServerFailed(f"the answer has more than {limit:,} bytes")
+                        if events := parser.add(chunk):
+                            yield events
+                    if events := parser.end():
+                        yield events
+            except TimeoutError:
+                if time.monotonic() < until:
+                    raise
+                raise ServerFailed("the answer was not finished in time") from None
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -231,24 +244,6 @@ class Client(httpx.AsyncClient):
             raise kind(type(error).__name__, text, broken=broken) from None
         finally:
             self.under_way -= 1
-
-    async def _events(
-        self, url: str, content: bytes, limit: int
-    ) -> AsyncGenerator[Reply | list[bytes], None]:
-        async with self._opened("POST", url, content) as response:
-            media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if response.status_code != 200 or media_type in _NO_STREAM:
-                yield await read_reply(response, limit)
-                return
-            parser, read = EventParser(), 0
-            async for chunk in response.aiter_raw():
-                read += len(chunk)
-                if read > limit:
-                    raise ServerFailed(f"the answer has more than {limit:,} bytes")
-                if events := list(parser.add(chunk)):
-                    yield events
-            if events := list(parser.end()):
-                yield events
 
     @asynccontextmanager
     async def passing(
@@ -281,6 +276,65 @@ class Client(httpx.AsyncClient):
 
 # Servers stream events as text/event-stream, text/plain, application/octet-stream and others.
 _NO_STREAM = ("", "application/json", "text/html")
+
+
+def _is_whole(response: httpx.Response) -> bool:
+    media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return response.status_code != 200 or media_type in _NO_STREAM
+
+
+class _Patience:
+    """Ends a wait that takes more than `seconds`, or lasts until `until`, with TimeoutError.
+
+    A timeout for each event would cost more than to parse the event. So a single timer looks
+    whether a wait has become too long, and is set again.
+    """
+
+    def __init__(self, seconds: float, until: float) -> None:
+        self._seconds, self._until = seconds, until
+        self._waiting: asyncio.Task[Any] | None = None
+        self._began = 0.0
+        self._is_over = False
+        self._set_timer(self._seconds)
+
+    def __enter__(self) -> _Patience:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
+
+    async def wait_for(self, arriving: Awaitable[_Item]) -> _Item:
+        self._began = time.monotonic()
+        if self._began >= self._until:
+            raise TimeoutError
+        self._waiting = task = asyncio.current_task()
+        assert task is not None
+        try:
+            return await arriving
+        except asyncio.CancelledError:
+            # Unless somebody else has cancelled the task, too.
+            if self._is_over and task.uncancel() == 0:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._waiting = None
+
+    def _set_timer(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._waiting is None:
+            self._set_timer(self._seconds)
+            return
+        left = min(self._began + self._seconds, self._until) - now
+        if left > 0:
+            self._set_timer(left)
+            return
+        self._is_over = True
+        self._waiting.cancel()
+
+
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -295,44 +349,52 @@ class EventParser:
     def __init__(self) -> None:
         self._rest = bytearray()  # the line that is not complete yet
         self._data: list[bytes] = []  # the `data` lines of the event
+        self._events: list[bytes] = []  # that are complete
         self._is_first_line = True
         self._ended_with_cr = False
 
-    def add(self, chunk: bytes) -> Iterator[bytes]:
+    def add(self, chunk: bytes) -> list[bytes]:
+        """Return the data of the events that end in the next chunk of the stream."""
         if self._ended_with_cr:  # an LF belongs to the line end of the last chunk
             chunk = chunk.removeprefix(b"\n")
         self._ended_with_cr = chunk.endswith(b"\r")
         if b"\n" not in chunk and b"\r" not in chunk:
             self._rest += chunk  # a long line is split once, not at each of its chunks
-            return
+            return []
         *lines, rest = _LINE_END.split(bytes(self._rest) + chunk)
         self._rest = bytearray(rest)
         for line in lines:
-            yield from self._line(line)
+            self._add_line(line)
+        return self._taken()
 
-    def end(self) -> Iterator[bytes]:
+    def end(self) -> list[bytes]:
         """End the stream; some servers leave out the last line end."""
-        yield from self._line(bytes(self._rest))
-        yield from self._event()
+        self._add_line(bytes(self._rest))
+        self._end_event()
+        return self._taken()
 
-    def _line(self, line: bytes) -> Iterator[bytes]:
+    def _taken(self) -> list[bytes]:
+        events, self._events = self._events, []
+        return events
+
+    def _add_line(self, line: bytes) -> None:
         if self._is_first_line:
             self._is_first_line = False
             line = line.removeprefix(_BYTE_ORDER_MARK)
         if not line:
-            yield from self._event()
+            self._end_event()
             return
         field, _, value = line.partition(b":")
         value = value.strip()
         if field != b"data" or not value:
             return
         if len(self._data) == 1 and _is_json(self._data[0]):
-            yield from self._event()
+            self._end_event()
         self._data.append(value)
 
-    def _event(self) -> Iterator[bytes]:
+    def _end_event(self) -> None:
         if self._data:
-            yield b"\n".join(self._data)
+            self._events.append(b"\n".join(self._data))
             self._data = []
 
 

@@ -111,7 +111,8 @@ class Piece:
     of prompt tokens that the model read for this piece, without cached tokens. An engine without a
     prefix cache leaves the field None, and the first piece then counts the whole prompt. parts: the
     reasoning and tool calls of the whole answer; only the last piece has parts. usage: the server's
-    count of the prompt's tokens and of the answer's, in the last piece.
+    count of the prompt's tokens and of the answer's, in the last piece. ends_word: whether the next
+    token is known to begin another word, so that the text up to here can be scored.
     """
 
     token_ids: tuple[int, ...]
@@ -119,6 +120,7 @@ class Piece:
     read_tokens: int | None = field(default=None, compare=False)
     parts: Parts = _NO_PARTS
     usage: tuple[int, int] | None = field(default=None, compare=False)
+    ends_word: bool = field(default=False, compare=False)
 
 
 class Ban(NamedTuple):
@@ -375,7 +377,8 @@ class Engine(ABC):
                     unread = 0
                     if piece.read_tokens is not None:
                         read = max(0, piece.read_tokens - reread)
-                    yield piece if piece.read_tokens == read else replace(piece, read_tokens=read)
+                    is_read = read == (piece.read_tokens or 0)
+                    yield piece if is_read else replace(piece, read_tokens=read)
                     if piece.finish_reason is not None:
                         return
         raise EngineError(f"engine {self.name}: a completion ended without a finish reason")
@@ -622,5 +625,5 @@ class Engine(ABC):
         invalid = any(type(i) is not int or i < 0 for i in piece.token_ids)
         if invalid or written > request.sampling.max_new_tokens:
             raise EngineError(f"engine {self.name}: wrote invalid or too many token ids")
-        if piece.finish_reason not in (None, *get_args(FinishReason)):
+        if piece.finish_reason is not None and piece.finish_reason not in get_args(FinishReason):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")

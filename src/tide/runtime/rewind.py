@@ -101,7 +101,7 @@ def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
     continues = engine.supports_continuation(task.prompt.token_ids)
     pace = scoring.pace if options.pace == "auto" else options.pace
     options = options.model_copy(update={"pace": pace})
-    watch = Watch(task.acceptance, options, scoring.has_screen)
+    watch = Watch(task.acceptance, options, scoring.has_screen, window=scoring.window)
     return Answer(task, engine, scoring, watch, continues, engine.prefix_cache())
 
 

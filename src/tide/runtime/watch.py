@@ -50,7 +50,8 @@ class Watch:
     (not "auto") sets how often the answer is scored. A failure becomes final after `lag` further
     positions, unless the answer passes at one of these positions; a failure at a sentence's end or
     with a score of `at_once` or more is final immediately. screened: the scorer's screen scores all
-    positions, and the scorer itself those for which `ends` or `decides` is true. passed: the
+    positions, and the scorer itself those for which `ends` or `decides` is true. window: that of
+    the scorer, or 0 (see `Scorer`). ends_word: whether the next token begins a word. passed: the
     position up to which text may be given out; the text that ends exactly there (in a long answer,
     only its last words) was scored by the scorer itself and passed.
     """
@@ -60,6 +61,8 @@ class Watch:
     screened: bool = False
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    window: int = 0
+    ends_word: bool = False
     passed: int = 0
     scores: list[tuple[int, TextScore]] = field(default_factory=list)  # by judged position
     _requested: list[int] = field(default_factory=lambda: [-1])
@@ -91,12 +94,13 @@ class Watch:
 
         ended: whether the answer is complete. The short and the long window of a position end
         there; in a short answer both hold the whole text. Both hold all text whose failure is not
-        final.
+        final. A scorer that has a `window` gets only one text, of as many tokens.
         """
         requests: list[tuple[int, list[str]]] = []
         while (position := self._next(ended)) is not None:
             after = self._requested[-self.options.lag - 1 :][0]
-            requests.append((position, self.windows(after, position)))
+            read = self._wide if self.screened else self.windows
+            requests.append((position, read(after, position)))
             is_end = ended and position == len(self.texts)
             if is_end or self.options.pace == "sentence" or self._ends_sentence(position):
                 self._sentences.append(position)
@@ -121,7 +125,10 @@ class Watch:
             return None
         if self.options.pace != "whole":
             minimum = 1 if self.options.pace == "word" else int(self.options.pace)
-            for position in word_ends(self.texts, max(start, self._empty)):
+            positions = word_ends(self.texts, max(start, self._empty))
+            if self.ends_word and end > start:
+                positions.append(end)
+            for position in positions:
                 if self._requested[-1] < 0 and is_nearly_empty("".join(self.texts[:position])):
                     self._empty = position
                 elif (
@@ -139,6 +146,13 @@ class Watch:
 
     def windows(self, after: int, position: int) -> list[str]:
         """Return the texts to score at `position`, if the text up to `after` has been scored."""
+        if not self.window:
+            return self._wide(after, position)
+        start = self._start(min(after, position - self.window))
+        return ["".join(self.texts[start:position])]
+
+    def _wide(self, after: int, position: int) -> list[str]:
+        """Return the short and the long window for a scorer or screen that reads texts whole."""
         context = self.settings.window_tokens
         starts = dict.fromkeys(map(self._start, (after - context, after - _WIDER * context)))
         return ["".join(self.texts[start:position]) for start in starts]

@@ -27,12 +27,13 @@ async def written(
     async with aclosing(pieces):
         async for piece in pieces:
             watch.ids += piece.token_ids
+            watch.ends_word = piece.ends_word
             effort.generated_tokens += len(piece.token_ids) + piece.parts.num_tokens
             effort.read_tokens += piece.read_tokens or 0
             effort.usage = piece.usage
             (watch.texts[settled:],) = engine.token_texts([watch.ids[settled:]])
             reason = _stopped(watch) or piece.finish_reason
-            yield replace(piece, finish_reason=reason)
+            yield piece if reason == piece.finish_reason else replace(piece, finish_reason=reason)
             if reason is not None:
                 return
             settled += max(word_starts(watch.texts[settled:]), default=0)

@@ -107,6 +107,10 @@ class Scorer(Protocol):
         highest_of: The attributes whose highest value is the score; none by default, which means
             that the score is computed otherwise. See the setting `thresholds`.
         fallback: Name of the scorer that decides while this one is down; none by default.
+        window: Number of tokens at the end of a growing text that the scorer reads at once, for a
+            scorer that reads a longer text in windows, each at the cost of a call. What came before
+            was read at an earlier position. By default, a long text is scored in a short and in a
+            long window.
         screen: A quicker scorer, or None (default). Of a growing text, the scorer itself scores
             what the screen rejects, and each sentence and the whole text at its end. What only
             the screen has scored is not given out.
@@ -198,6 +202,11 @@ def slowest_pace(scorers: Sequence[Scorer]) -> str:
 def screen_of(scorer: Scorer) -> Scorer | None:
     """Return the scorer's `screen` (see `Scorer`), or None."""
     return getattr(scorer, "screen", None)
+
+
+def window_of(scorer: Scorer) -> int:
+    """Return the scorer's `window` (see `Scorer`), or 0."""
+    return getattr(scorer, "window", 0)
 
 
 class TextScore(NamedTuple):

@@ -136,6 +136,7 @@ class EncoderScorer(PlainScorer):
 
     languages = ("en",)
     pace = "8"
+    window = 30  # words, which fit in a window of wordpieces
     kind: str
     inputs: tuple[str, ...]
     _warned = False

@@ -28,6 +28,7 @@ from tide.scorers.base import (
     pace_of,
     score_groups,
     screen_of,
+    window_of,
 )
 from tide.scorers.word_lists import with_word_lists
 
@@ -80,6 +81,11 @@ class Scoring:
         return highest_of(self._scorer)
 
     @property
+    def window(self) -> int:
+        """The tokens of a growing text that the scorer reads at once, or 0; see `Scorer`."""
+        return window_of(self._scorer)
+
+    @property
     def has_screen(self) -> bool:
         return screen_of(self._scorer) is not None
 
@@ -95,8 +101,6 @@ class Scoring:
         skip: see `score_texts`. screened: use only the scorer's screen.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        # Read the exception, because asyncio logs the exception of a future that nobody awaits.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         in_loop = self._are_quick[screened] and sum(len(e.text) for e in exchanges) <= _SHORT
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
         waiting.append(_Request(exchanges, skip, screened, future))
@@ -158,6 +162,7 @@ def _answer(results: _Results) -> None:
             continue
         if isinstance(result, TideError):
             request.future.set_exception(result)
+            request.future.exception()  # read, or asyncio logs it if nobody awaits the future
         else:
             request.future.set_result(result)
 

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from tide.core.chat import Parts, Text
 from tide.core.http import Rows, ServerFailed, parsed
-from tide.engines.openai.streams import CallDelta, Delta
+from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.schemas import (
     Refused,
     TextPart,
@@ -196,7 +196,10 @@ class MessageShape:
         fields = {"content": content, **end, "usage": _usage(usage), "tide": answer.tide}
         return self._message | fields
 
-    def piece(self, number: int, text: str) -> Iterator[dict[str, Any]]:
+    def piece(self, number: int, text: str) -> str:
+        return "".join(map(event, self._text_events(text)))
+
+    def _text_events(self, text: str) -> Iterator[dict[str, Any]]:
         yield from self._begin()
         if not self._has_text:
             self._has_text = True
@@ -207,7 +210,7 @@ class MessageShape:
         yield from self._begin()
         if self._has_text:
             if rest:
-                yield from self.piece(number, rest)
+                yield from self._text_events(rest)
             rest = ""
             yield self._stopped()
         for block in _blocks(rest, sent.parts):
@@ -308,9 +311,7 @@ def read(data: bytes) -> Iterator[tuple[int, Delta, str | None]]:
         calls = None
         if piece.type in ("tool_use", "input_json_delta"):
             arguments = json.dumps(piece.input) if piece.input else piece.partial_json
-            function = {"name": piece.name, "arguments": arguments}
-            call = {"index": index, "id": piece.id, "function": function}
-            calls = [CallDelta.model_validate(call)]
+            calls = [CallDelta(index, piece.id, FunctionDelta(piece.name, arguments))]
         yield 0, Delta(content=piece.text, reasoning=piece.thinking, tool_calls=calls), None
     reason = told.stop_reason or told.delta.stop_reason
     if reason is not None:

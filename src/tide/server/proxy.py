@@ -140,7 +140,7 @@ class Door:
 def _read_choices(data: bytes, *, chat: bool) -> Iterator[tuple[int, Any, str | None]]:
     event = read_event(data)
     event.check()
-    for part in event.choices:
+    for part in event.choices or ():
         yield int(part.index or 0), part.read(chat), part.finish_reason
 
 
@@ -193,7 +193,7 @@ class _Reading:
         self._is_stream = is_stream
 
     def add(self, delta: Any, reason: str | None) -> None:
-        self._pieces.append(self._text.add(delta.content or ""))
+        self._pieces.append(self._text.add(delta.text))
         self._aside.add(delta)
         self._reason = reason or self._reason
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from tide.core.chat import Chat, Text
 from tide.core.errors import InputError
 from tide.core.http import Rows, ServerFailed, parsed
-from tide.engines.openai.streams import CallDelta, Delta
+from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.schemas import (
     ChatRequest,
     Refused,
@@ -230,7 +230,10 @@ class ResponseShape:
         response: dict[str, Any] = events[-1]["response"]
         return response
 
-    def piece(self, number: int, text: str) -> Iterator[dict[str, Any]]:
+    def piece(self, number: int, text: str) -> str:
+        return "".join(map(event, self._text_events(text)))
+
+    def _text_events(self, text: str) -> Iterator[dict[str, Any]]:
         yield from self._begin()
         if self._message is None:
             self._message = len(self._output)
@@ -250,7 +253,7 @@ class ResponseShape:
             yield self._delta(index, sent.parts.reasoning)
             yield from self._close(index, "completed")
         if rest:
-            yield from self.piece(number, rest)
+            yield from self._text_events(rest)
         if self._message is not None:
             yield from self._close(self._message, status)
         for call in sent.parts.tool_calls:
@@ -371,9 +374,8 @@ def read(data: bytes) -> Iterator[tuple[int, Delta, str | None]]:
         if item.type in texts:
             texts[item.type] += item.text
         elif item.type == "function_call":
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"index": number, "id": item.call_id, "function": function}
-            calls.append(CallDelta.model_validate(call))
+            function = FunctionDelta(item.name, item.arguments)
+            calls.append(CallDelta(number, item.call_id, function))
     details = answer.incomplete_details
     is_cut = details is not None and details.reason == "max_output_tokens"
     delta = Delta(content=texts["message"], reasoning=texts["reasoning"], tool_calls=calls)

@@ -75,3 +75,25 @@ def test_a_chat_is_one_token() -> None:
     for wrong in (-1, 0, 255, 3 * 256, 1 * 256 + 0xFF):
         with pytest.raises(ValueError):  # noqa: PT011
             text_of((wrong,))
+
+
+@given(text=TEXTS, most=st.integers(1, 9), data=st.data())
+@examples(80, 2000)
+def test_ends_word_is_true_only_if_the_next_word_begins_with_a_space(
+    text: str, most: int, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    words, count, whole = Words(most), 0, words_of(text)
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        count += len(words.add(text[start:end]))
+        if words.ends_word:
+            assert whole[count].startswith(" ")
+            assert not whole[count].isspace()
+
+
+def test_ends_word_once_a_letter_of_the_next_word_has_come() -> None:
+    words = Words(10)
+    ends = [(words.add(part), words.ends_word) for part in ("Put", " ", "th", "e", ".", " Now")]
+    assert ends == [
+        ([], False), (["Put"], False), ([], True), ([], True), ([" the"], False), (["."], True),
+    ]  # fmt: skip

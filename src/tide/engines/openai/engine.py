@@ -153,8 +153,7 @@ class OpenAIEngine(Engine):
         return len(words_of(text)) if source is None else await source.count(text)
 
     def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
-        with self._calling("texts"):
-            return [[text_of((token,)) for token in row] for row in rows]
+        return [[text_of((token,)) for token in row] for row in rows]
 
     def _begins_many(self, text: str) -> bool:
         return False  # a token is a whole word
@@ -211,7 +210,7 @@ class OpenAIEngine(Engine):
                         if reason is not None:
                             answer.take(words.add(thoughts.end()))
                             answer.end(words.end(), reason)
-                        if (piece := answer.piece()) is not None:
+                        if (piece := answer.piece(words.ends_word)) is not None:
                             yield piece
                 except Banned as banned:
                     answer.draw_again(len(answer.words) > before, banned.reason)
@@ -425,11 +424,11 @@ class StreamedAnswer:
         usage = self.aside.usage if self._requests == 1 else None
         self._end = Piece((), reason, parts=self.aside.parts, usage=usage)
 
-    def piece(self) -> Piece | None:
+    def piece(self, ends_word: bool = False) -> Piece | None:
         """Return what was not sent on yet, if anything."""
         ids, end = tuple(self._unsent), self._end
         self._unsent.clear()
         self._end = None
         if end is not None:
             return replace(end, token_ids=ids)
-        return Piece(ids) if ids else None
+        return Piece(ids, ends_word=ends_word) if ids else None

@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from copy import deepcopy
 from typing import Annotated, Any, Literal
 
 import httpx
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+import msgspec
 
 from tide.core.chat import Parts, ToolCall
-from tide.core.http import MIB, Reply, ServerFailed, parsed
+from tide.core.http import MIB, Reply, ServerFailed
 from tide.core.sanitize import sanitized
 from tide.core.text import Thoughts
 from tide.engines.base import FinishReason
@@ -25,41 +26,43 @@ from tide.engines.openai.upstream import Upstream
 from tide.engines.openai.words import LONGEST_TOKEN, words_of
 
 _MOST_CALLS, _MOST_CHOICES = 128, 4096
-_Name = Annotated[str, Field(max_length=1000)]
+_Name = Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-class _Function(BaseModel):
+class FunctionDelta(msgspec.Struct):
     name: _Name | None = None
     arguments: str | None = None
 
 
-class CallDelta(BaseModel):
+class CallDelta(msgspec.Struct):
     """The next piece of a tool call, which `index` and `id` identify; either may be missing."""
 
     index: int | None = None
     id: _Name | None = None
-    function: _Function = _Function()
+    function: FunctionDelta = msgspec.field(default_factory=FunctionDelta)
 
 
-class _TextPart(BaseModel):
+class _TextPart(msgspec.Struct):
     type: Literal["text"]
     text: str
 
 
-def _joined(content: Any) -> Any:
-    """Return the text of a content that is a list of text parts, as Mistral's servers send it."""
-    if not isinstance(content, list):
-        return content
-    return "".join(_TextPart.model_validate(part, strict=True).text for part in content)
+class Delta(msgspec.Struct):
+    """The next piece of an answer. A server that sends both reasoning fields repeats the text.
 
+    content: Mistral's servers send a list of parts.
+    """
 
-class Delta(BaseModel):
-    """The next piece of an answer. A server that sends both reasoning fields repeats the text."""
-
-    content: Annotated[str | None, BeforeValidator(_joined)] = None
+    content: str | list[_TextPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[list[CallDelta], Field(max_length=_MOST_CALLS)] | None = None
+    tool_calls: Annotated[list[CallDelta], msgspec.Meta(max_length=_MOST_CALLS)] | None = None
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
 
     @property
     def thought(self) -> str:
@@ -68,7 +71,9 @@ class Delta(BaseModel):
     @property
     def size(self) -> int:
         """Number of characters of reasoning and tool calls."""
-        functions = [call.function for call in self.tool_calls or ()]
+        if self.tool_calls is None:
+            return len(self.thought)
+        functions = [call.function for call in self.tool_calls]
         calls = sum(len(part.name or "") + len(part.arguments or "") for part in functions)
         return len(self.thought) + calls
 
@@ -95,7 +100,7 @@ class Aside:
             if call is None:
                 if len(self._calls) == _MOST_CALLS:
                     raise ServerFailed(f"called more than {_MOST_CALLS} tools")
-                self._calls.append(call_delta.model_copy(deep=True))
+                self._calls.append(deepcopy(call_delta))
                 continue
             call.id = call.id or call_delta.id
             function, more = call.function, call_delta.function
@@ -135,7 +140,7 @@ class Aside:
         return last
 
 
-class Part(BaseModel):
+class Part(msgspec.Struct):
     """The next piece of a completion (`text`) or of an answer to a chat (`delta`).
 
     An answer that is not a stream has the whole `message` in place of a `delta`.
@@ -147,42 +152,42 @@ class Part(BaseModel):
 
     index: int | str | None = None
     text: str | None = None
-    delta: Delta | None = Field(None, validation_alias=AliasChoices("delta", "message"))
-    finish_reason: Annotated[str | None, Field(max_length=100)] = None
+    delta: Delta | None = None
+    message: Delta | None = None
+    finish_reason: Annotated[str, msgspec.Meta(max_length=100)] | None = None
 
     def read(self, chat: bool) -> Delta:
         """Return the piece as a Delta, or raise ServerFailed for a piece of the wrong kind."""
+        delta = self.delta or self.message
         if chat and not self.text:
-            return self.delta or Delta()
-        if not chat and self.delta is None:
+            return delta or Delta()
+        if not chat and delta is None:
             return Delta(content=self.text)
         raise ServerFailed("answered with the fields of " + ("a completion" if chat else "a chat"))
 
 
-def _counts(usage: Any) -> Any:
-    """Return the tokens of prompt and answer, or None if a server does not count both."""
-    if not isinstance(usage, dict):
-        return None
-    counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    known = all(type(count) is int and 0 <= count < 2**31 for count in counts)
-    return counts if known and any(counts) else None
-
-
-class Event(BaseModel):
+class Event(msgspec.Struct):
     """An event of a stream. Without choices it reports usage, filter results, an error or nothing.
 
     object: "error" in older versions of vLLM, which then send `message` beside it.
     """
 
-    choices: Annotated[
-        list[Part],
-        Field(max_length=_MOST_CHOICES),
-        BeforeValidator(lambda choices: [] if choices is None else choices),
-    ] = []
-    usage: Annotated[tuple[int, int] | None, BeforeValidator(_counts)] = None
+    choices: Annotated[list[Part], msgspec.Meta(max_length=_MOST_CHOICES)] | None = None
+    usage: Any = None
     error: Any = None
     object: Any = None
     message: Any = None
+
+    @property
+    def counts(self) -> tuple[int, int] | None:
+        """The tokens of prompt and answer, or None if the server does not count both."""
+        if not isinstance(self.usage, dict):
+            return None
+        read, written = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
+        if type(read) is not int or type(written) is not int:
+            return None
+        is_known = 0 <= read < 2**31 and 0 <= written < 2**31 and read + written > 0
+        return (read, written) if is_known else None
 
     def check(self) -> None:
         """Raise ServerFailed if the server reports an error."""
@@ -199,18 +204,26 @@ class Event(BaseModel):
         raise ServerFailed("an error in a stream", text, status=status, reply=reply)
 
 
+_EVENT = msgspec.json.Decoder(Event)
+
+
 def read_event(data: bytes) -> Event:
-    """Parse an event. Its texts may begin or end with half of a character (a lone surrogate)."""
+    """Parse an event.
+
+    Its texts may begin or end with half of a character (a lone surrogate), and fields that are not
+    read may hold numbers such as NaN: both are no JSON for `msgspec`.
+    """
     try:
-        return parsed(data, Event)
-    except ServerFailed:
-        if b"\\u" not in data:
-            raise
         try:
-            return Event.model_validate(json.loads(data), strict=True)
-        except (ValueError, RecursionError):
-            pass
-        raise
+            return _EVENT.decode(data)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            return msgspec.convert(json.loads(data), Event)
+    except msgspec.ValidationError as error:
+        raise ServerFailed(f"the answer cannot be used: {error}") from None
+    except (ValueError, RecursionError):
+        raise ServerFailed("the answer cannot be used: it is not JSON") from None
 
 
 def whole_characters(text: str) -> str:
@@ -290,11 +303,11 @@ async def streamed(
             arrived = ""
             for data in events:
                 event = _event_of_one_answer(data)
-                aside.usage = event.usage or aside.usage
-                for part in event.choices:
+                aside.usage = event.counts or aside.usage
+                for part in event.choices or ():
                     index = _checked_index(part.index, index)
                     delta = part.read(chat)
-                    text = delta.content or ""
+                    text = delta.text
                     reason = _end_of(part.finish_reason, delta, has_tools)
                     if reason == "eos_token":
                         text = ""  # TGI writes the token that ends the text, such as "</s>"
@@ -326,7 +339,7 @@ async def streamed(
 def _event_of_one_answer(data: bytes) -> Event:
     event = read_event(data)
     event.check()
-    if len(event.choices) > 1:
+    if event.choices and len(event.choices) > 1:
         raise ServerFailed("wrote several answers at once")
     return event
 

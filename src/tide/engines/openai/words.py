@@ -14,7 +14,7 @@ paths below `/extras`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Annotated, Any, NamedTuple
 
 import regex
@@ -39,6 +39,7 @@ _WORD = regex.compile(
 # A word at the end of a text may still continue if one of these strings is all that follows.
 _OPEN_ENDS = ("", "'", "\u2019")
 _TEXT, _CHAT = 1, 2
+_REMEMBERED = 1024  # bits of an id whose word is remembered
 
 
 class ChatText(Rendered):
@@ -75,10 +76,20 @@ def word_of(token_id: int) -> str | Chat:
 
 def text_of(token_ids: tuple[int, ...]) -> str:
     """Return the text of word ids. Raises ValueError for an id that stands for a chat."""
-    words = [word_of(token) for token in token_ids]
-    if any(isinstance(word, Chat) for word in words):
+    return "".join(map(_text_of_id, token_ids))
+
+
+def _text_of_id(token_id: int) -> str:
+    is_short = token_id.bit_length() < _REMEMBERED
+    return _read_text(token_id) if is_short else _read_text.__wrapped__(token_id)
+
+
+@lru_cache(maxsize=2**12)
+def _read_text(token_id: int) -> str:
+    word = word_of(token_id)
+    if isinstance(word, Chat):
         raise ValueError("a token id in a text encodes a chat")
-    return "".join(map(str, words))
+    return word
 
 
 class Words:
@@ -106,6 +117,11 @@ class Words:
         self._left -= len(words)
         self._rest = rest[end:]
         return words
+
+    @property
+    def ends_word(self) -> bool:
+        """Whether the text after the complete words begins another word."""
+        return self._rest[:1] == " " and not self._rest[:2].isspace()
 
     def end(self) -> list[str]:
         """End the text."""

@@ -38,6 +38,7 @@ from tide.scorers.base import (
     screen_of,
     slowest_pace,
     text_of,
+    window_of,
 )
 from tide.scorers.disguises import REORDERED, readings
 from tide.scorers.language import MULTILINGUAL, language_of, languages_of
@@ -65,6 +66,7 @@ class ScorerWrapper(AttributedScorer):
             dict.fromkeys(n for scorer in scorers for n in attributes_of(scorer))
         )
         self.highest_of = highest_of(scorers[0]) if len(scorers) == 1 else ()
+        self.window = window_of(scorers[0]) if len(scorers) == 1 else 0
         self.fallback = next(filter(None, map(fallback_of, scorers)), "")
         known = [
             set(languages) for scorer in scorers if (languages := languages_of(scorer)) is not None
@@ -159,7 +161,7 @@ class ConfirmScorer(ScorerWrapper):
         self.name = f"confirm:{self.screen.name},{self._scorer.name}"
         self.pace, self.threshold = pace_of(self.screen), self._scorer.threshold
         self.attributes = attributes_of(self._scorer)
-        self.highest_of = highest_of(self._scorer)
+        self.highest_of, self.window = highest_of(self._scorer), window_of(self._scorer)
 
 
 class StrictLanguageScorer(ScorerWrapper):
