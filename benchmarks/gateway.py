@@ -1,7 +1,7 @@
 """Measure what a gateway costs for each word, beside proxies that score nothing.
 
-    python benchmarks/gateway.py                                     # 15 minutes
-    python benchmarks/gateway.py --streams 16 --words 100 --repeats 1       # a minute
+    python benchmarks/gateway.py main                                    # 15 minutes
+    python benchmarks/gateway.py main --streams 16 --words 100 --repeats 1      # a minute
 
 Servers (one process each, all running at once, used in turns), before a server that only emits:
     server    the emitting server itself: streamed chats in OpenAI's format, a word per event

@@ -198,9 +198,10 @@ def answers(shape: Any, text: str, town: str) -> dict[bool, bytes]:
     calls = (ToolCall(id="call_1", name="find", arguments=json.dumps({"town": town})),)
     sent = Sent(text, Parts(tool_calls=calls), "tool_calls", 5, 7, {})
     usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
-    events = [*shape.piece(0, text[:5]), *shape.end(0, text[5:], sent), *shape.finish(usage, {})]
+    piece = shape.piece(0, text[:5])
+    events = [*shape.end(0, text[5:], sent), *shape.finish(usage, {})]
     whole = events[-1].get("response") or shape.whole([sent], usage, {})
-    return {False: json.dumps(whole).encode(), True: "".join(map(event, events)).encode()}
+    return {False: json.dumps(whole).encode(), True: "".join([piece, *map(event, events)]).encode()}
 
 
 def responses(text: str, town: str) -> dict[bool, bytes]:

@@ -14,7 +14,7 @@ from tests.worlds import scripted_engine
 from tide.core.settings import Sampling
 from tide.server.guardrail import GuardrailRequest
 from tide.server.limits import Limits
-from tide.server.schemas import ChatRequest, CompletionRequest
+from tide.server.schemas import ChatRequest, CompletionRequest, ReplyShape
 from tide.server.scoring import AnalyzeRequest, ModerationRequest
 
 USER = {"role": "user", "content": "a second one"}
@@ -322,3 +322,17 @@ def test_addresses_that_are_none(server: Running) -> None:
     for path in ("/no", "/v1/completions"):
         assert set(server.http.get(path).json()["error"]) == {"message", "type", "param", "code"}
     assert server.http.get("/openapi.json").json()["paths"]["/v1/completions"]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_encoded_pieces_of_a_stream_are_its_chunks(is_chat: bool) -> None:
+    pieces = ["Put", ' "the"\n', " eggs \u00e9\U0001f600", "\0"]
+    shape = ReplyShape('a "model"\0', chat=is_chat, counts=False)
+    chunks = [json.loads(shape.piece(0, text).removeprefix("data: ")) for text in pieces]
+    for text, chunk in zip(pieces, chunks, strict=True):
+        (choice,) = chunk["choices"]
+        assert (choice["delta"]["content"] if is_chat else choice["text"]) == text
+        assert (choice["index"], choice["finish_reason"]) == (0, None)
+        assert chunk["model"] == 'a "model"\0'
+    roles = [chunk["choices"][0].get("delta", {}).get("role") for chunk in chunks]
+    assert roles == (["assistant", None, None, None] if is_chat else [None] * 4)

@@ -33,6 +33,7 @@ _LEAST, _MOST = 4, 14  # lengths of words that are read
 _COMMON = 10.0  # uses in a million words that make an unlisted word ordinary, not a misspelling
 _RATIO = 10  # how much more frequently a listed word is masked than another word
 _LONGEST_PART = 40  # characters of a part that is remembered
+_SHORT = 2000  # characters of a text whose parts are remembered
 _WHOLE = 200  # how much more frequently signs touch a whole word than mask a word
 # Finds most texts without masked words; the next expression is slower.
 _SIGNED = re.compile(r"[0-9*#@$!_-](?<=[A-Za-z].)|\*[A-Za-z]")
@@ -80,10 +81,16 @@ def unmasked(text: str) -> str:
 
 def parts_of(text: str, read: Callable[[str], _Read]) -> list[_Read]:
     """Read the parts of a text between spaces; `read` should remember, as a text grows by words."""
-    parts = text.split(" ")
-    if max(map(len, parts)) > _LONGEST_PART:
+    parts, are_short = _split(text) if len(text) < _SHORT else _split.__wrapped__(text)
+    if not are_short:
         read = getattr(read, "__wrapped__", read)  # what is remembered is short
     return list(map(read, parts))
+
+
+@lru_cache(maxsize=64)
+def _split(text: str) -> tuple[list[str], bool]:  # several scorers ask this of a text in turn
+    parts = text.split(" ")
+    return parts, max(map(len, parts)) <= _LONGEST_PART
 
 
 @lru_cache(maxsize=2**14)

@@ -96,24 +96,31 @@ class _Window:
     def fits(self, words: list[str]) -> bool:
         """Whether the text `words` is about as long as this one, and begins near its beginning."""
         is_near = abs(len(self.words) - len(words)) <= _NEAR
-        return is_near and any(self.words[i : i + _TAIL] == words[:_TAIL] for i in range(_NEAR))
+        return is_near and self._gone(words) is not None
+
+    def _gone(self, words: list[str]) -> int | None:
+        """Return the number of words before the first words of the text `words`, if it has them."""
+        first = words[:_TAIL]
+        return next((i for i in range(_NEAR) if self.words[i : i + _TAIL] == first), None)
 
     def overlap(self, words: list[str]) -> tuple[int, int]:
         """Return the number of words that are gone at the beginning, and of those that are left."""
         if not self.groups:
             return 0, 0
-        gone = next(i for i in range(_NEAR) if self.words[i : i + _TAIL] == words[:_TAIL])
+        gone = self._gone(words)
+        assert gone is not None
         left = self.words[gone:]
+        if left == words[: len(left)]:
+            return gone, len(left)
         differ = (at for at, (old, new) in enumerate(zip(left, words, strict=False)) if old != new)
         return gone, next(differ, min(len(left), len(words)))
 
     def add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts
+        for column in set(columns).difference(counts):
+            self.total += weights[column]
         for column in columns:
-            count = counts.get(column, 0)
-            if count == 0:
-                self.total += weights[column]
-            counts[column] = count + 1
+            counts[column] = counts.get(column, 0) + 1
 
     def remove(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts

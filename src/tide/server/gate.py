@@ -123,9 +123,7 @@ class Gate:
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
             elif message.get("body") and message["body"][:1] != b":":
                 logged.setdefault("first", round(time.monotonic() - started, 3))
-            # A client that stops reading must not keep its connection for ever.
-            with anyio.fail_after(self._limits.request_seconds):
-                await send(message)
+            await send(message)
 
         ended = "left"
         self._metrics.in_flight.inc()
@@ -139,12 +137,13 @@ class Gate:
                 ended = traced(error)
         except Exception as error:
             ended = traced(error)
-            if status == 0:
-                await Refused.of(error).response(scope["path"])(scope, receive, sending)
-            elif is_stream and isinstance(error, Refused):
-                scope[FAILED] = error
-                last = scope.get(ENDING, Refused.ending)(error)
-                await sending({"type": "http.response.body", "body": last.encode()})
+            with anyio.fail_after(self._limits.request_seconds):
+                if status == 0:
+                    await Refused.of(error).response(scope["path"])(scope, receive, sending)
+                elif is_stream and isinstance(error, Refused):
+                    scope[FAILED] = error
+                    last = scope.get(ENDING, Refused.ending)(error)
+                    await sending({"type": "http.response.body", "body": last.encode()})
         finally:
             self._metrics.in_flight.dec()
             answer = status
@@ -224,6 +223,7 @@ class Gate:
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
         """Let the app answer. If the client disconnects first, cancel the work and return False."""
         unread, whole = [body], False
+        writing: float | None = None  # since when a message waits for the client to read
 
         async def replay() -> Message:
             if unread:
@@ -232,8 +232,10 @@ class Gate:
             raise AssertionError
 
         async def sending(message: Message) -> None:
-            nonlocal whole
+            nonlocal whole, writing
+            writing = time.monotonic()
             await send(message)
+            writing = None
             whole = message["type"] == "http.response.body" and not message.get("more_body")
 
         async def gone() -> None:
@@ -244,8 +246,17 @@ class Gate:
         self._open.add(work)
         work.add_done_callback(self._open.discard)
         left = asyncio.ensure_future(gone())
+        # A client that stops reading must not keep its connection for ever.
+        limit = self._limits.request_seconds
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            done: set[asyncio.Future[None]] = set()
+            while not done:
+                began = writing or time.monotonic()
+                rest = began + limit - time.monotonic()
+                if rest <= 0:
+                    raise TimeoutError
+                until = asyncio.FIRST_COMPLETED
+                done, _ = await asyncio.wait({work, left}, timeout=rest, return_when=until)
             if whole:  # the answer was sent, so a disconnect is normal
                 await work
         finally:

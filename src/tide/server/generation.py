@@ -168,7 +168,7 @@ class Serving:
                         yield shape.keep_alive
                     elif isinstance(item, str):
                         characters[number] += len(item)
-                        yield "".join(map(event, shape.piece(number, item)))
+                        yield shape.piece(number, item)
                     else:
                         answers[number] = item
                         asker.log_tokens(item.tokens)

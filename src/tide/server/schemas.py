@@ -623,8 +623,8 @@ class Shape(Protocol):
     ) -> dict[str, Any]:
         """Return the answer without streaming."""
 
-    def piece(self, number: int, text: str) -> Iterable[dict[str, Any]]:
-        """Return the events for a piece of the text of choice `number`."""
+    def piece(self, number: int, text: str) -> str:
+        """Return the encoded events for a piece of the text of choice `number`."""
 
     def end(self, number: int, rest: str, sent: Sent) -> Iterable[dict[str, Any]]:
         """Return the last events of choice `number`. rest: its text after the pieces."""
@@ -645,6 +645,9 @@ def _part_fields(parts: Parts) -> dict[str, Any]:
     }
 
 
+_SLOT = "\0"  # no field after the text of a chunk holds this
+
+
 class ReplyShape:
     """OpenAI's format for completions or chats. counts: whether a stream ends with its usage."""
 
@@ -661,6 +664,8 @@ class ReplyShape:
             "model": model,
         }
         self._begun: set[int] = set()
+        # Of the choices that have begun, what stands before and after a piece of text in its event.
+        self._encoded: dict[int, tuple[str, str]] = {}
         self._piece = {**self._whole, "object": "chat.completion.chunk" if chat else kind}
 
     def whole(
@@ -678,8 +683,14 @@ class ReplyShape:
         end = {"logprobs": None, "finish_reason": sent.reason, "tide": sent.tide}
         return {"index": index, **content, **end}
 
-    def piece(self, number: int, text: str) -> Iterable[dict[str, Any]]:
-        return [self._chunk(number, text)]
+    def piece(self, number: int, text: str) -> str:
+        parts = self._encoded.get(number)
+        if parts is None:  # the first piece, which also has the role
+            first = event(self._chunk(number, text))
+            before, _, after = event(self._chunk(number, _SLOT)).rpartition(json.dumps(_SLOT))
+            self._encoded[number] = before, after
+            return first
+        return f"{parts[0]}{json.dumps(text)}{parts[1]}"
 
     def _chunk(
         self, index: int, text: str, reason: str | None = None, **more: Any
