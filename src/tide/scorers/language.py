@@ -54,15 +54,15 @@ def language_of(text: str, sure: float = 0.8) -> str:
             return ""
         if sum(word in _ENGLISH_WORDS for word in words) >= _ENGLISH_SHARE * len(words):
             return "en"
-    language, probability = _identifier().classify(text)
+    language, probability = load_identifier().classify(text)
     if probability >= sure and language != "zxx":  # numbers, code and the like
         return {"nn": "no"}.get(language, str(language))
     return "und" if is_foreign else ""
 
 
 @cache
-def _identifier() -> Any:
-    """Load the language detection, which takes a second."""
+def load_identifier() -> Any:
+    """Load the language detection, which takes a second; a server does so when it starts."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # noqa: PLC0415  (slow import)
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

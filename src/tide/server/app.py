@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import to_thread
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from tide import __version__
 from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.engines.openai.engine import OpenAIEngine
+from tide.scorers.language import languages_of, load_identifier
 from tide.server.gate import ENDING, FAILED, NUMBER, POLICIES, Gate
 from tide.server.generation import Asker, Serving
 from tide.server.guardrail import GuardrailRequest, guard
@@ -69,6 +70,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        scorers = [policy.detox.scorer for policy in policies.table.policies.values()]
+        if any(languages_of(scorer) == ("en",) for scorer in scorers):
+            # It takes a second, for which the first word in a list would stop all answers.
+            asyncio.get_running_loop().run_in_executor(None, load_identifier)
         yield
         await monitor.finish(limits.drain)
         if proxy is not None:
@@ -94,7 +99,7 @@ def create_app(
 
     @app.get("/ready")
     async def ready() -> Response:
-        good = engine.available and not engine.closed and await to_thread(scorers_answer)
+        good = engine.available and not engine.closed and await asyncio.to_thread(scorers_answer)
         return _state(good, engine.capability_notes)
 
     def scorers_answer() -> bool:
