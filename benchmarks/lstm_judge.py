@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from tide.scorers.base import Floats
-from tide.scorers.disguises import REVISION
-from tide.scorers.language import ReadingScorer
+from tide.scorers.disguises import REVISION, ReadingScorer
 
 PACKAGE = "toxic-comment-classifier"
 LENGTH = 100  # words that are read: the last ones
