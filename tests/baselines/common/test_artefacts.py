@@ -71,7 +71,8 @@ def test_an_artefact_that_lacks_something_is_refused(
 
 
 @pytest.mark.parametrize("shape", [(3,), (1,), (), (1, 1), (0, 0)])
-@pytest.mark.parametrize("kind", ALL)
+# A word filter has no tensors that must fit the model's.
+@pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "word-filter"])
 def test_tensors_that_are_all_of_a_wrong_shape_are_refused(
     gpt2: World, kind: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
