@@ -19,7 +19,7 @@ def strategy_specs(code: str) -> list[str]:
     """Specs that have `code` as the name, or as the value of an option or a setting."""
     specs = [code, f"({code})", f"{code}:lag=2"]
     for name in STRATEGIES.names():
-        options = getattr(STRATEGIES.load(name), "options_class", Options).by_name()
+        options = getattr(STRATEGIES.load(name), "options_class", Options).model_fields
         keys = {*options, *Settings.model_fields} - {"stop"}  # a stop string may be any text
         specs += [f"{name}:{code}", *(f"{name}:{key}={code}" for key in keys)]
     return specs
