@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.server.running import PATIENCE, Running, running
+from tests.server.transparent import OTHER_APIS, answer
 from tests.vllm.servers import VllmProcess, chat_process
 from tide.engines.openai.engine import OpenAIEngine
 
@@ -94,3 +95,16 @@ def test_prompt_that_is_too_long_is_the_servers_error(
     direct, passed = (chat(url, TOO_LONG) for url in (upstream.url, gateway.url))
     assert passed.status_code == direct.status_code == 400
     assert passed.json()["error"]["message"] == direct.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", OTHER_APIS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("gateway", ["monitor"], indirect=True)
+def test_monitored_answers_of_other_apis_are_the_servers(
+    path: str, stream: bool, upstream: VllmProcess, gateway: Running
+) -> None:
+    (model,) = httpx.get(f"{upstream.url}/v1/models").json()["data"]
+    body = {"model": model["id"], "temperature": 0.0, "stream": stream, **OTHER_APIS[path]}
+    status, direct = answer(upstream.url, path, body)
+    assert status == 200
+    assert answer(gateway.url, path, body) == (status, direct)

@@ -70,8 +70,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        scorers = [policy.detox.scorer for policy in policies.table.policies.values()]
-        if any(languages_of(scorer) == ("en",) for scorer in scorers):
+        # No variable keeps a scorer, which is closed once no policy uses it any more.
+        if any(
+            languages_of(policy.detox.scorer) == ("en",)
+            for policy in policies.table.policies.values()
+        ):
             # It takes a second, for which the first word in a list would stop all answers.
             asyncio.get_running_loop().run_in_executor(None, load_identifier)
         yield
