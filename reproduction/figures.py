@@ -304,7 +304,7 @@ def draw_frontier(rows: Sequence[dict[str, Any]], sources: Sequence[str]) -> Fig
     with panels(len(sources)) as (figure, axes):
         for panel, source in zip(axes, sources, strict=True):
             for number, method in enumerate(methods):
-                points = [row for row in rows if row["method"] == method]
+                points = [row for row in rows if row["method"] == method and "altered" in row]
                 x = [row["altered"] for row in points]
                 y = [row[f"toxic by {source}"] for row in points]
                 panel.plot(x, y, label=method, **{**style(number), "ls": "-"})
