@@ -168,7 +168,8 @@ def table(provoking: dict[str, dict[int, Run]], ordinary: dict[str, dict[int, Ru
         trials = frame(run)
         for reference in run.references:
             values = trials[f"perplexity {reference}"].dropna().to_numpy()
-            add(row, "perplexity", median(values))
+            if len(values) > 1:
+                add(row, "perplexity", median(values))
         add(row, "forward tokens", of_prompts(np.mean, per_prompt(run, "forward_tokens")))
         not_accepted = trials["accepted"].dropna()
         if len(not_accepted):
