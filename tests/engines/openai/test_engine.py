@@ -439,7 +439,7 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
 ) -> None:
     engine = connect(deadline=1.0)
     server.lie = flood
-    long = GREEDY.model_copy(update={"max_new_tokens": 400})
+    long = GREEDY.model_copy(update={"max_new_tokens": 50_000})
     requests = [Request(engine.tokenize(["kind"])[0], long, i) for i in range(3)]
 
     async def ask() -> list[Any]:
@@ -456,7 +456,7 @@ def test_a_deadline_ends_what_comes_faster_than_it_is_read(
 def test_no_request_follows_a_cancellation(connect: Connect, server: TextServer) -> None:
     """Neither if the caller reads an answer, nor if it waits for a server that is gone."""
     engine = connect(deadline=60.0)
-    long = GREEDY.model_copy(update={"max_new_tokens": 400})
+    long = GREEDY.model_copy(update={"max_new_tokens": 50_000})
     request = Request(engine.tokenize(["kind"])[0], long)
     server.lie = flood
     for is_gone in (False, True):
