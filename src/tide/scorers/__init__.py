@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import lazy_loader
 
 from tide.core.errors import InputError
 from tide.plugins.registry import Registry
@@ -138,6 +139,22 @@ def _complete(loaded: Any, origin: str) -> Scorer:
     return scorer
 
 
+__getattr__, _, _ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "base": [
+            "AsyncScorer",
+            "Attributed",
+            "CallableScorer",
+            "Exchange",
+            "PlainScorer",
+            "Scorer",
+            "Scores",
+            "score_texts",
+        ],
+    },
+)
+
 __all__ = [
     "REGISTRY",
     "WRAPPERS",
@@ -151,10 +168,3 @@ __all__ = [
     "load_scorer",
     "score_texts",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the other public names at their first use: they need NumPy."""
-    if name in __all__:
-        return getattr(importlib.import_module("tide.scorers.base"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
