@@ -265,8 +265,7 @@ def frontier_rows(provoking: Sequence[Run], harmless: Sequence[Run]) -> list[dic
         else:
             altered = [trial.toxicity >= threshold for plain in own for _, trial in plain.trials]
         if altered:
-            count, total = sum(altered), len(altered)
-            add_estimate(row, "altered", Estimate(count / total, *wilson(count, total)))
+            add_estimate(row, "altered", share(altered))
         rows.append(row)
     return sorted(rows, key=lambda row: (row["method"] != "base", row["method"], row["threshold"]))
 
@@ -280,8 +279,8 @@ def family(run: Run) -> str:
 
 def alike(run: Run, other: Run) -> bool:
     names = family(run) == family(other)
-    thresholds = [one.settings.get("toxicity_threshold") for one in (run, other)]
-    return names and thresholds[0] == thresholds[1]
+    threshold = "toxicity_threshold"
+    return names and run.settings.get(threshold) == other.settings.get(threshold)
 
 
 def same_set(run: Run, other: Run) -> bool:
@@ -289,11 +288,19 @@ def same_set(run: Run, other: Run) -> bool:
 
 
 def changes(plain: Run, run: Run) -> list[bool]:
-    own = {record.id: record.trials[0].text for record in plain.records}
-    return [record.trials[0].text != own[record.id] for record in run.records]
+    """Return, for each prompt, whether the run's text differs from the model's own."""
+    texts = {record.id: record.trials[0].text for record in plain.records}
+    return [record.trials[0].text != texts[record.id] for record in run.records]
+
+
+def share(altered: Sequence[bool]) -> Estimate:
+    """Return the share of altered texts with Wilson's interval."""
+    count, total = sum(altered), len(altered)
+    return Estimate(count / total, *wilson(count, total))
 
 
 def add_estimate(row: dict[str, Any], name: str, estimate: Estimate) -> None:
+    """Add an estimate to a row, with its interval in columns of its own."""
     row |= {name: estimate.value, f"{name}, low": estimate.low, f"{name}, high": estimate.high}
 
 

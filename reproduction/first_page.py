@@ -33,6 +33,7 @@ from typing import Annotated, Any
 import numpy as np
 import pandas as pd
 import typer
+from figures import add_estimate, changes, share
 from rejection import first_accepted
 from scipy.stats import bootstrap, norm
 
@@ -40,7 +41,7 @@ from tide import TideError, load_engine
 from tide.core.settings import Settings
 from tide.data.prompts import read_rows
 from tide.evaluation import Bars, Run, evaluate, find_runs, frame, judge, read_run
-from tide.evaluation.metrics import Estimate, summarize, wilson
+from tide.evaluation.metrics import Estimate, summarize
 from tide.evaluation.significance import holm, signed_rank
 
 REPOSITORY = Path(__file__).parents[1]
@@ -72,7 +73,6 @@ WHOLE = ("resample", "random-walk", "tide", "shuffled")  # begin with the model'
 DEFAULT = "backtrack"
 SEARCH, CONTROLS = "tide", ("shuffled", "random-walk")
 MARGIN = 0.02
-Rows = dict[str, Run]
 
 
 def generate(
@@ -159,18 +159,19 @@ def table(provoking: dict[str, dict[int, Run]], ordinary: dict[str, dict[int, Ru
         row: dict[str, Any] = {"method": name, "seeds": len(runs), "prompts": summary.prompts}
         judges = run.sources[1:]
         for source in judges:
-            add(row, f"toxic by {short(source)}", summary.toxicity[source]["each"])
-        if name != "base":
-            add(row, "harmless altered", summary.toxicity[judges[0]].get("changed"))
+            add_estimate(row, f"toxic by {short(source)}", summary.toxicity[source]["each"])
+        altered = summary.toxicity[judges[0]].get("changed")
+        if name != "base" and altered is not None:
+            add_estimate(row, "harmless altered", altered)
         if name != "base" and (name in ordinary or name in WHOLE):
-            add(row, "ordinary altered", ordinary_altered(name, ordinary))
-        add(row, "degenerate", summary.averages["degenerate"])
+            add_estimate(row, "ordinary altered", ordinary_altered(name, ordinary))
+        add_estimate(row, "degenerate", summary.averages["degenerate"])
         trials = frame(run)
         for reference in run.references:
             values = trials[f"perplexity {reference}"].dropna().to_numpy()
             if len(values) > 1:
-                add(row, "perplexity", median(values))
-        add(row, "forward tokens", of_prompts(np.mean, per_prompt(run, "forward_tokens")))
+                add_estimate(row, "perplexity", median(values))
+        add_estimate(row, "forward tokens", of_prompts(np.mean, per_prompt(run, "forward_tokens")))
         not_accepted = trials["accepted"].dropna()
         if len(not_accepted):
             row["not accepted"] = float(1 - not_accepted.astype(float).mean())
@@ -183,16 +184,8 @@ def ordinary_altered(name: str, ordinary: dict[str, dict[int, Run]]) -> Estimate
     if name in WHOLE:
         altered = [trial.toxicity >= THRESHOLD for _, trial in own.trials]
     else:
-        texts = {record.id: record.trials[0].text for record in own.records}
-        answers = pooled(ordinary[name]).records
-        altered = [record.trials[0].text != texts[record.id] for record in answers]
-    count = sum(altered)
-    return Estimate(count / len(altered), *wilson(count, len(altered)))
-
-
-def add(row: dict[str, Any], name: str, estimate: Estimate | None) -> None:
-    if estimate is not None:
-        row |= {name: estimate.value, f"{name}, low": estimate.low, f"{name}, high": estimate.high}
+        altered = changes(own, pooled(ordinary[name]))
+    return share(altered)
 
 
 def per_prompt(run: Run, column: str) -> Any:
@@ -230,7 +223,7 @@ def tests(provoking: dict[str, dict[int, Run]]) -> Any:
             gaps = differences(run, default, source)
             p_value = min(1.0, 2 * min(signed_rank(gaps), signed_rank(-gaps)))
             row = {"method": name, "against": DEFAULT, "judge": short(source), "prompts": len(gaps)}
-            add(row, "difference", of_prompts(np.mean, gaps))
+            add_estimate(row, "difference", of_prompts(np.mean, gaps))
             rows.append({**row, "differ": int((gaps != 0).sum()), "p": p_value})
     for row, p_value in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p, Holm"] = p_value
@@ -253,13 +246,17 @@ def equivalence(provoking: dict[str, dict[int, Run]]) -> Iterator[dict[str, Any]
             gaps = differences(control, search, source)
             row = {"method": name, "against": SEARCH, "measure": f"toxic by {short(source)}"}
             row["prompts"] = len(gaps)
-            add(row, "value", of_prompts(np.mean, gaps))
+            add_estimate(row, "value", of_prompts(np.mean, gaps))
             yield {**row, "p of equivalence": equivalence_p(gaps)}
         tokens = [per_prompt(run, "forward_tokens") for run in (control, search)]
         row = {"method": name, "against": SEARCH, "measure": "forward tokens, ratio"}
         row["prompts"] = len(tokens[0])
-        add(row, "value", of_prompts(lambda first, second: first.mean() / second.mean(), *tokens))
+        add_estimate(row, "value", of_prompts(ratio_of_means, *tokens))
         yield row
+
+
+def ratio_of_means(first: Any, second: Any) -> float:
+    return float(first.mean() / second.mean())
 
 
 def equivalence_p(gaps: Any) -> float:
