@@ -31,17 +31,21 @@ def test_words_are_the_text(text: str) -> None:
     assert [word_of(one) for one in ids] == words
 
 
+def cut(text: str, data: st.DataObject) -> list[str]:
+    """Cut a text at random places."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
 @given(text=TEXTS, most=st.integers(1, 9), data=st.data())
 @examples(80, 2000)
 def test_words_do_not_depend_on_how_a_text_is_cut(
     text: str, most: int, data: st.DataObject
 ) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     words = Words(most)
-    found = [word for part in parts for word in words.add(part)] + words.end()
+    read = [word for part in cut(text, data) for word in words.add(part)] + words.end()
     whole = words_of(text)
-    assert found == (
+    assert read == (
         whole if len(whole) <= most else [*whole[: most - 1], "".join(whole[most - 1 :])]
     )
 
@@ -82,10 +86,9 @@ def test_a_chat_is_one_token() -> None:
 def test_ends_word_is_true_only_if_the_next_word_begins_with_a_space(
     text: str, most: int, data: st.DataObject
 ) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     words, count, whole = Words(most), 0, words_of(text)
-    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        count += len(words.add(text[start:end]))
+    for part in cut(text, data):
+        count += len(words.add(part))
         if words.ends_word:
             assert whole[count].startswith(" ")
             assert not whole[count].isspace()
