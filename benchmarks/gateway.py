@@ -6,7 +6,7 @@
 Servers (one process each, all running at once, used in turns), before a server that only emits:
     server    the emitting server itself: streamed chats in OpenAI's format, a word per event
     bytes     a proxy that passes bytes (httpx and starlette)
-    events    a proxy that parses each event and writes it again
+    events    a proxy that parses each event and writes it again, on uvloop like the gateway
     monitor   tide serve --engine openai --mode monitor
     pocket    tide serve --engine openai --scorer pocket
     default   tide serve --engine openai
@@ -44,6 +44,7 @@ import httpx
 import psutil
 import typer
 import uvicorn
+import uvloop
 from rich.console import Console
 from rich.table import Table
 from starlette.applications import Starlette
@@ -279,7 +280,7 @@ def proxy(url: str, parses: bool) -> None:
         _say(server.servers[0].sockets[0].getsockname()[1])
         await serving
 
-    asyncio.run(run())
+    uvloop.run(run())  # the loop of the gateway
 
 
 def _say(port: int) -> None:
