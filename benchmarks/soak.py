@@ -31,7 +31,7 @@ from serving import Server, prompts_of, started
 
 LEAVING = 0.1  # share of requests whose client does not wait
 FAULTS = 0.1  # share of requests that are faults
-# The server closes half-sent requests after 30 seconds.
+# Seconds after which all requests have ended.
 LIMITS = 45.0
 GROWTH = 1.3
 
@@ -119,9 +119,9 @@ async def soak(server: Server, prompts: Sequence[str], options: argparse.Namespa
     async with httpx.AsyncClient(base_url=server.url, timeout=600) as http:
         dices = map(random.Random, range(options.clients))
         first, *_ = await asyncio.gather(watch(), *(crowd.client(http, dice) for dice in dices))
+    await crowd.leave()
     await asyncio.sleep(LIMITS if options.faults else 1.0)
     held, last = descriptors(server), server.mib()
-    await crowd.leave()
     with httpx.Client(base_url=server.url, timeout=600) as http:
         states = {path: http.get(path).status_code for path in ("/health", "/ready")}
         lines = http.get("/metrics").text.splitlines()

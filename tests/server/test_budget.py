@@ -22,7 +22,7 @@ def test_a_policy_over_its_budget_warns_once(
     mode: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "tide.json"
-    path.write_text(json.dumps({"policies": {"only": {"alter_at_most": "0.02", "mode": mode}}}))
+    path.write_text(json.dumps({"policies": {"only": {"alter_at_most": 0.02, "mode": mode}}}))
     babbler = Babbler(0.2)
     with (
         caplog.at_level(logging.WARNING, "tide.server"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from tests.fakes import Babbler, FakeEngine, RudeScorer
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, never, third
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling
-from tide.engines.base import FinishReason, Piece, Request
+from tide.engines.base import Piece, Request
 from tide.server.monitor import Draft, Forecast
 from tide.server.policies import ServedDetoxifier
 
@@ -129,47 +128,3 @@ def test_characters_and_stop_strings_are_not_cut() -> None:
         assert "\ufffd" not in "".join(pieces)
         assert not any("E" in one for one in pieces) or not stop
         assert not forecast.would_change
-
-
-class Rewriting(ByteEngine):
-    """Writes a text byte by byte; its decoder removes spaces before punctuation."""
-
-    TEXT = "caf\u00e9 , do n't stop . it 's ' so ' fine ! really  ?  yes"
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        texts = super()._texts(rows)
-        for written, rewritten in ((" ' ", "'"), (" n't", "n't"), (" 's", "'s")):
-            texts = [text.replace(written, rewritten) for text in texts]
-        return [re.sub(r" ([.,?!])", r"\1", text) for text in texts]
-
-    async def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
-        ids = [self._ids[bytes([byte])] for byte in self.TEXT.encode()]
-        for start in range(0, len(ids), self.size):
-            reason: FinishReason | None = "stop" if start + self.size >= len(ids) else None
-            yield Piece(tuple(ids[start : start + self.size]), reason)
-
-
-@pytest.mark.parametrize("in_pieces", [False, True])
-@pytest.mark.parametrize("stop", [(), ("so'",), ("e!",), ("o n",), ("really? ",)])
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_a_monitored_text_is_the_engine_s_own_if_the_decoder_rewrites_text(
-    size: int, stop: tuple[str, ...], in_pieces: bool
-) -> None:
-    engine = Rewriting(size)
-    with ServedDetoxifier(engine, scorer=RudeScorer(), **BACKTRACK) as detox:
-
-        async def check() -> None:
-            ids = engine.tokenize(["x"])[0]
-            request = Request(ids, Sampling(max_new_tokens=400, stop=stop))
-            (own,) = await engine.complete([request])
-            draft, pieces, _ = await monitored(detox, "x", in_pieces, stop=stop)
-            assert (draft.text, draft.finish_reason) == (own.text, own.finish_reason)
-            assert draft.num_tokens == len(own.token_ids)
-            assert "".join(pieces) == (own.text if in_pieces else "")
-            assert len(pieces) > 3 or not in_pieces or size == 100
-
-        asyncio.run(check())

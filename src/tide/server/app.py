@@ -20,8 +20,8 @@ from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.engines.openai.engine import OpenAIEngine
 from tide.scorers.language import languages_of, load_identifier
-from tide.server.gate import ENDING, FAILED, NUMBER, POLICIES, Gate
-from tide.server.generation import Asker, Serving
+from tide.server.gate import VISIT, Gate, Visit
+from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest, guard
 from tide.server.messages import MessageShape, MessagesRequest
 from tide.server.monitor import Monitor
@@ -120,7 +120,7 @@ def create_app(
 
     @app.get("/version")
     async def version(http: Request) -> dict[str, Any]:
-        policy: ServedPolicy = http.scope[POLICIES][0]
+        policy: ServedPolicy = http.scope[VISIT].policies[0]
         usual = policy.detox.settings
         of_chat = usual.for_chat(engine.chat_sampling)
         return {
@@ -146,20 +146,18 @@ def _generation_routes(serving: Serving, proxy: Proxy | None) -> APIRouter:
     routes = APIRouter(route_class=monitored_route(proxy))
 
     async def generate(request: Generation, shape: Shape, scope: Scope) -> Response:
-        ignored = "" if proxy is not None else request.ignored
-        warned = {"x-tide-ignored": ignored} if ignored else {}
-        asker = Asker.of(scope)
+        visit: Visit = scope[VISIT]
         if request.stream:
-            events = serving.stream(request, asker, shape)
-            scope[ENDING] = shape.failed
-            return EventStream(await anext(events), events, shape, warned)
-        answer, tide, afterwards = await serving.whole(request, asker, shape)
+            events = serving.stream(request, visit, shape)
+            visit.ending = shape.failed
+            return EventStream(await anext(events), events, shape)
+        answer, tide, afterwards = await serving.whole(request, visit, shape)
         shown = {
             f"x-tide-{key.replace('_', '-')}": _written(value)
             for key, value in tide.items()
             if not isinstance(value, list)
         }
-        headers = shown | warned | _NO_STORE
+        headers = shown | _NO_STORE
         return JSONResponse(answer, headers=headers, background=BackgroundTask(afterwards))
 
     def reply_shape(request: Generation, *, chat: bool) -> ReplyShape:
@@ -216,7 +214,7 @@ def _scoring_routes() -> APIRouter:
 
     def scoring(http: Request) -> ScoringApi:
         """Return the scoring API of the default policy of the request's API key."""
-        policy: ServedPolicy = http.scope[POLICIES][0]
+        policy: ServedPolicy = http.scope[VISIT].policies[0]
         return policy.scoring
 
     @routes.post("/v1/moderations")
@@ -233,7 +231,8 @@ def _scoring_routes() -> APIRouter:
 
     @routes.post("/beta/litellm_basic_guardrail_api")
     async def guardrail(request: GuardrailRequest, http: Request) -> dict[str, Any]:
-        return await guard(http.scope[POLICIES][0], request, http.scope[NUMBER])
+        visit: Visit = http.scope[VISIT]
+        return await guard(visit.policies[0], request, visit.number)
 
     return routes
 
@@ -245,10 +244,8 @@ class EventStream(Response):
     status_code = 200
     background = None
 
-    def __init__(
-        self, first: str, rest: AsyncGenerator[str, None], shape: Shape, headers: dict[str, str]
-    ) -> None:
-        self.init_headers({**_NO_STORE, "x-accel-buffering": "no", **headers})
+    def __init__(self, first: str, rest: AsyncGenerator[str, None], shape: Shape) -> None:
+        self.init_headers({**_NO_STORE, "x-accel-buffering": "no"})
         self._first, self._rest, self._shape = first, rest, shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -264,7 +261,7 @@ class EventStream(Response):
                 async for text in rest:
                     await write(text)
             except Exception as error:
-                scope[FAILED] = error
+                scope[VISIT].error = error
                 last = self._shape.failed(Refused.of(error))
             await write(last, more=False)
 
@@ -278,7 +275,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         response = Refused(error.status_code, error.detail).response(path)
         response.headers.update(error.headers or {})  # `Allow` of a 405
         return response
-    request.scope[FAILED] = error
+    request.scope[VISIT].error = error
     return Refused.of(error).response(path)
 
 

@@ -1,7 +1,7 @@
 """ASGI middleware that checks the key and size of every request, logs requests and counts them.
 
-The whole body of a request is read before the app handles it, within limits of size and time. A
-disconnect of the client cancels the work, even before the first token.
+The whole body of a request is read before the app handles it, within a limit of size. A disconnect
+of the client cancels the work, even before the first token.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import re
 import secrets
 import time
 import traceback
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-import anyio
 from starlette.datastructures import Headers
 
 from tide.core.errors import InputError
@@ -35,23 +34,14 @@ if TYPE_CHECKING:
     from pydantic import SecretStr
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from tide.server.policies import Policies
+    from tide.server.policies import Policies, ServedPolicy
 
 LOG = logger("tide.server")
-# Scope key under which the app stores the error of a failed request.
-FAILED = "tide.failed"
-# Scope keys of the request's number and of the policies of its API key.
-NUMBER, POLICIES = "tide.number", "tide.policies"
-# Scope key of a stream's function from an error to the end that clients get.
-ENDING = "tide.ending"
-# Scope key of further fields of the request's line in the log.
-LOGGED = "tide.logged"
 KEYS = "TIDE_SERVE_KEYS"
 _KEY_IN_ADDRESS = ("/v1alpha1/", "/$discovery/")  # Google's clients put the key in the query
 # Paths that need no key. The page of the playground asks its user for the key.
 _OPEN = (*FILES, "/health", "/ready")
 _NUMBER = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_READING = 30.0  # timeout for the body, in seconds
 _TRACED = ("traceparent", "tracestate")
 _LEFT = 499  # nginx's status for a client that disconnected
 # A body that is too long is read up to this multiple of the limit. If the server stopped reading
@@ -82,6 +72,28 @@ def check_exposure(host: str, keys: Sequence[object]) -> None:
         raise InputError(f"--host {host}: a server without a key must use 127.0.0.1; set {KEYS}")
 
 
+@dataclass
+class Visit:
+    """A request on its way through the server.
+
+    number: in the log and in `x-request-id`. policies: those that its key may use, the default
+    first. logged: further fields of its line in the log. error: why it failed. ending: returns the
+    end of its stream that clients get for an error.
+    """
+
+    number: str
+    policies: tuple[ServedPolicy, ...] = ()
+    logged: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
+    ending: Callable[[Refused], str] = Refused.ending
+
+    def log_tokens(self, count: int) -> None:
+        self.logged["tokens"] = self.logged.get("tokens", 0) + count
+
+
+VISIT = "tide.visit"  # scope key of the request's Visit
+
+
 class Gate:
     """Checks each request before `app` handles it.
 
@@ -105,13 +117,12 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers, started, status, is_stream = Headers(scope=scope), time.monotonic(), 0, False
-        scope[LOGGED] = logged = dict[str, Any]()
         method = scope["method"]
         if method == "HEAD":  # uvicorn, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
         request_id = headers.get("x-request-id", "")
         number = request_id if _NUMBER.fullmatch(request_id) else secrets.token_hex(8)
-        scope[NUMBER] = number
+        scope[VISIT] = visit = Visit(number)
         TRACE.set({name: headers[name] for name in _TRACED if name in headers})
 
         async def sending(message: Message) -> None:
@@ -122,7 +133,7 @@ class Gate:
                 is_stream = kind.startswith("text/event-stream")
                 message["headers"] = [*message["headers"], (b"x-request-id", number.encode())]
             elif message.get("body") and message["body"][:1] != b":":
-                logged.setdefault("first", round(time.monotonic() - started, 3))
+                visit.logged.setdefault("first", round(time.monotonic() - started, 3))
             await send(message)
 
         ended = "left"
@@ -133,26 +144,25 @@ class Gate:
             body = await self._read(receive, headers)
             if body is not None and await self._work(scope, body, receive, sending):
                 ended = "whole"
-            if (error := scope.get(FAILED)) is not None:
-                ended = traced(error)
         except Exception as error:
-            ended = traced(error)
-            with anyio.fail_after(self._limits.request_seconds):
-                if status == 0:
-                    await Refused.of(error).response(scope["path"])(scope, receive, sending)
-                elif is_stream and isinstance(error, Refused):
-                    scope[FAILED] = error
-                    last = scope.get(ENDING, Refused.ending)(error)
-                    await sending({"type": "http.response.body", "body": last.encode()})
+            visit.error = error
+            if status == 0:
+                await Refused.of(error).response(scope["path"])(scope, receive, sending)
+            elif is_stream and isinstance(error, Refused):
+                last = visit.ending(error)
+                await sending({"type": "http.response.body", "body": last.encode()})
         finally:
             self._metrics.in_flight.dec()
             answer = status
-            if ended == "left":
+            if visit.error is not None:
+                ended = traced(visit.error)
+                if status == 200:  # a stream that broke off
+                    answer = Refused.of(visit.error).status
+            elif ended == "left":
                 answer = _LEFT
-            elif status == 200 and scope.get(FAILED) is not None:  # a stream that broke off
-                answer = Refused.of(scope[FAILED]).status
             head = {"request": number, "method": method}
-            self._log(scope, head, answer, time.monotonic() - started, {"ended": ended} | logged)
+            end = {"ended": ended, **visit.logged}
+            self._log(scope, head, answer, time.monotonic() - started, end)
 
     def _log(
         self, scope: Scope, head: dict[str, Any], status: int, seconds: float, end: dict[str, Any]
@@ -180,7 +190,7 @@ class Gate:
             if not (is_loopback(client) and is_loopback(name)):
                 message = f"without a key, only clients on this machine are served; set {KEYS}"
                 raise Refused(401, message, "authentication_error")
-            scope[POLICIES] = table.default
+            scope[VISIT].policies = table.default
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -197,33 +207,32 @@ class Gate:
         if not matches:
             message = "the API key is missing or wrong"
             raise Refused(401, message, "authentication_error", code="invalid_api_key")
-        (scope[POLICIES],) = matches
-        scope[LOGGED]["key"] = table.names[sent_digest]
+        (scope[VISIT].policies,) = matches
+        scope[VISIT].logged["key"] = table.names[sent_digest]
 
     async def _read(self, receive: Receive, headers: Headers) -> bytes | None:
-        """Return the body, or None after a disconnect. Raises Refused if it is too long or late."""
+        """Return the body, or None after a disconnect. Raises Refused if it is too long."""
+        encoding = headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            raise Refused(415, f"Content-Encoding: {encoding} is not supported; leave it out")
         limit, body, size = self._limits.max_body, bytearray(), 0
         more = True
-        with anyio.move_on_after(_READING) as scope:
-            while more and size <= _PATIENCE * limit:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                if size <= limit:
-                    body += chunk
-                more = message.get("more_body", False)
-        if scope.cancelled_caught:
-            raise Refused(408, "the request was not sent in time", again=True)
+        while more and size <= _PATIENCE * limit:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= limit:
+                body += chunk
+            more = message.get("more_body", False)
         if size > limit:
             raise Refused(413, f"the request has more than {limit:,} bytes")
-        return _unpacked(bytes(body), headers.get("content-encoding", "identity"), limit)
+        return bytes(body)
 
     async def _work(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> bool:
         """Let the app answer. If the client disconnects first, cancel the work and return False."""
         unread, whole = [body], False
-        writing: float | None = None  # since when a message waits for the client to read
 
         async def replay() -> Message:
             if unread:
@@ -232,10 +241,13 @@ class Gate:
             raise AssertionError
 
         async def sending(message: Message) -> None:
-            nonlocal whole, writing
-            writing = time.monotonic()
-            await send(message)
-            writing = None
+            nonlocal whole
+            # A client that stops reading must not keep its connection for ever.
+            until = asyncio.get_running_loop().call_later(self._limits.request_seconds, work.cancel)
+            try:
+                await send(message)
+            finally:
+                until.cancel()
             whole = message["type"] == "http.response.body" and not message.get("more_body")
 
         async def gone() -> None:
@@ -246,17 +258,8 @@ class Gate:
         self._open.add(work)
         work.add_done_callback(self._open.discard)
         left = asyncio.ensure_future(gone())
-        # A client that stops reading must not keep its connection for ever.
-        limit = self._limits.request_seconds
         try:
-            done: set[asyncio.Future[None]] = set()
-            while not done:
-                began = writing or time.monotonic()
-                rest = began + limit - time.monotonic()
-                if rest <= 0:
-                    raise TimeoutError
-                until = asyncio.FIRST_COMPLETED
-                done, _ = await asyncio.wait({work, left}, timeout=rest, return_when=until)
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
             if whole:  # the answer was sent, so a disconnect is normal
                 await work
         finally:
@@ -270,24 +273,6 @@ class Gate:
             return False
         work.result()
         return True
-
-
-def _unpacked(body: bytes, encoding: str, limit: int) -> bytes:
-    """Unpack a gzipped body. Raises Refused for another encoding, and for more than `limit`."""
-    if encoding.strip().lower() == "identity":
-        return body
-    if encoding.strip().lower() != "gzip":
-        raise Refused(415, f"Content-Encoding: {encoding} is not supported; use gzip or none")
-    unpacker = zlib.decompressobj(wbits=31)  # the format of gzip
-    try:
-        content = unpacker.decompress(body, limit + 1)
-    except zlib.error:
-        raise Refused(400, "the body is not in the format gzip") from None
-    if len(content) > limit:
-        raise Refused(413, f"the request unpacks to more than {limit:,} bytes")
-    if not unpacker.eof:
-        raise Refused(400, "the gzipped body is incomplete")
-    return content
 
 
 def digest(key: str) -> bytes:

@@ -22,9 +22,9 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tide.core.chat import Chat, Parts
 from tide.core.concurrency import Mailbox
@@ -33,7 +33,7 @@ from tide.core.results import Result, Trial
 from tide.core.settings import CHAT_TOKENS, SERVER_TOKENS, Settings
 from tide.engines.base import FinishReason
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
-from tide.server.gate import LOGGED, NUMBER, POLICIES
+from tide.server.gate import Visit
 from tide.server.metrics import is_changed
 from tide.server.monitor import Draft, Entry, Monitor, ServerAnswer
 from tide.server.policies import Policies, ServedPolicy
@@ -46,9 +46,6 @@ from tide.server.schemas import (
     event,
 )
 from tide.server.tracing import record_evaluation
-
-if TYPE_CHECKING:
-    from starlette.types import Scope
 
 # Weight of earlier requests in the moving average of request times, used for `Retry-After`.
 _MEMORY = 0.9
@@ -66,25 +63,6 @@ _COMBINE: dict[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("repairs", "evaluations", "forward_tokens", "scorer_calls"), sum),
 }
 Afterwards = Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class Asker:
-    """A request's number in the log, and the policies that its key may use, the default first.
-
-    logged: further fields of the request's line in the log.
-    """
-
-    number: str
-    policies: tuple[ServedPolicy, ...]
-    logged: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, scope: Scope) -> Asker:
-        return cls(scope[NUMBER], scope[POLICIES], scope[LOGGED])
-
-    def log_tokens(self, count: int) -> None:
-        self.logged["tokens"] = self.logged.get("tokens", 0) + count
 
 
 @dataclass(frozen=True)
@@ -137,28 +115,28 @@ class Serving:
         return "server_fields" in self._policies.engine.capabilities
 
     async def whole(
-        self, request: Generation, asker: Asker, shape: Shape
+        self, request: Generation, visit: Visit, shape: Shape
     ) -> tuple[dict[str, Any], dict[str, Any], Afterwards]:
         """Return the answer to a request without streaming, its field `tide`, and a callback to
         run after sending.
         """
-        calls = self.calls(request, asker)
+        calls = self.calls(request, visit)
         answers: dict[int, Sent] = {}
         async with aclosing(self._run(request, calls, False)) as running:
             async for number, item in running:
                 if isinstance(item, Sent):
                     answers[number] = item
-                    asker.log_tokens(item.tokens)
+                    visit.log_tokens(item.tokens)
         sent = [answers[number] for number in range(len(calls))]
-        afterwards = partial(self._watch, calls, answers, asker)
+        afterwards = partial(self._watch, calls, answers, visit)
         tide = summed(sent)
         return shape.whole(sent, usage_of(sent, request.n), tide), tide, afterwards
 
     async def stream(
-        self, request: Generation, asker: Asker, shape: Shape
+        self, request: Generation, visit: Visit, shape: Shape
     ) -> AsyncGenerator[str, None]:
         """Yield the events of a streamed answer, without `done`. Raises the errors of `whole`."""
-        calls = self.calls(request, asker)
+        calls = self.calls(request, visit)
         answers: dict[int, Sent] = {}
         characters = [0] * len(calls)  # number sent so far, by choice
         try:
@@ -171,7 +149,7 @@ class Serving:
                         yield shape.piece(number, item)
                     else:
                         answers[number] = item
-                        asker.log_tokens(item.tokens)
+                        visit.log_tokens(item.tokens)
                         rest = item.text[characters[number] :]
                         for data in shape.end(number, rest, item):
                             yield event(data)
@@ -179,16 +157,16 @@ class Serving:
             for data in shape.finish(usage_of(sent, request.n), summed(sent)):
                 yield event(data)
         finally:  # the client may have left, or the model failed
-            await self._watch(calls, answers, asker, is_stream=True)
+            await self._watch(calls, answers, visit, is_stream=True)
             for number, call in enumerate(calls):
                 if call.policy.mode == "monitor" and characters[number] and number not in answers:
-                    self._monitor.fail(call.policy, asker.number, number, "the stream ended early")
+                    self._monitor.fail(call.policy, visit.number, number, "the stream ended early")
 
     async def _watch(
         self,
         calls: Sequence[Call],
         answers: Mapping[int, Sent],
-        asker: Asker,
+        visit: Visit,
         *,
         is_stream: bool = False,
     ) -> None:
@@ -196,9 +174,9 @@ class Serving:
         for number, answer in answers.items():
             call = calls[number]
             if answer.draft is not None:
-                self._monitor.begin(call.policy, call.prompt, answer.draft, asker.number, number)
+                self._monitor.begin(call.policy, call.prompt, answer.draft, visit.number, number)
             elif call.policy.plan.shadow is not None and (answer.text or answer.parts.tool_calls):
-                self._shadow(call, answer, asker.number, number, is_stream=is_stream)
+                self._shadow(call, answer, visit.number, number, is_stream=is_stream)
 
     def _shadow(
         self, call: Call, answer: Sent, request: str, choice: int, *, is_stream: bool
@@ -223,39 +201,36 @@ class Serving:
         """Return the name of the model that answers a request."""
         return request.model if self._passes_fields and request.model else self.name
 
-    def policy(self, name: str | None, asker: Asker, model: Any) -> ServedPolicy:
+    def policy(self, name: str | None, visit: Visit, model: Any) -> ServedPolicy:
         """Return the policy `name` if the key may use it.
 
         The default is the policy of the model, or else the key's first policy.
         """
         if name is None and isinstance(model, str):
             of_model = self._policies.table.models.get(model)
-            if of_model is not None and of_model in asker.policies:
+            if of_model is not None and of_model in visit.policies:
                 name = of_model.name
-        for policy in asker.policies:
+        for policy in visit.policies:
             if name in (None, policy.name):
-                asker.logged["policy"] = policy.name
+                visit.logged["policy"] = policy.name
                 return policy
-        may = f"this key may use {', '.join(candidate.name for candidate in asker.policies)}"
+        may = f"this key may use {', '.join(candidate.name for candidate in visit.policies)}"
         if name in self._policies.table.policies:
             message = f"policy {name!r} is not allowed; {may}"
             kind, code = "permission_error", "policy_not_allowed"
             raise Refused(403, message, kind, param="tide.policy", code=code)
         raise Refused(400, f"unknown policy {name!r}; {may}", param="tide.policy")
 
-    def calls(self, request: Generation, asker: Asker) -> list[Call]:
+    def calls(self, request: Generation, visit: Visit) -> list[Call]:
         """Return the calls of a request: n for its first prompt, n for its second, and so on.
 
         Choice i gets the request's seed plus i. A request without a seed gets a random seed.
         """
         settings, limits = request.settings(), self.limits
-        policy = self.policy(request.tide.policy, asker, request.model)
+        policy = self.policy(request.tide.policy, visit, request.model)
         usual = policy.detox.settings
         if not self._passes_fields:
             self.check_model(request.model)
-        if limits.strict and request.ignored:
-            message = f"unknown parameter: {request.ignored}"
-            raise Refused(400, message, param=request.ignored.partition(",")[0])
         self._limit_tokens(request, settings, usual)
         highest = usual.toxicity_threshold
         if settings.get("toxicity_threshold", 0.0) > highest:

@@ -38,7 +38,3 @@ class Limits(BaseModel):
     traces: bool = Field(
         default=False, description="Show rejected texts to clients and on the playground."
     )
-    strict: bool = Field(
-        default=False,
-        description="Refuse requests with unknown parameters instead of ignoring the parameters.",
-    )

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Field
 from pydantic_core import from_json
 
 from tide.core.chat import Parts, Text
@@ -15,13 +15,12 @@ from tide.core.http import Rows, ServerFailed, parsed
 from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.schemas import (
     Refused,
+    TextOr,
     TextPart,
     Translated,
     Wire,
     event,
-    form,
     function_of,
-    is_deep,
     text_of,
 )
 
@@ -33,28 +32,17 @@ class TextBlock(TextPart):
     type: Literal["text"]
 
 
-_Content = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[Rows[TextBlock], Tag("parts")], Discriminator(form)
-]
-
-
-def _shallow(value: Any) -> Any:
-    if is_deep(value):
-        raise ValueError("nested too deeply")
-    return value
-
-
 class CallBlock(Wire):
     type: Literal["tool_use"]
     id: Text
     name: Text
-    input: Annotated[dict[str, Any], AfterValidator(_shallow)]
+    input: dict[str, Any]
 
 
 class ResultBlock(Wire):
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: _Content = ""
+    content: TextOr[TextBlock] = ""
 
 
 class ThinkingBlock(Wire):
@@ -68,9 +56,7 @@ _Block = Annotated[TextBlock | CallBlock | ResultBlock | ThinkingBlock, Field(di
 
 class Turn(Wire):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[Text, Tag("text")] | Annotated[Rows[_Block], Tag("parts")], Discriminator(form)
-    ]
+    content: TextOr[_Block]
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the messages of a chat: results of tools, then the text with its calls."""
@@ -121,7 +107,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 class MessagesRequest(Translated):
     messages: Rows[Turn] = Field(min_length=1)
-    system: _Content | None = None
+    system: TextOr[TextBlock] | None = None
     stop_sequences: Rows[Text] | None = None
     tools: Rows[FunctionTool] = Field(default=[])
     tool_choice: ToolChoice | None = None

@@ -22,12 +22,11 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
-from tide.core.errors import PromptRefusedError, TideError, first_line
+from tide.core.errors import PromptRefusedError, first_line
 from tide.core.seeds import derive_seed
 from tide.core.text import HALF, Thoughts
 from tide.data.files import appended
@@ -45,9 +44,6 @@ from tide.server.gate import LOG, traced
 
 if TYPE_CHECKING:
     from tide.server.policies import Policies, ServedPolicy
-
-# A text with spaces that some decoders remove.
-_PUNCTUATED = "a . b , c ? d ! e n't f 's g ' h"
 
 
 @dataclass(frozen=True)
@@ -171,9 +167,7 @@ async def _forecast_whole(
 async def write(task: TrialTask, engine: Engine) -> Draft:
     """Write an answer unjudged. `on_text` gets each character once no later token can change it."""
     on_text, settings = task.on_text, task.settings
-    # Stop strings are looked for below, in the engine's own text.
-    without_stop = settings.model_copy(update={"stop": ()})
-    watch, effort = Watch(Acceptance(without_stop), BacktrackOptions(pace="whole")), Effort()
+    watch, effort = Watch(Acceptance(settings), BacktrackOptions(pace="whole")), Effort()
     request = Request(
         task.prompt.token_ids,
         settings.sampling,
@@ -181,33 +175,24 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
         priority=task.priority,
         piece_tokens=None if on_text is None else 1,
     )
-    may_rewrite = _may_rewrite(engine)
     recorded: list[Piece] = []
     given_out = 0  # number of characters
     source = _recording(engine.write(request), recorded)
     async with aclosing(written(source, engine, watch, effort)) as pieces:
         async for piece in pieces:
-            text = engine.texts([watch.ids])[0] if may_rewrite else watch.text
-            if piece.finish_reason is None:
-                text = _settled(text, may_rewrite)
-            stop = settings.stop_in(text)
-            reason = piece.finish_reason if stop is None else "stop"
-            text = text[:stop]
-            certain = len(text) if reason else _before_stop(text, settings.stop)
-            if on_text is not None and certain > given_out:
-                on_text(text[given_out:certain])
-                given_out = certain
-            if reason is not None:
-                break
+            text, reason = watch.text, piece.finish_reason
+            if reason is None:
+                text = text.rstrip(HALF)
+                text = text[: len(text) - _held(text, settings.stop)]
+            if on_text is not None and len(text) > given_out:
+                on_text(text[given_out:])
+                given_out = len(text)
     assert reason is not None
-    num_tokens = len(watch.ids)
-    if stop is not None:
-        num_tokens = engine.fewest(watch.ids, methodcaller("startswith", text))
     return Draft(
         task,
-        text,
+        watch.text,
         piece.parts,
-        num_tokens,
+        len(watch.ids),
         reason,
         effort.generated_tokens,
         effort.read_tokens,
@@ -216,31 +201,10 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
     )
 
 
-def _may_rewrite(engine: Engine) -> bool:
-    """Whether a token may change the text before it, as in decoders that write " ." as "."."""
-    try:
-        return _PUNCTUATED not in engine.texts(engine.tokenize([_PUNCTUATED]))[0]
-    except TideError:
-        return True
-
-
-def _settled(text: str, may_rewrite: bool) -> str:
-    """Return the part of an unfinished text that later tokens cannot change."""
-    text = text.rstrip(HALF)
-    if not may_rewrite:
-        return text
-    words = text.rsplit(maxsplit=2)  # the last two words may still change
-    return words[0] if len(words) == 3 else ""
-
-
-def _before_stop(text: str, stop: Sequence[str]) -> int:
-    """Return the number of characters before the place where a stop string may have begun."""
-    held = 0
-    for string in stop:
-        for count in range(1, len(string)):
-            if text.endswith(string[:count]):
-                held = max(held, count)
-    return len(text) - held
+def _held(text: str, stop: Sequence[str]) -> int:
+    """Return the number of characters at the end of `text` that may begin a stop string."""
+    beginnings = {string[:count] for string in stop for count in range(1, len(string))}
+    return max((len(begun) for begun in beginnings if text.endswith(begun)), default=0)
 
 
 async def _recording(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.core.errors import InputError, ScorerError, TideError, first_line, guarded
+from tide.core.errors import InputError, ScorerError, TideError, guarded
 from tide.core.optional import require
 from tide.core.sanitize import sanitized
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
@@ -54,7 +54,7 @@ Mode = Literal["enforce", "monitor"]
 # Names appear in headers, logs and metrics.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Names = Annotated[list[Name], Field(min_length=1)]
-_Limit = Annotated[float, Field(gt=0, le=1, strict=False)]
+_Limit = Annotated[float, Field(gt=0, le=1)]
 REFUSE = "refuse"  # value of `on_scorer_failure`
 ONLY = "default"  # name of the policy that the command line makes
 
@@ -90,7 +90,6 @@ class Policy(_Part):
         default=None,
         gt=0,
         lt=1,
-        strict=False,
         description="Accept a text that scores below this.",
     )
     thresholds: dict[str, _Limit] | None = Field(
@@ -104,7 +103,6 @@ class Policy(_Part):
         default=None,
         gt=0,
         lt=1,
-        strict=False,
         description="Budget: the share of answers that may be altered; /metrics compares.",
     )
     on_fail: OnFail | dict[str, OnFail] | None = Field(
@@ -120,7 +118,6 @@ class Policy(_Part):
         default=None,
         ge=0,
         le=1,
-        strict=False,
         description="Refuse a prompt that itself scores above this.",
     )
     tool_calls: Treatment | None = Field(default=None, description="Same as --tool-calls.")
@@ -188,15 +185,15 @@ class PolicyFile(_Part):
     @classmethod
     def read(cls, path: Path) -> PolicyFile:
         """Read a policy file. Raises PolicyError for an invalid file."""
+        yaml = require("yaml", "gateway")
         try:
-            content = _from_yaml(as_text(read_whole(path), str(path)))
-            if not isinstance(content, dict):
-                raise InputError("expected a mapping with the key `policies`")
-            return cls.model_validate(content)
+            return cls.model_validate(yaml.safe_load(as_text(read_whole(path), str(path))))
         except ValidationError as error:
-            raise PolicyError(path, problems(error)) from None
+            raise PolicyError(path, problems(error, "file")) from None
         except InputError as error:
             raise PolicyError(path, [str(error).removeprefix(f"{path}: ")]) from None
+        except (yaml.YAMLError, ValueError) as error:  # a date that does not exist, for example
+            raise PolicyError(path, [" ".join(str(error).split())]) from None
 
 
 class PolicyError(InputError):
@@ -205,45 +202,6 @@ class PolicyError(InputError):
     def __init__(self, path: Path | None, problems: Sequence[str]) -> None:
         self.problems = list(map(sanitized, problems))
         super().__init__(f"--policies {path}: {'; '.join(problems)}")
-
-
-# Plain scalars of YAML that mean "not given".
-_NULL = ("", "~", "null", "Null", "NULL")
-
-
-def _from_yaml(text: str) -> Any:
-    """Parse a YAML file of mappings, lists and texts. Raises InputError for other content.
-
-    Every scalar stays a text (`no`, `1984`), which the fields convert. Tags are ignored.
-    """
-    yaml = require("yaml", "gateway")
-
-    class Loader(yaml.BaseLoader):  # type: ignore[misc, name-defined]
-        def construct_scalar(self, node: Any) -> Any:
-            value = super().construct_scalar(node)
-            return None if node.style is None and value in _NULL else value
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names: set[str] = set()
-            for key, _ in node.value:
-                problem = ""
-                if not isinstance(key, yaml.ScalarNode):
-                    problem = "expected a name"
-                elif key.value in names:
-                    problem = f"{key.value!r} is given twice"
-                if problem:
-                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-                names.add(key.value)
-            return super().construct_mapping(node, deep)
-
-    try:
-        return yaml.load(text, Loader)  # constructs only dict, list and str
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f"line {mark.line + 1}: "
-        raise InputError(f"{where}{getattr(error, 'problem', None) or first_line(error)}") from None
-    except (ValueError, OverflowError) as error:  # an escape such as \UFFFFFFFF
-        raise InputError(first_line(error)) from None
 
 
 def _check_registered(kind: str, spec: Spec) -> None:

@@ -23,8 +23,7 @@ from tide.core.http import MIB, EventParser, ServerFailed, read_reply
 from tide.core.sanitize import without_keys
 from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
 from tide.server import messages, responses
-from tide.server.gate import traced
-from tide.server.generation import Asker
+from tide.server.gate import VISIT, Visit, traced
 from tide.server.monitor import Monitor, ServerAnswer
 from tide.server.schemas import ChatRequest, CompletionRequest, Refused, Translated
 
@@ -60,20 +59,20 @@ class Proxy:
         self._engine, self._serving, self._monitor = engine, serving, monitor
         self._metrics = serving.metrics
 
-    def policy_of(self, content: bytes, asker: Asker) -> ServedPolicy:
+    def policy_of(self, content: bytes, visit: Visit) -> ServedPolicy:
         """Return the policy that a request names. Raises Refused if its key may not use it."""
         values, name = _object(content), None
         if isinstance(tide := values.get("tide"), dict):
             name = tide.get("policy")
         return self._serving.policy(
-            name if isinstance(name, str) else None, asker, values.get("model")
+            name if isinstance(name, str) else None, visit, values.get("model")
         )
 
     async def monitored(
         self, request: Request, policy: ServedPolicy, door: Door, translate: Handler
     ) -> Response:
         content = await request.body()
-        monitored = MonitoredRequest(door, content, policy, Asker.of(request.scope))
+        monitored = MonitoredRequest(door, content, policy, request.scope[VISIT])
         translated = translate if issubclass(door.kind, Translated) else None
         return PassedOn(self, request, self._for_server(content), monitored, translated)
 
@@ -97,12 +96,12 @@ class Proxy:
         self._monitor.watch(self._score(monitored))
 
     async def _score(self, monitored: MonitoredRequest) -> None:
-        policy, number = monitored.policy, monitored.asker.number
+        policy, number = monitored.policy, monitored.visit.number
         try:
             request = monitored.door.kind.model_validate(_object(monitored.content))
             if isinstance(request, Translated):
                 request = request.for_chat()
-            calls = self._serving.calls(request, monitored.asker)
+            calls = self._serving.calls(request, monitored.visit)
             answers = await to_thread(monitored.answers)
         except ValidationError as error:
             refused = f"enforcing refuses this request: {error.errors()[0]['msg']}"
@@ -159,7 +158,7 @@ class MonitoredRequest:
     door: Door
     content: bytes
     policy: ServedPolicy
-    asker: Asker
+    visit: Visit
     is_stream: bool = False
     answer: bytearray = field(default_factory=bytearray)
 
@@ -281,7 +280,7 @@ def monitored_route(proxy: Proxy | None) -> type[APIRoute]:
 
             async def handle(request: Request) -> Response:
                 if proxy is not None:
-                    policy = proxy.policy_of(await request.body(), Asker.of(request.scope))
+                    policy = proxy.policy_of(await request.body(), request.scope[VISIT])
                     if policy.mode == "monitor":
                         door = _DOORS[self.path]
                         return await proxy.monitored(request, policy, door, enforced)

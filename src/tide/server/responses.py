@@ -19,11 +19,11 @@ from tide.engines.openai.streams import CallDelta, Delta, FunctionDelta
 from tide.server.schemas import (
     ChatRequest,
     Refused,
+    TextOr,
     TextPart,
     Translated,
     Wire,
     event,
-    form,
     function_of,
     text_of,
 )
@@ -38,14 +38,9 @@ class Part(TextPart):
     type: Literal["input_text", "output_text", "text"]
 
 
-_Content = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[Rows[Part], Tag("parts")], Discriminator(form)
-]
-
-
 class MessageItem(Wire):
     role: Literal["user", "assistant", "system", "developer"]
-    content: _Content
+    content: TextOr[Part]
 
 
 class CallItem(Wire):
@@ -56,7 +51,7 @@ class CallItem(Wire):
 
 class ResultItem(Wire):
     call_id: Text
-    output: _Content
+    output: TextOr[Part]
 
 
 class ReasoningItem(Wire):
@@ -121,9 +116,7 @@ class _Chat(ChatRequest):
 
 
 class ResponsesRequest(Translated):
-    input: Annotated[
-        Annotated[Text, Tag("text")] | Annotated[Rows[_Item], Tag("parts")], Discriminator(form)
-    ]
+    input: TextOr[_Item]
     instructions: Text | None = None
     max_output_tokens: int | None = None
     tools: Rows[FunctionTool] = Field(default=[])

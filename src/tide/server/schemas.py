@@ -1,8 +1,7 @@
 """HTTP schemas of requests, responses and errors.
 
 A parameter with the value `null` counts as absent. A parameter is refused if it would expose or
-accept unscored text. Unknown parameters, also of messages and their parts, are ignored, and listed
-in the response header `x-tide-ignored` unless they are false, 0 or empty.
+accept unscored text. Unknown parameters, also of messages and their parts, are ignored.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
 # Parameters that are refused, because they would expose or accept unscored text.
 _REFUSED = ("echo", "logprobs", "prompt_embeds", "prompt_logprobs")
-_MOST_IGNORED, _LONGEST_NAME = 32, 64
 _MOST_NESTED = 64
 # Fields that the server behind a gateway does not get as they are: `generation.py` sets them.
 _NOT_PASSED = ("n", "prompt", "stop", "stream", "stream_options", "tide")
@@ -147,7 +145,7 @@ class Refused(Exception):
         headers = {} if self.pause is None else {"retry-after": str(self.pause)}
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="tide"'
-        if self.status in (408, 413):  # the rest of the request is not read
+        if self.status == 413:  # the rest of the request is not read
             headers["connection"] = "close"
         if not self.again:
             headers["x-should-retry"] = "false"
@@ -174,7 +172,6 @@ _GOOGLE_STATUS = {
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED",
     413: "INVALID_ARGUMENT",
     415: "INVALID_ARGUMENT",
     429: "RESOURCE_EXHAUSTED",
@@ -204,15 +201,6 @@ _FAILURES: dict[type[Exception], tuple[int, str, str, bool]] = {
 }
 
 
-def is_deep(value: Any) -> bool:
-    """Return whether a JSON value is nested so deeply that encoding it may fail."""
-    level = [value]
-    for _ in range(_MOST_NESTED):
-        parts = [list(part.values()) if isinstance(part, dict) else part for part in level]
-        level = [inner for part in parts if isinstance(part, list) for inner in part]
-    return bool(level)
-
-
 class Wire(BaseModel):
     """Base of requests and their parts. Null counts as absent; unknown fields are ignored."""
 
@@ -225,16 +213,21 @@ class Wire(BaseModel):
             return values
         return {name: value for name, value in values.items() if value is not None}
 
-    def unknown(self, prefix: str = "") -> Iterator[str]:
-        """Yield the paths of unknown fields without list indices, except false and empty fields."""
-        for name, value in (self.model_extra or {}).items():
-            if value:
-                yield f"{prefix}{name}"
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            for part in value if isinstance(value, list) else [value]:
-                if isinstance(part, Wire):
-                    yield from part.unknown(f"{prefix}{name}.")
+
+class Body(Wire):
+    """Base of whole requests. The bound on nesting lets every field be encoded as JSON again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_shallow(cls, values: Any) -> Any:
+        level = [values]
+        for _ in range(_MOST_NESTED):
+            parts = [list(part.values()) if isinstance(part, dict) else part for part in level]
+            level = [inner for part in parts if isinstance(part, list) for inner in part]
+        if level:
+            message = f"nested more than {_MOST_NESTED} levels deep"
+            raise PydanticCustomError("nested", message)
+        return values
 
 
 class TideExtensions(Wire):
@@ -259,7 +252,7 @@ class StreamOptions(Wire):
     include_usage: bool = False
 
 
-class Generation(Wire):
+class Generation(Body):
     """Fields of requests for completions and for chat completions. `Settings` checks the values."""
 
     model: Text | None = None
@@ -275,9 +268,6 @@ class Generation(Wire):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tide: TideExtensions = TideExtensions()
-    # Clients name their users and label their requests; no answer depends on it.
-    user: Any = None
-    metadata: Any = None
     _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="wrap")
@@ -290,10 +280,7 @@ class Generation(Wire):
 
     def for_server(self) -> dict[str, Any]:
         """Return the fields that the server behind a gateway gets as the client sent them."""
-        fields = {name: value for name, value in self._sent.items() if name not in _NOT_PASSED}
-        if is_deep(fields):
-            raise InputError(f"body: nested more than {_MOST_NESTED} levels deep")
-        return fields
+        return {name: value for name, value in self._sent.items() if name not in _NOT_PASSED}
 
     @model_validator(mode="before")
     @classmethod
@@ -304,14 +291,6 @@ class Generation(Wire):
                 reason = "would expose or accept unscored text"
                 raise PydanticCustomError("unscored", reason, {"param": name})
         return values
-
-    @property
-    def ignored(self) -> str:
-        """Names of the parameters that were ignored, for a response header."""
-        unknown = list(dict.fromkeys(self.unknown()))[:_MOST_IGNORED]
-        names = [sanitized(name).encode("ascii", "backslashreplace").decode() for name in unknown]
-        # A header may not begin or end with a space.
-        return ", ".join(filter(None, (name[:_LONGEST_NAME].strip() for name in names)))
 
     @property
     def tokens_name(self) -> str:
@@ -358,6 +337,17 @@ def _text_only(value: Any) -> Any:
     return value
 
 
+def _form(content: Any) -> str:
+    return "parts" if isinstance(content, list) else "text"
+
+
+_Member = TypeVar("_Member")
+# A text or a list. Only the errors of the form that the client used are reported.
+TextOr = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Rows[_Member], Tag("parts")], Discriminator(_form)
+]
+
+
 class ContentPart(Wire):
     """A text part of a message. Parts of other types (images, audio) are refused."""
 
@@ -372,10 +362,6 @@ class ContentPart(Wire):
             return values
         rest = {name: value for name, value in values.items() if name != "refusal"}
         return {**rest, "type": "text", "text": values.get("refusal")}
-
-
-def form(content: Any) -> str:
-    return "parts" if isinstance(content, list) else "text"
 
 
 class MediaPart(Wire):
@@ -394,11 +380,7 @@ _Part = Annotated[
     Annotated[ContentPart, Tag("a text part")] | Annotated[MediaPart, Tag("a media part")],
     Discriminator(_kind_of),
 ]
-# Only the errors of the form that the client used are reported.
-Content = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[Rows[_Part], Tag("parts")],
-    Discriminator(form),
-]
+Content = TextOr[_Part]
 
 
 class CalledFunction(Wire):
@@ -412,7 +394,6 @@ class MessageCall(Wire):
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: Any = None  # clients copy it from a stream; ignored
 
 
 class _PassedOn(BaseModel):
@@ -448,9 +429,6 @@ class ChatMessage(Wire):
     content: Content | None = None  # may be absent if there are tool calls
     tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
-    # Clients send back the reasoning that a server returned. It is ignored.
-    reasoning_content: Any = None
-    reasoning: Any = None
 
     @model_validator(mode="before")
     @classmethod
@@ -517,8 +495,6 @@ class ChatRequest(Generation):
             if not is_asked or getattr(self, name) is None:
                 continue
             asks |= self.model_dump(include={name})
-            if is_deep(asks[name]):
-                raise InputError(f"{name}: nested more than {_MOST_NESTED} levels deep")
             if half_character(json.dumps(asks[name], ensure_ascii=False)) is not None:
                 raise InputError(f"{name}: invalid Unicode: a lone surrogate")
         return Chat.of([message.plain() for message in self.messages], asks)
@@ -541,7 +517,7 @@ class ChatRequest(Generation):
         return super().settings() | ({} if tokens is None else {"max_new_tokens": tokens})
 
 
-class Translated(Wire):
+class Translated(Body):
     """A request of another API than OpenAI's completions, which becomes a request for a chat.
 
     Fields that a subclass does not declare are passed on as fields of the chat. unsupported: fields

@@ -34,7 +34,7 @@ from tide.scorers.base import (
 from tide.scorers.language import language_of, languages_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
-from tide.server.schemas import ChatMessage, ContentPart, Refused
+from tide.server.schemas import ChatMessage, ContentPart, Refused, TextOr
 
 # The category that gets the score. OpenAI's other categories are about other harms and stay null.
 _CATEGORY = "harassment"
@@ -64,7 +64,6 @@ class _ScoringRequest(BaseModel):
 
 class Comment(_ScoringRequest):
     text: Text
-    type: str = "PLAIN_TEXT"
 
 
 class CommentContext(_ScoringRequest):
@@ -92,7 +91,6 @@ class AnalyzeRequest(_ScoringRequest):
     )
     languages: Rows[Text] = []
     token: Text | None = Field(default=None, alias="clientToken")
-    spans: bool = Field(default=False, alias="spanAnnotations")
 
 
 def _listed(value: Any) -> Any:
@@ -109,16 +107,6 @@ _Input = Annotated[
 ]
 
 
-def _context_kind(value: Any) -> str:
-    return "messages" if isinstance(value, list) else "text"
-
-
-_Context = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[Rows[ChatMessage], Tag("messages")],
-    Discriminator(_context_kind),
-]
-
-
 class ModerationRequest(_ScoringRequest):
     """A request to OpenAI's moderations. context: what the inputs answer; OpenAI has no such field.
 
@@ -126,7 +114,7 @@ class ModerationRequest(_ScoringRequest):
     """
 
     input: Annotated[Rows[_Input], BeforeValidator(_listed)] = Field(min_length=1)
-    context: _Context | None = None
+    context: TextOr[ChatMessage] | None = None
 
     def exchanges(self) -> list[Exchange]:
         """Return the inputs in their context. Raises Refused for messages that are no chat."""

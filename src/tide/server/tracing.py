@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tide.core.optional import require
 from tide.core.results import Trial
-from tide.server.gate import NUMBER
+from tide.server.gate import VISIT
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -41,7 +41,7 @@ def instrument(app: FastAPI, provider: Any) -> None:
         app,
         tracer_provider=provider,
         server_request_hook=lambda span, scope: span.set_attribute(
-            "tide.request_id", scope[NUMBER]
+            "tide.request_id", scope[VISIT].number
         ),
         excluded_urls=_PROBES,
         exclude_spans=["receive", "send"],
