@@ -25,7 +25,6 @@ from tide.core import http
 from tide.core.errors import EngineError, EnvironmentVariableError, ScorerUnavailableError
 from tide.core.http import Client, Reply, ServerFailed
 from tide.engines.openai.engine import OpenAIEngine
-from tide.engines.openai.words import Tokens
 from tide.scorers.services.moderation import OpenAIModerationScorer
 from tide.scorers.services.perspective import PerspectiveScorer
 
@@ -77,16 +76,6 @@ def sends(head: bytes, again: bytes = b"", pause: float = 0.0) -> Script:
 OK = b"HTTP/1.1 200 OK\r\n"
 BOMB = gzip.compress(gzip.compress(b" " * 50_000_000))
 ECHO = sends(b"HTTP/1.1 200 " + KEY.encode() + b"\r\n" + KEY.encode() + b"\r\n\r\n")
-
-
-def drip_a_line(connection: socket.socket, request: bytes) -> None:
-    """Sends one long event in many pieces."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    head = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    connection.sendall(OK + head + b"6\r\ndata: \r\n" + b"1\r\n7\r\n" * 3_000 + b"0\r\n\r\n")
-    connection.shutdown(socket.SHUT_WR)
-    while connection.recv(65536):
-        pass
 
 
 def ask(url: str, timeout: float = 30.0) -> Reply:
@@ -174,16 +163,6 @@ def test_stream_that_stalls_ends_its_wait_but_no_other() -> None:
         assert late in asyncio.run(read(url, time.monotonic() + 0.9))
 
 
-def test_an_event_in_many_pieces_that_ends_without_a_newline() -> None:
-
-    async def read(url: str) -> list[Reply | list[bytes]]:
-        async with Client(30.0) as client:
-            return [events async for events in client.events(url, {})]
-
-    with serving(drip_a_line) as (url, _):
-        assert asyncio.run(read(url)) == [[b"7" * 3_000]]
-
-
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
@@ -223,41 +202,15 @@ def test_an_environment_that_cannot_be_used_is_one_line(
 
 @pytest.mark.parametrize(
     ("no_proxy", "direct"),
-    [
-        ("", False),
-        ("127.0.0.0/8", True),
-        ("example.com, 127.0.0.0/8", True),
-        ("10.0.0.0/8", False),
-        ("fd00::/8,::1/128,[fe80::]/10,127.0.0.1", True),
-        ("fd00::/8,[::1", False),
-        ("localhost", False),
-        ("*", True),
-    ],
+    [("", False), ("example.com, 127.0.0.1", True), ("localhost", False), ("*", True)],
 )
-def test_no_proxy_networks(no_proxy: str, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_names_hosts(no_proxy: str, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = sends(OK + b"Content-Length: 6\r\n\r\ndirect")
     proxied = sends(OK + b"Content-Length: 7\r\n\r\nproxied")
     with serving(answer) as (url, _), serving(proxied) as (proxy, _):
         monkeypatch.setenv("http_proxy", proxy)
         monkeypatch.setenv("no_proxy", no_proxy)
         assert ask(url).body == (b"direct" if direct else b"proxied")
-
-
-@pytest.mark.parametrize(
-    ("host", "direct"),
-    [
-        ("::1", True),
-        ("fd12::3", True),
-        ("fe00::1", False),
-        ("10.1.2.3", True),
-        ("11.1.2.3", False),
-        ("api.example.com", True),
-        ("example.org", False),
-    ],
-)
-def test_hosts_in_no_proxy(host: str, direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "[::1], fd00::/8, 10.0.0.0/8, .example.com")
-    assert http.is_direct(host) is direct
 
 
 @pytest.mark.parametrize(
@@ -290,14 +243,6 @@ def test_events_do_not_depend_on_chunks(lines: list[str], end: str, data: st.Dat
     events = [event for chunk in chunks for event in parser.add(chunk)]
     events += parser.end()
     assert events == values  # each value is complete JSON, so an event of its own
-
-
-def test_event_of_many_lines_is_read_in_linear_time() -> None:
-    began = time.monotonic()
-    parser = http.EventParser()
-    assert parser.add(b"data: [\n" * 200_000) == []
-    assert len(parser.end()[0]) == 400_000 - 1
-    assert time.monotonic() - began < 5
 
 
 def test_netrc_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,12 +296,3 @@ def test_a_body_is_plainly_what_is_expected_or_refused_on_one_line(body: bytes) 
         Reply(200, httpx.Headers(), body).parse(_Body)
     assert str(refused.value).startswith("the answer cannot be used: ")
     assert len(str(refused.value)) < 200
-
-
-def test_a_million_faults_fill_no_memory() -> None:
-    """Pydantic would keep some hundred bytes for each fault, and more in its error."""
-    body = b'{"tokens":[' + b'"",' * 10**6
-    began = time.monotonic()
-    with pytest.raises(ServerFailed):
-        Reply(200, httpx.Headers(), body + b"1]}").parse(Tokens)
-    assert time.monotonic() - began < 5

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
 import json
 import math
 import os
 import re
 import ssl
 import time
-import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -176,8 +174,8 @@ class Client(httpx.AsyncClient):
                 timeout=httpx.Timeout(None, connect=min(timeout, _CONNECT)),
                 follow_redirects=False,
                 cookies=_NoCookies(),
-                transport=_Proxies(),
-                trust_env=False,
+                limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
+                verify=_certificates(),
                 **options,
             )
         self._seconds = timeout
@@ -414,60 +412,6 @@ async def read_reply(response: httpx.Response, limit: int) -> Reply:
         if len(read) > limit:
             raise ServerFailed(f"the answer has more than {limit:,} bytes")
     return Reply(response.status_code, response.headers, bytes(read))
-
-
-class _Proxies(httpx.AsyncBaseTransport):
-    """Sends requests by the proxies of the environment, except to hosts in NO_PROXY.
-
-    httpx does the same, but takes no networks in NO_PROXY.
-    """
-
-    def __init__(self) -> None:
-        self._direct = _transport(None)
-        self._by_scheme = {
-            scheme: _transport(proxy)
-            for scheme, proxy in urllib.request.getproxies().items()
-            if scheme in ("http", "https", "all")
-        }
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        by_scheme = self._by_scheme
-        transport = by_scheme.get(request.url.scheme) or by_scheme.get("all")
-        if transport is None or is_direct(request.url.host):
-            transport = self._direct
-        return await transport.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        for transport in (self._direct, *self._by_scheme.values()):
-            await transport.aclose()
-
-
-def _transport(proxy: str | None) -> httpx.AsyncHTTPTransport:
-    limits = httpx.Limits(keepalive_expiry=_KEEP_ALIVE)
-    if proxy is not None and "://" not in proxy:
-        proxy = f"http://{proxy}"
-    return httpx.AsyncHTTPTransport(
-        verify=_certificates(), trust_env=False, limits=limits, proxy=proxy
-    )
-
-
-def is_direct(host: str) -> bool:
-    """Return whether NO_PROXY names `host`: as a name, a domain, an address or a network."""
-    if urllib.request.proxy_bypass(host):
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    for entry in urllib.request.getproxies().get("no", "").split(","):
-        written = entry.strip().replace("[", "").replace("]", "")
-        try:
-            network = ipaddress.ip_network(written, strict=False)
-        except ValueError:  # a name
-            continue
-        if address in network:
-            return True
-    return False
 
 
 class _NoCookies(CookieJar):
