@@ -35,7 +35,7 @@ from tide.engines.base import FinishReason
 from tide.scorers.base import FALLBACK, Scorer, fallback_of
 from tide.server.gate import Visit
 from tide.server.metrics import is_changed
-from tide.server.monitor import Draft, Entry, Monitor, ServerAnswer
+from tide.server.monitor import Draft, Entry, Monitor
 from tide.server.policies import Policies, ServedPolicy
 from tide.server.schemas import (
     ChatRequest,
@@ -51,6 +51,8 @@ from tide.server.tracing import record_evaluation
 _MEMORY = 0.9
 # Seeds are below this number. JavaScript keeps them exact, so clients can send them back.
 _SEEDS = 1 << 53
+
+_THRESHOLDS = ("toxicity_threshold", "thresholds")
 
 # What a call puts: pieces of its text, then its result, its draft or its error. None: time passes.
 _Item = str | Result | Draft | Exception | None
@@ -171,26 +173,22 @@ class Serving:
         is_stream: bool = False,
     ) -> None:
         """Start to score the answers that were sent, if they are monitored or have a shadow."""
-        for number, answer in answers.items():
+        for number, sent in answers.items():
             call = calls[number]
-            if answer.draft is not None:
-                self._monitor.begin(call.policy, call.prompt, answer.draft, visit.number, number)
-            elif call.policy.plan.shadow is not None and (answer.text or answer.parts.tool_calls):
-                self._shadow(call, answer, visit.number, number, is_stream=is_stream)
-
-    def _shadow(
-        self, call: Call, answer: Sent, request: str, choice: int, *, is_stream: bool
-    ) -> None:
-        """Let the shadow of an enforced policy score an answer, at its own thresholds."""
-        shadow = self._policies.table.policies.get(call.policy.plan.shadow or "")
-        if shadow is None:  # a reload has removed it
-            return
-        limits = ("toxicity_threshold", "thresholds")
-        settings = {name: value for name, value in call.settings.items() if name not in limits}
-        reason: FinishReason = "length" if answer.reason == "length" else "stop"
-        sent = ServerAnswer(answer.text, answer.parts, reason, is_stream)
-        entry = Entry(shadow, request, choice, beside=call.policy.name)
-        self._monitor.shadow(entry, call.prompt, sent, settings)
+            policy, settings = call.policy, call.settings
+            if sent.draft is not None:
+                entry = Entry(policy, visit.number, number)
+                self._monitor.begin(entry, call.prompt, sent.draft, settings)
+                continue
+            shadow = self._policies.table.policies.get(policy.plan.policy.shadow or "")
+            if shadow is None or not (sent.text or sent.parts.tool_calls):
+                continue
+            # The shadow has thresholds of its own.
+            others = {name: settings[name] for name in settings if name not in _THRESHOLDS}
+            reason: FinishReason = "length" if sent.reason == "length" else "stop"
+            entry = Entry(shadow, visit.number, number, beside=policy.name)
+            draft = Draft(sent.text, sent.parts, reason, is_stream)
+            self._monitor.begin(entry, call.prompt, draft, others)
 
     def check_model(self, model: str | None) -> None:
         if model not in (None, self.name):
@@ -358,7 +356,7 @@ class Serving:
                 "generated_tokens": written,
             }
             reason = outcome.finish_reason
-            counted = len(outcome.task.prompt.token_ids), outcome.num_tokens + parts.num_tokens
+            counted = outcome.prompt_tokens, outcome.num_tokens + parts.num_tokens
             read, tokens = outcome.usage or counted
             return Sent(outcome.text, parts, _reason(reason, parts), tokens, read, tide, outcome)
         altered = is_changed(outcome.best) or (outcome.best.refused and not outcome.best.empty)
@@ -396,7 +394,7 @@ class Serving:
         # An empty text from the model is not a refusal.
         ended = best.accepted or best.empty
         text = best.text if best.accepted or best.refused else ""
-        mark = call.policy.plan.repaired_mark
+        mark = call.policy.plan.policy.repaired_mark
         # An answer in parts may be JSON, which a mark would break.
         if mark and best.repairs and not settings.in_parts(call.prompt):
             text += f" {mark}"

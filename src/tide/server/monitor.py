@@ -11,17 +11,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,31 +39,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ServerAnswer:
-    """An answer that a gateway passed on. finish_reason: None if the answer was cut off."""
-
-    text: str
-    parts: Parts
-    finish_reason: FinishReason | None
-    is_stream: bool
-
-
-@dataclass(frozen=True)
 class Draft:
-    """The model's own answer.
+    """An answer that was given out before it is scored.
 
-    parts: tool calls and reasoning. pieces: as the engine wrote them. usage: a server's count of
+    parts: tool calls and reasoning. is_stream: whether it was streamed, so it is judged part by
+    part. pieces: as the engine wrote them, if it runs in this process. usage: a server's count of
     the tokens of prompt and answer.
     """
 
-    task: TrialTask
     text: str
     parts: Parts
-    num_tokens: int
     finish_reason: FinishReason
-    generated_tokens: int
-    read_tokens: int
-    pieces: tuple[Piece, ...]
+    is_stream: bool
+    num_tokens: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    read_tokens: int = 0
+    pieces: tuple[Piece, ...] = ()
     usage: tuple[int, int] | None = None
 
 
@@ -95,25 +79,24 @@ class Forecast:
         return self.character is not None
 
 
-async def forecast(draft: Draft, engine: Engine, scoring: Scoring) -> Forecast:
+async def forecast(draft: Draft, task: TrialTask, engine: Engine, scoring: Scoring) -> Forecast:
     """Forecast the effect of enforcing on a draft. Raises ScorerError, as enforcing does."""
-    task = draft.task
-    if task.on_text is not None:  # judged part by part, like a stream
-        task = replace(task, on_text=lambda _: None)
     thoughts = Thoughts()
-    text = draft.text
+    text, pieces = draft.text, draft.pieces
     if task.chat is not None and "parts" in engine.capabilities:
         text = thoughts.add(text) + thoughts.end()  # enforced texts have no thoughts
-    pieces = draft.pieces
-    if thoughts.reasoning:
-        (ids,) = engine.tokenize([text])
-        pieces = (Piece(tuple(ids), draft.finish_reason),)
     if task.in_parts:
         parts = Parts(
             reasoning=draft.parts.reasoning + thoughts.reasoning, tool_calls=draft.parts.tool_calls
         )
         is_cut = draft.finish_reason == "length"
         return await _forecast_whole(task, scoring, text, parts, is_cut)
+    if thoughts.reasoning or not pieces:
+        read = engine.encode(text)
+        # The special tokens of a prompt are no part of an answer.
+        fixed = zip(read.token_ids, read.fixed_mask, strict=True)
+        ids = tuple(token_id for token_id, is_fixed in fixed if not is_fixed)
+        pieces = (Piece(ids, draft.finish_reason),)
     return await _forecast_text(task, engine, scoring, text, pieces)
 
 
@@ -189,11 +172,12 @@ async def write(task: TrialTask, engine: Engine) -> Draft:
                 given_out = len(text)
     assert reason is not None
     return Draft(
-        task,
         watch.text,
         piece.parts,
-        len(watch.ids),
         reason,
+        on_text is not None,
+        len(watch.ids),
+        len(task.prompt.token_ids),
         effort.generated_tokens,
         effort.read_tokens,
         tuple(recorded),
@@ -251,35 +235,15 @@ class Monitor:
         self._log = None if log is None else appended(log)
 
     def begin(
-        self, policy: ServedPolicy, prompt: str | Chat, draft: Draft, request: str, choice: int
+        self, entry: Entry, prompt: str | Chat, draft: Draft, settings: Mapping[str, Any]
     ) -> None:
-        """Start to score an answer that was given out."""
-
-        async def written() -> Draft:
-            return draft
-
-        self._begin(Entry(policy, request, choice), prompt, written)
-
-    def shadow(
-        self,
-        entry: Entry,
-        prompt: str | Chat,
-        answer: ServerAnswer,
-        settings: Mapping[str, Any],
-    ) -> None:
-        """Start to score a sent answer by a shadow policy. settings: those of the request."""
-        draft = partial(entry.policy.detox.draft_of, prompt, answer, **settings)
-        self._begin(entry, prompt, draft)
-
-    def _begin(
-        self, entry: Entry, prompt: str | Chat, draft: Callable[[], Awaitable[Draft]]
-    ) -> None:
+        """Start to score an answer that was given out. settings: those of the request."""
         key = (entry.policy.name, entry.beside)
         if self._waiting[key] >= self._max_under_way:
             self._record(entry, "skipped")
             return
         self._waiting[key] += 1
-        task = self.watch(self._forecast(entry, prompt, draft))
+        task = self.watch(self._forecast(entry, prompt, draft, settings))
         task.add_done_callback(lambda _: self._waiting.subtract([key]))
 
     def watch(self, scoring: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -308,15 +272,15 @@ class Monitor:
             self._log = None
 
     async def _forecast(
-        self, entry: Entry, prompt: str | Chat, drafting: Callable[[], Awaitable[Draft]]
+        self, entry: Entry, prompt: str | Chat, draft: Draft, settings: Mapping[str, Any]
     ) -> None:
         texts: dict[str, Any] = {}
+        if self._texts:
+            parts = draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
+            asked = prompt.dump() if isinstance(prompt, Chat) else prompt
+            texts = {"prompt": asked, "text": draft.text, **parts}
         try:
-            draft = await drafting()
-            if self._texts:
-                parts = draft.parts.model_dump(exclude_defaults=True, exclude={"num_tokens"})
-                texts = {"prompt": draft.task.prompt.text, "text": draft.text, **parts}
-            forecast = await entry.policy.detox.forecast(prompt, draft)
+            forecast = await entry.policy.detox.forecast(prompt, draft, **settings)
         except PromptRefusedError:
             self._record(entry, "changed", texts, character=0, word=0, accepted_above=1.0)
         except asyncio.CancelledError:

@@ -28,7 +28,6 @@ from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import NUMBERS, resolved
 from tide.detoxifier.presets import preset_name
-from tide.engines.base import Piece
 from tide.plugins.specs import Spec, parse, parse_spec
 from tide.scorers import DEFAULT_SCORER, REGISTRY, WRAPPERS, load_scorer
 from tide.scorers.base import Scorer, is_blank, is_nearly_empty, pace_of
@@ -38,7 +37,7 @@ from tide.server.budget import Budget
 from tide.server.gate import KEYS, check_exposure, digest
 from tide.server.limits import Limits
 from tide.server.metrics import MeasuredScorer, Metrics
-from tide.server.monitor import Draft, Forecast, ServerAnswer, forecast
+from tide.server.monitor import Draft, Forecast, forecast
 from tide.server.monitor import write as write_unjudged
 from tide.server.scoring import ScoringApi
 
@@ -262,25 +261,24 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy without an engine. measured: the scorer without the words of `never`.
+    """A policy without an engine, as the file has it, with what the command line adds.
 
-    repaired_mark, shadow: see `Policy`.
+    measured: the scorer without the words of `never`.
     """
 
     name: str
+    policy: Policy
     mode: Mode
     preset: str
-    never: Sequence[str]
-    repaired_mark: str
     settings: Settings
     measured: MeasuredScorer
-    alter_at_most: float | None = None
-    shadow: str | None = None
+    alter_at_most: float | None
 
     @property
     def scorer(self) -> Scorer:
         """The scorer, extended to score 1.0 for a text with a word of `never`."""
-        return MaxScorer([self.measured, NeverScorer(self.never)]) if self.never else self.measured
+        never = self.policy.never
+        return MaxScorer([self.measured, NeverScorer(never)]) if never else self.measured
 
 
 class ServedDetoxifier(AsyncDetoxifier):
@@ -317,33 +315,20 @@ class ServedDetoxifier(AsyncDetoxifier):
 
         return await self._finished(work)
 
-    async def draft_of(
-        self, prompt: str | Chat, answer: ServerAnswer, **overrides: Unpack[Overrides]
-    ) -> Draft:
-        """Return the draft for an answer that a server wrote."""
-        settings, strategy = self._resolve(overrides)
-        on_text = (lambda _: None) if answer.is_stream else None
-        reason, text = answer.finish_reason, answer.text
-        assert reason is not None
-
-        async def work() -> Draft:
-            (task,) = await self._tasks(prompt, settings, strategy, next(NUMBERS), [0], on_text)
-            (ids,) = self.engine.tokenize([text])
-            written = len(ids) + answer.parts.num_tokens
-            pieces = (Piece(tuple(ids), reason),)
-            return Draft(task, text, answer.parts, len(ids), reason, written, 0, pieces)
-
-        return await self._finished(work)
-
-    async def forecast(self, prompt: str | Chat, draft: Draft) -> Forecast:
+    async def forecast(
+        self, prompt: str | Chat, draft: Draft, **overrides: Unpack[Overrides]
+    ) -> Forecast:
         """Forecast the outcome that enforcing would have had for a draft.
 
         Raises PromptRefusedError if the prompt would have been refused, and ScorerError.
         """
+        settings, strategy = self._resolve(overrides)
+        on_text = (lambda _: None) if draft.is_stream else None
 
         async def work() -> Forecast:
-            await self._check_prompt(prompt, draft.task.settings)
-            return await forecast(draft, self.engine, self._scoring)
+            (task,) = await self._tasks(prompt, settings, strategy, next(NUMBERS), [0], on_text)
+            await self._check_prompt(prompt, task.settings)
+            return await forecast(draft, task, self.engine, self._scoring)
 
         return await self._finished(work)
 
@@ -485,12 +470,8 @@ class Policies:
             with self._noting(problems, name, "scorer"):
                 measured = self._scorers.load(self._line.spec(policy))
                 if not problems:
-                    never, mark = policy.never, policy.repaired_mark
                     share = policy.alter_at_most or self._line.alter_at_most
-                    plans[name] = Plan(
-                        *(name, mode, preset, never, mark, settings, measured, share),
-                        shadow=policy.shadow,
-                    )
+                    plans[name] = Plan(name, policy, mode, preset, settings, measured, share)
         self._raise(problems)
         return file, plans
 

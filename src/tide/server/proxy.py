@@ -22,9 +22,10 @@ from tide.core.errors import EngineError, InputError
 from tide.core.http import MIB, EventParser, ServerFailed, read_reply
 from tide.core.sanitize import without_keys
 from tide.engines.openai.streams import Aside, Text, end_of_server, read_event
+from tide.engines.openai.words import words_of
 from tide.server import messages, responses
 from tide.server.gate import VISIT, Visit, traced
-from tide.server.monitor import Monitor, ServerAnswer
+from tide.server.monitor import Draft, Entry, Monitor
 from tide.server.schemas import ChatRequest, CompletionRequest, Refused, Translated
 
 if TYPE_CHECKING:
@@ -111,14 +112,14 @@ class Proxy:
             self._monitor.fail(policy, number, 0, traced(error))
             return
         for choice, call in enumerate(calls):
-            answer = answers.get(choice)
-            if answer is None or answer.finish_reason is None:
+            draft = answers.get(choice)
+            if draft is None:
                 self._monitor.fail(policy, number, choice, "the stream ended early")
                 continue
-            draft = await policy.detox.draft_of(call.prompt, answer, **call.settings)
             self._metrics.add(draft)
             await self._metrics.unread_language(draft.text, policy.detox.scorer)
-            self._monitor.begin(policy, call.prompt, draft, number, choice)
+            entry = Entry(policy, number, choice)
+            self._monitor.begin(entry, call.prompt, draft, call.settings)
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -162,8 +163,8 @@ class MonitoredRequest:
     is_stream: bool = False
     answer: bytearray = field(default_factory=bytearray)
 
-    def answers(self) -> dict[int, ServerAnswer]:
-        """Read the choices of the answer. Raises ServerFailed for an answer that is not read."""
+    def answers(self) -> dict[int, Draft]:
+        """Read the choices that have ended. Raises ServerFailed for an answer that is not read."""
         if len(self.answer) > _LONGEST_SCORED:
             raise ServerFailed(f"the answer has more than {_LONGEST_SCORED:,} bytes")
         reading: dict[int, _Reading] = {}
@@ -171,7 +172,8 @@ class MonitoredRequest:
             for index, delta, reason in self.door.read(data):
                 choice = reading.setdefault(index, _Reading(is_stream=self.is_stream))
                 choice.add(delta, reason)
-        return {index: choice.end() for index, choice in reading.items()}
+        ended = {index: choice.end() for index, choice in reading.items()}
+        return {index: draft for index, draft in ended.items() if draft is not None}
 
     def _events(self) -> list[bytes]:
         content = bytes(self.answer)
@@ -196,10 +198,15 @@ class _Reading:
         self._aside.add(delta)
         self._reason = reason or self._reason
 
-    def end(self) -> ServerAnswer:
+    def end(self) -> Draft | None:
+        """Return the whole choice, or None if it was cut off."""
         self._text.end()
-        reason = end_of_server(self._reason) if self._reason else None
-        return ServerAnswer("".join(self._pieces), self._aside.parts, reason, self._is_stream)
+        if not self._reason:
+            return None
+        text, parts = "".join(self._pieces), self._aside.parts
+        written = len(words_of(text)) + parts.num_tokens
+        reason = end_of_server(self._reason)
+        return Draft(text, parts, reason, self._is_stream, generated_tokens=written)
 
 
 class PassedOn(Response):
