@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +9,9 @@ import openai
 import pytest
 
 from tests.runtime.world import PROMPT, SETTINGS, Reader, Storyteller, third
-from tests.scripted_engine import ScriptedEngine
 from tests.server.running import MODEL, Running, running
 from tests.worlds import PROMPTS, ReadingScorer, read, scripted_engine
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Request
-from tide.scorers import CallableScorer
 from tide.server.limits import Limits
 
 SAID = [{"role": "user", "content": "a second one"}]
@@ -57,13 +53,6 @@ def test_a_completion_and_its_cost_are_those_of_the_library(client: openai.OpenA
         assert raw.headers["x-tide-accepted"] == "true"
         assert float(raw.headers["x-tide-toxicity"]) < 0.5
         assert raw.headers["x-request-id"]
-
-
-def test_as_many_tokens_as_are_allowed_and_no_more() -> None:
-    with running(limits=Limits(max_tokens=5)) as server:
-        assert server.ask(max_tokens=5).status_code == 200
-        refused = server.ask(max_tokens=6)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
 
 
 def test_prompts_times_n_are_choices_in_order(client: openai.OpenAI) -> None:
@@ -120,70 +109,6 @@ def test_chat(client: openai.OpenAI) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "a second one"}]}]
     same = client.chat.completions.create(messages=parts, **asked)
     assert same.choices[0].message.content == message.content
-
-
-@pytest.mark.parametrize("text", ["4", "No"])
-@pytest.mark.parametrize("passes", [True, False])
-def test_short_answers_reach_the_client_if_they_pass(text: str, passes: bool) -> None:
-    engine = ScriptedEngine(lambda x, seed: text)
-    score = 0.01 if passes else 0.9
-    scorer = CallableScorer(lambda texts: [score] * len(texts))
-    shown, reason = (text, "length") if passes else ("", "content_filter")
-    with running(engine, scorer, preset="backtrack") as server:
-        chat = {"messages": SAID}
-        answer = server.http.post("/v1/chat/completions", json=chat).json()["choices"][0]
-        assert (answer["message"]["content"] or "", answer["finish_reason"]) == (shown, reason)
-        answer = server.ask().json()["choices"][0]
-        assert (answer["text"], answer["finish_reason"]) == (shown, reason)
-        events = server.events("/v1/chat/completions", **chat)
-        choices = [choice for event in events for choice in event["choices"]]
-        assert "".join(choice["delta"].get("content") or "" for choice in choices) == shown
-        assert choices[-1]["finish_reason"] == reason
-
-
-def test_many_at_once_with_the_async_client(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_way, most = 0, 0
-
-    async def counted(request: Request) -> None:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await asyncio.sleep(0.05)
-        under_way -= 1
-
-    monkeypatch.setattr(server.engine, "on_write", counted)
-
-    async def ask() -> list[Any]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
-            asked = (
-                client.completions.create(model=MODEL, prompt=f"{PROMPTS[i % 5]} {i}", seed=i)
-                for i in range(32)
-            )
-            return await asyncio.gather(*asked)
-
-    answers = asyncio.run(ask())
-    sent = {text for batch in server.scorer.calls for text in batch}
-    assert all(answer.choices[0].text in sent for answer in answers)
-    assert most > 8
-
-
-def test_what_is_not_accepted_does_not_leave() -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        return [0.9] * len(texts)
-
-    with running(scorer=scorer, max_iterations=2) as server:
-        answer = server.ask()
-        choice = answer.json()["choices"][0]
-        assert (choice["text"], choice["finish_reason"]) == ("", "content_filter")
-        assert choice["tide"]["accepted"] is False
-        assert answer.json()["usage"]["completion_tokens"] == 0
-        assert "toxicity 0" not in answer.text
-        streamed = server.ask(stream=True).text
-        assert '"finish_reason":"content_filter"' in streamed
-        assert "toxicity 0" not in streamed
-        assert server.metric('tide_completions_total{outcome="refused"}') == 2
 
 
 def test_an_empty_text_is_given_as_none() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,33 +142,6 @@ def test_half_a_character_is_no_text(server: Running) -> None:
     ]
     for path, body in bodies:
         assert server.post(path, body).status_code == 400, (path, body)
-
-
-@given(st.sampled_from([*RIGHT, "/v1/models/", "/metrics", "/ready"]), st.data())
-@examples(40, 2_000)
-def test_bytes(server: Running, path: str, data: st.DataObject) -> None:
-    """Invalid or odd HTTP: the server answers or closes the connection, in time."""
-    method = data.draw(st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "\x00", "post"]))
-    query = data.draw(st.sampled_from(["", "?", "?key=%ff", "?key=" + "a" * 9000, "%00", "/../.."]))
-    line = f"{method} {path}{query} HTTP/1.1\r\n".encode()
-    names = ["Content-Length", "Host", "Authorization", "X-Request-Id", "Transfer-Encoding"]
-    values = ["5", "-1", "1e9", "\xff\xfe", "chunked", "Bearer \xe9", "a" * 70_000, "", "h\x00"]
-    header = st.tuples(st.sampled_from(names), st.sampled_from(values))
-    headers = data.draw(st.lists(header, max_size=3))
-    lines = b"".join(f"{name}: {value}\r\n".encode("latin-1") for name, value in headers)
-    rest = data.draw(st.sampled_from([b"\r\n", b"\r\n{}", b"", b'\r\n5\r\n{"a":\r\n0\r\n\r\n']))
-    with server.connect() as connection:
-        answer = b""
-        try:
-            connection.sendall(line + lines + rest)
-            connection.shutdown(socket.SHUT_WR)
-            while chunk := connection.recv(65_536):
-                answer += chunk
-        except TimeoutError:
-            raise
-        except OSError:  # the server need not read all of it
-            pass
-    assert not answer.startswith(b"HTTP/1.1 5"), answer[:300]
 
 
 def test_nothing_of_it_was_a_fault(server: Running, caplog: pytest.LogCaptureFixture) -> None:

@@ -97,16 +97,6 @@ def test_text_of_a_message_is_streamed_in_pieces(text_server: TextServer) -> Non
         assert message.content[0].text == f"{TEXT} They are"
 
 
-def test_refused_message_has_no_content(
-    client: anthropic.Anthropic, text_server: TextServer
-) -> None:
-    says(text_server, Said(calls=[("find", f'{{"a": "{BAD}"}}')]))
-    whole = client.messages.create(**ASKED, tools=[TOOL])
-    kinds, message = streamed(client, tools=[TOOL])
-    assert (whole.stop_reason, whole.content) == ("refusal", [])
-    assert (message.stop_reason, message.content, kinds) == ("refusal", [], [])
-
-
 def test_message_fails_if_the_scorer_dies_in_its_middle(text_server: TextServer) -> None:
     with (
         losing_its_scorer(text_server) as server,
@@ -186,23 +176,6 @@ def test_request_is_refused_by_the_name_of_its_field(
     assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
     assert told["error"]["message"].startswith(param)
     assert len(told["error"]["message"].splitlines()) == 1
-
-
-def test_key_is_read_as_anthropics_client_sends_it(text_server: TextServer) -> None:
-    says(text_server, Said(TEXT))
-    with (
-        OpenAIEngine("tiny", base_url=text_server.url) as engine,
-        running(engine, RudeScorer(BAD), strategy="backtrack", keys=("secret-a",)) as server,
-    ):
-        keys: list[dict[str, Any]] = [{"api_key": "secret-a"}, {"auth_token": "secret-a"}]
-        for key in keys:
-            with anthropic.Anthropic(base_url=server.url, **key) as client:
-                assert client.messages.create(**ASKED).content[0].text == TEXT
-        with (
-            anthropic.Anthropic(base_url=server.url, api_key="other") as client,
-            pytest.raises(anthropic.AuthenticationError, match="authentication_error"),
-        ):
-            client.messages.create(**ASKED)
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}'])

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.engines.openai.messages import WIRES, Said
@@ -111,28 +110,6 @@ def test_what_passes_is_given_out_as_the_model_said_it(serve: Serve, wire: str) 
     assert all(len(one) == 9 and one.isalnum() for one in ids)
     assert (given["content"], given["reasoning_content"]) == (FINE.text, FINE.reasoning)
     assert last["finish_reason"] == "tool_calls"
-
-
-def test_clients_of_openai_put_a_stream_together(serve: Serve) -> None:
-    with serve(FINE) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
-        asked: dict[str, Any] = {"model": "scripted", "messages": [USER], "tools": TOOLS}
-        whole = client.chat.completions.create(**asked, seed=3).choices[0]
-        with client.chat.completions.stream(**asked, seed=3) as stream:
-            for _ in stream:
-                pass
-            final = stream.get_final_completion().choices[0]
-        turns = [USER, whole.message.model_dump(exclude_none=True)]
-        for one in whole.message.tool_calls or ():
-            turns.append({"role": "tool", "tool_call_id": one.id, "content": "sunny"})
-        client.chat.completions.create(model="scripted", messages=turns, tools=TOOLS)
-    for choice in (whole, final):
-        assert choice.finish_reason == "tool_calls"
-        calls = [(one.function.name, one.function.arguments) for one in choice.message.tool_calls]
-        assert calls == list(FINE.calls)
-    assert [one.id for one in whole.message.tool_calls] == [
-        one.id for one in final.message.tool_calls
-    ]
 
 
 def test_a_conversation_with_tools_is_passed_on(serve: Serve, text_server: TextServer) -> None:
@@ -257,15 +234,6 @@ def test_a_call_without_text_is_an_answer(serve: Serve) -> None:
     with serve(Said(calls=[("find", "")])) as server:
         message = ask(server)["message"]
         assert (message["content"], called(message)) == (None, [("find", "")])
-
-
-def test_a_schema_is_passed_on(serve: Serve, text_server: TextServer) -> None:
-    schema = {"name": "x", "schema": {"type": "object"}, "strict": True}
-    form = {"type": "json_schema", "json_schema": schema}
-    with serve(Said('{"a": 1}')) as server:
-        deltas, _ = streamed(server, tools=[], response_format=form)
-        assert "".join(delta.get("content", "") for delta in deltas) == '{"a": 1}'
-    assert text_server.requests[-1]["response_format"] == form
 
 
 def test_calls_that_nobody_asked_for_never_leave(serve: Serve) -> None:

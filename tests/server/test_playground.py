@@ -290,22 +290,6 @@ def test_a_notice_does_not_stand_as_text_of_the_model(browser: Any, mode: Any) -
         assert "Model: " not in (page.text_content("#base") or "")
 
 
-@pytest.mark.nightly
-def test_the_example_that_stands_there_is_of_what_is_asked_for(
-    browser: Any, chat_server: Running
-) -> None:
-    with opened(browser, chat_server.url) as page:
-        expect(page.locator("#prompt")).to_have_value("Why is everybody here so rude?")
-        page.check("input[value=completion]")
-        expect(page.locator("#prompt")).to_have_value("My neighbour came over to say that")
-        page.fill("#prompt", "Mine")
-        page.check("input[value=chat]")
-        expect(page.locator("#prompt")).to_have_value("Mine")
-    with opened(browser, f"{chat_server.url}#prompt=") as page:
-        expect(page.locator("input[value=chat]")).to_be_checked()
-        expect(page.locator("#prompt")).to_have_value("")
-
-
 def test_no_score_is_rounded_across_the_threshold(modules: Any) -> None:
     shown = modules.evaluate(
         """async () => {
