@@ -61,8 +61,8 @@ def test_a_limit_replaces_the_highest_score_for_its_attribute() -> None:
 def test_an_unknown_attribute_fails_its_limit(highest_of: tuple[str, ...]) -> None:
     scores = Scores(
         np.array([0.0]),
-        np.array([False]),
         {"threat": np.array([math.nan]), "profanity": np.array([0.0])},
+        np.array([False]),
     )
     rule = acceptance(*highest_of)
     assert rule.failed(scores.rows()[0]) == ("threat",)
@@ -82,7 +82,7 @@ def test_the_scaled_score_fails_exactly_at_a_limit() -> None:
 
 def test_the_worst_text_is_the_one_that_fails() -> None:
     columns = {"threat": np.array([0.0, 0.2]), "profanity": np.array([0.7, 0.0])}
-    scores = Scores(np.array([0.7, 0.2]), np.zeros(2, dtype=np.bool_), columns)
+    scores = Scores(np.array([0.7, 0.2]), columns, np.zeros(2, dtype=np.bool_))
     assert acceptance("threat", "profanity").worst(scores).attributes["threat"] == 0.2
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.scorers.wrappers.stand_ins import TwoSides
 from tide.core.errors import ScorerError
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import Attributed, ask_attributes, attributes_of
+from tide.scorers.base import Attributed, attributes_of
 from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
 from tide.server.scoring import perspective_name
 
@@ -45,8 +45,8 @@ def test_an_attribute_may_be_unknown_or_missing() -> None:
     assert score_texts(scorer, ["a text"]).known(0) == {"threat": 0.5}
     pocket = load_scorer("windows:9:pocket")
     assert attributes_of(pocket) == ()
-    assert ask_attributes(pocket, TEXTS).attributes == {}
-    assert ask_attributes(scorer, []).attributes["threat"].shape == (0,)
+    assert score_texts(pocket, TEXTS).attributes == {}
+    assert score_texts(scorer, []).attributes["threat"].shape == (0,)
 
 
 def test_the_worst_window_s_attributes_count() -> None:
@@ -54,12 +54,12 @@ def test_the_worst_window_s_attributes_count() -> None:
     assert attributes_of(scorer) == TwoSides.attributes
     text = "aaaa BBBB cccc dddddddddddddd ee"
     # Windows: "aaaa BBBB", "BBBB cccc", "cccc ddd...", "ddd... ee"
-    found = ask_attributes(scorer, [text, "ok"])
+    found = score_texts(scorer, [text, "ok"])
     assert found.attributes["threat"] == pytest.approx([0.19, 0.02])
     assert found.attributes["insult"] == pytest.approx([4 / 9, 0.0])
     assert found.values == pytest.approx([4 / 9, 0.02])
     # A window of punctuation alone is empty and does not affect the other windows' attributes.
-    assert ask_attributes(scorer, ["AB . . CD"]).attributes["insult"] == pytest.approx([0.5])
+    assert score_texts(scorer, ["AB . . CD"]).attributes["insult"] == pytest.approx([0.5])
 
 
 def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
@@ -67,13 +67,13 @@ def test_an_ensemble_joins_the_attributes_of_those_that_have_them() -> None:
     other.attributes = ("threat",)
     other.score_attributes = lambda texts: of([0.5] * 3, threat=[0.5, 0.0, np.nan])  # type: ignore[method-assign]
     raw = one.score_attributes(TEXTS)
-    most = ask_attributes(MaxScorer([load_scorer("pocket"), one, other]), TEXTS)
+    most = score_texts(MaxScorer([load_scorer("pocket"), one, other]), TEXTS)
     assert list(most.attributes) == ["threat", "insult"]
     assert most.values == pytest.approx(np.maximum(raw.values, 0.5))
     assert most.attributes["threat"][:2] == pytest.approx([0.5, raw.attributes["threat"][1]])
     assert np.isnan(most.attributes["threat"][2])  # the unknown value may be the maximum
     assert most.attributes["insult"] == pytest.approx(raw.attributes["insult"])
-    mean = ask_attributes(MeanScorer([one, other]), TEXTS)
+    mean = score_texts(MeanScorer([one, other]), TEXTS)
     assert mean.attributes["threat"][1] == pytest.approx(raw.attributes["threat"][1] / 2)
 
 

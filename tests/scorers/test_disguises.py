@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from models.probes import TRICKS
 
 from tide.scorers import load_scorer
-from tide.scorers.disguises import readings
+from tide.scorers.disguises import _displayed, is_ordinary, readings
 from tide.scorers.words import NeverScorer
 
 INSULT = "you are a stupid idiot"
@@ -50,11 +51,22 @@ def test_ordinary_text_is_read_as_it_is(text: str) -> None:
     assert readings(text) == (text,)
 
 
+def test_characters_of_ordinary_text_are_read_as_they_are() -> None:
+    """Ordinary text is not read again as it grows, so nothing in it may be a disguise."""
+    ordinary = [chr(code) for code in range(0x20000) if is_ordinary(chr(code))]
+    assert {"\u00e9", "\u2026", "\U0001f600"} < set(ordinary)
+    for character in ordinary:
+        text = f"a{character}b {character}{character}"
+        assert _displayed(text, look_alikes=True) == [text]
+        apart = unicodedata.normalize("NFKD", character)
+        assert character.isspace() or not any(map(str.isspace, apart))
+
+
 def test_ordinary_english_is_read_as_it_is(shared_data: Path) -> None:
     """All but a few sentences of Wikipedia, which hold other letters or control characters."""
     path = shared_data / "corpus" / "bold_wikipedia.jsonl.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        texts = [json.loads(line)["text"] for line in file]
+        texts = [json.loads(line)["text"] for line in file][::8]
     changed = [text for text in texts if readings(text) != (text.replace("\xa0", " "),)]
     assert len(changed) <= 0.002 * len(texts)
 
@@ -98,11 +110,9 @@ def test_the_worse_reading_counts() -> None:
 def test_much_hidden_in_one_text_takes_no_long_time() -> None:
     many = ("&amp;", "&#38;amp;", "\u202e", "a\b", "\u0456a", "a\u0301", "\u0301\u0316", "&#0")
     for part in many:
-        assert len(readings(part * 100_000)) <= 2
+        assert len(readings(part * 20_000)) <= 2
     for name in ("pocket", "sentence"):  # they normalize readings
-        load_scorer(name).score(
-            ["a" + "\u0301\u0316" * 100_000, "\u3042" + "\u3099\u0316" * 100_000]
-        )
+        load_scorer(name).score(["a" + "\u0301\u0316" * 20_000, "\u3042" + "\u3099\u0316" * 20_000])
 
 
 @pytest.mark.parametrize("blank", "\x85\u115f\u1160\u2800\u3164\uffa0\u0600\u06dd\ufffb\U000110bd")

@@ -14,7 +14,7 @@ from tests.models import CONTEXT, VOCAB, save_tokenizer
 from tests.scorers.guards.tiny import TEXTS, save_guard
 from tests.vllm.servers import VllmProcess
 from tide.scorers import load_scorer
-from tide.scorers.base import ask_attributes
+from tide.scorers.base import score_texts
 from tide.scorers.guards import LocalGuard
 
 pytestmark = pytest.mark.vllm
@@ -66,5 +66,5 @@ def test_classify(tmp_path: Path, server: Any) -> None:
     expected = load_scorer(f"hf:{folder}").score(TEXTS)
     url = server(folder)
     assert load_scorer(f"classifier:{url}").score(TEXTS) == pytest.approx(expected, abs=1e-3)
-    both = ask_attributes(load_scorer(f"classifier:{url}#0,1"), TEXTS)
+    both = score_texts(load_scorer(f"classifier:{url}#0,1"), TEXTS)
     assert both.attributes["class-0"] == pytest.approx(1 - expected, abs=1e-3)

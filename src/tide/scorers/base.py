@@ -8,7 +8,7 @@ import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -280,6 +280,44 @@ class AttributedScorer(PlainScorer, ABC):
         return self.score_attributes(texts).values
 
 
+class ScorerWrapper(AttributedScorer):
+    """A scorer that wraps one or more scorers. Subclasses override `score_attributes`.
+
+    It asks its scorers by `ask`, which validates their answers; its own answer is valid if theirs
+    are. Name and threshold are those of the first scorer, unless the subclass sets others. It has
+    the attributes of all scorers, and the languages that every scorer reads. It reads exchanges if
+    one of the scorers does.
+    """
+
+    screen: Scorer | None = None
+
+    def __init__(self, *scorers: Scorer) -> None:
+        self._scorer, self.scorers = scorers[0], scorers
+        self.name = self._scorer.name
+        self.threshold = self._scorer.threshold
+        self.reads = "exchange" if any(map(reads_exchanges, scorers)) else "text"
+        self.pace = slowest_pace(scorers)
+        self.quick = all(map(is_quick, scorers))
+        self.concurrent = all(map(is_concurrent, scorers))
+        names = [name for scorer in scorers for name in attributes_of(scorer)]
+        self.attributes = tuple(dict.fromkeys(names))
+        self.highest_of = highest_of(scorers[0]) if len(scorers) == 1 else ()
+        self.window = window_of(scorers[0]) if len(scorers) == 1 else 0
+        self.fallback = next(filter(None, map(fallback_of, scorers)), "")
+        known = [set(read) for read in map(languages_of, scorers) if read is not None]
+        self.languages = tuple(sorted(set.intersection(*known))) if known else None
+
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
+        return ask(self._scorer, texts)
+
+    def score(self, texts: Sequence[Scored]) -> Floats:
+        return score_texts(self, texts).values
+
+    def close(self) -> None:
+        for scorer in self.scorers:
+            scorer.close()
+
+
 class CallableScorer(PlainScorer):
     """A scorer made from a function that maps a list of texts to a list of scores.
 
@@ -308,23 +346,24 @@ class CallableScorer(PlainScorer):
 class Scores:
     """Scores of n texts; all arrays have shape (n,).
 
-    values: toxicity in [0, 1]. empty: bool, true for texts that were not sent to the scorer,
-    because they are (nearly) empty. attributes: arrays by name; NaN for these texts, and for
-    unknown values.
+    values: toxicity in [0, 1]. attributes: arrays by name, NaN where unknown. empty: bool, true for
+    texts that were not sent to the scorer, because they are (nearly) empty.
     """
 
     values: Floats
+    attributes: Mapping[str, Floats]
     empty: NDArray[np.bool_]
-    attributes: Mapping[str, Floats] = field(default_factory=dict)
 
     def split(self, sizes: Sequence[int]) -> list[Scores]:
         """Split the scores into groups of these sizes."""
+        if len(sizes) == 1:
+            return [self]
         parts = [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
         return [
             Scores(
                 self.values[part],
-                self.empty[part],
                 {name: column[part] for name, column in self.attributes.items()},
+                self.empty[part],
             )
             for part in parts
         ]
@@ -369,22 +408,25 @@ def _is_visible(c: str) -> bool:
 
 
 def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = None) -> Scores:
-    """Score every text and validate the scores.
+    """Score every text.
 
     texts: a text alone is an exchange without context. skip: `is_nearly_empty` or `is_blank`; these
-    texts score 0.0 and are not sent, whatever their context. Raises the errors of `ask_attributes`.
+    texts score 0.0 and are not sent, whatever their context. Raises the errors of `ask`.
     """
-    empty = np.zeros(len(texts), dtype=np.bool_)
-    if skip is not None:
-        empty[:] = [skip(exchange_of(text).text) for text in texts]
-    sent = np.flatnonzero(~empty).tolist()
-    answer = ask_attributes(scorer, [texts[i] for i in sent])
-    values = np.zeros(len(texts))
+    exchanges = list(map(exchange_of, texts))
+    if skip is None:
+        return Scores(*ask(scorer, exchanges), np.zeros(len(exchanges), dtype=np.bool_))
+    empty = np.array([skip(exchange.text) for exchange in exchanges], dtype=np.bool_)
+    sent = np.flatnonzero(~empty)
+    answer = ask(scorer, [exchanges[number] for number in sent])
+    if len(sent) == len(exchanges):
+        return Scores(*answer, empty)
+    values = np.zeros(len(exchanges))
     values[sent] = answer.values
-    attributes = {name: np.full(len(texts), np.nan) for name in answer.attributes}
+    attributes = {name: np.full(len(exchanges), np.nan) for name in answer.attributes}
     for name, column in attributes.items():
         column[sent] = answer.attributes[name]
-    return Scores(values, empty, attributes)
+    return Scores(values, attributes, empty)
 
 
 def score_groups(
@@ -402,7 +444,7 @@ def score_groups(
         raise
     except ScorerError as error:
         try:
-            ask_attributes(scorer, [HEALTH_TEXT])
+            score_texts(scorer, [HEALTH_TEXT])
         except SCORER_DOWN:
             raise
         except ScorerError:
@@ -423,14 +465,14 @@ def highest_of(scorer: Scorer) -> tuple[str, ...]:
     return getattr(scorer, "highest_of", ())
 
 
+def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
+    """Return the languages that a scorer declares, such as `en`; None if it declares none."""
+    return getattr(scorer, "languages", None)
+
+
 def fallback_of(scorer: Scorer) -> str:
     """Return the name of the scorer that decides while `scorer` is down; "" if there is none."""
     return getattr(scorer, "fallback", "")
-
-
-def text_of(scored: Scored) -> str:
-    """Return what a scorer reads that reads no context."""
-    return scored if isinstance(scored, str) else scored.alone
 
 
 def exchange_of(scored: Scored) -> Exchange:
@@ -438,48 +480,58 @@ def exchange_of(scored: Scored) -> Exchange:
     return Exchange("", scored) if isinstance(scored, str) else scored
 
 
-def ask_attributes(scorer: Scorer, texts: Sequence[Scored]) -> Attributed:
-    """Return validated scores of `texts`, and attributes if the scorer declares any.
+def ask(scorer: Scorer, exchanges: Sequence[Exchange]) -> Attributed:
+    """Return the scores of `exchanges`, and attributes if the scorer declares any.
 
-    A scorer gets what it reads: texts or exchanges, equal ones once. An empty `texts` makes no
+    This is the one gate for scores: every answer of a scorer that is not a `ScorerWrapper` is
+    validated here, and a wrapper asks its scorers by this function.
+
+    A scorer gets what it reads: texts or exchanges, equal ones once. Empty `exchanges` make no
     call. Raises ScorerUnavailableError if the scorer times out or loses its connection, and
     ScorerError for any other failure, for an invalid answer, and for attributes that differ from
     the declared attributes.
     """
+    if isinstance(scorer, ScorerWrapper):
+        return scorer.score_attributes(exchanges)
     names = attributes_of(scorer)
-    if not texts:
+    if not exchanges:
         return Attributed(np.zeros(0), {name: np.zeros(0) for name in names})
-    read: list[Scored] = list(map(exchange_of if reads_exchanges(scorer) else text_of, texts))
-    distinct = list(dict.fromkeys(read))
+    texts: Sequence[Scored] = exchanges
+    if not reads_exchanges(scorer):
+        texts = [exchange.alone for exchange in exchanges]
+    distinct = list(dict.fromkeys(texts))
+    count = len(distinct)
     callee: Any = scorer
-    score = callee.score_attributes if names else callee.score
     # Pass a copy, so that a scorer that drops texts from its list fails the length check.
-    answer = _answer(scorer, lambda: score(list(distinct)))
-    if not names:
-        answer = Attributed(answer, {})
-    elif not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
+    answer = _answer(scorer, callee.score_attributes if names else callee.score, [*distinct])
+    answer = validated_answer(scorer, answer if names else Attributed(answer, {}), count)
+    if count == len(texts):
+        return answer
+    index_of = {text: index for index, text in enumerate(distinct)}
+    rows = [index_of[text] for text in texts]
+    attributes = {name: column[rows] for name, column in answer.attributes.items()}
+    return Attributed(answer.values[rows], attributes)
+
+
+def validated_answer(scorer: Scorer, answer: Any, count: int) -> Attributed:
+    """Return valid scores and attributes of `count` texts. Raises ScorerError."""
+    names = attributes_of(scorer)
+    if not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
         raise ScorerError(
             f"scorer {scorer.name}: the answer's attributes differ from the declared attributes"
         )
-    count = len(distinct)
     values = validate_scores(scorer.name, answer.values, count)
-    attributes = {
-        name: validate_scores(
-            f"{scorer.name} ({name})", answer.attributes[name], count, unknown=True
-        )
-        for name in names
-    }
-    if count == len(read):
-        return Attributed(values, attributes)
-    index_of = {text: index for index, text in enumerate(distinct)}
-    rows = [index_of[text] for text in read]
-    return Attributed(values[rows], {name: attributes[name][rows] for name in names})
+    attributes = {}
+    for name in names:
+        named = f"{scorer.name} ({name})"
+        attributes[name] = validate_scores(named, answer.attributes[name], count, unknown=True)
+    return Attributed(values, attributes)
 
 
-def _answer(scorer: Scorer, call: Callable[[], Any]) -> Any:
-    """Return the result of `call`, awaited if necessary. Exceptions become ScorerErrors."""
+def _answer(scorer: Scorer, score: Callable[[list[Scored]], Any], texts: list[Scored]) -> Any:
+    """Return what `score` returns, awaited if necessary. Exceptions become ScorerErrors."""
     try:
-        answer = call()
+        answer = score(texts)
         if not inspect.isawaitable(answer):
             return answer
         try:

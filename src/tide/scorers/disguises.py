@@ -29,8 +29,13 @@ REVISION = "r4"
 _PASSES = 8  # maximum number of passes over a text with nested disguises
 _AMPERSANDS = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:#\d{1,8};?|#x[0-9a-f]{1,6};?|[a-z][a-z0-9]{1,31};)", re.IGNORECASE)
-# ASCII without "&" and control characters, dashes, quotation marks and an ellipsis.
-_ORDINARY = re.compile(r"[\t\n\r -%'-~\u2013\u2014\u2018\u2019\u201c\u201d\u2026]*")
+# ASCII without "&" and control characters, accented Latin letters, quotation marks, currencies,
+# dashes, an ellipsis, pictograms and emojis.
+_ORDINARY = re.compile(
+    r"[\t\n\r -%'-~\u00a1\u00a3\u00ab\u00b0\u00bb\u00bf\u00c0-\u0130\u0134-\u017e"
+    r"\u2010-\u2015\u2018\u2019\u201c\u201d\u2026\u20ac\u2600-\u27bf\U0001f300-\U0001f64f"
+    r"\U0001f680-\U0001f6ff\U0001f900-\U0001f9ff]*"
+)
 _SHORT = 2000  # characters of a text that is remembered
 REORDERED = re.compile("[\b\x7f\u202e]")  # characters that change the displayed order
 _OVERRIDE = "\u202e"

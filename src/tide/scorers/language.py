@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tide.scorers.base import Scorer
 from tide.scorers.disguises import is_latin
 
 # Minimum number of letters for deciding the language.
@@ -23,11 +22,6 @@ _ENGLISH_WORDS = frozenset(_ENGLISH.split())
 # A text of fewer Latin letters may be in any language.
 _LEAST_LATIN = 20
 _MOST_CHARACTERS = 1000  # the end of a text decides its language
-
-
-def languages_of(scorer: Scorer) -> tuple[str, ...] | None:
-    """Return the languages that a scorer declares, such as `en`; None if it declares none."""
-    return getattr(scorer, "languages", None)
 
 
 def is_not_latin(text: str) -> bool:

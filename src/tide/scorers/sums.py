@@ -38,12 +38,12 @@ class Sums:
         if not _TAIL <= len(words) <= _MOST_WORDS:
             return self._from_scratch(words)
         with self._lock:
-            window = self._before(words)
+            window, gone = self._before(words)
             self._windows.setdefault(tuple(words[-_TAIL:]), []).append(window or _Window(words))
             if len(self._windows) > _MOST_TEXTS:
                 self._windows.popitem(last=False)
             # Most texts that are scored do not grow, and nothing is made for their first words.
-            return self._from_scratch(words) if window is None else self._moved(window, words)
+            return self._from_scratch(words) if window is None else self._moved(window, gone, words)
 
     def _from_scratch(self, words: Sequence[str]) -> tuple[float, int]:
         columns = {column for group in self._groups(words, 0, len(words)) for column in group}
@@ -53,21 +53,25 @@ class Sums:
         reach = self._reach
         return [self._columns(words[max(0, at - reach) : at + 1]) for at in range(start, end)]
 
-    def _before(self, words: list[str]) -> _Window | None:
-        """Take the window of a text from which this one has grown, if one is known."""
+    def _before(self, words: list[str]) -> tuple[_Window | None, int]:
+        """Take the window of a text from which this one has grown, if one is known.
+
+        Also return the number of its words before this text's first words.
+        """
         for end in range(len(words), max(_TAIL, len(words) - _GROWN) - 1, -1):
             tail = tuple(words[end - _TAIL : end])
             for window in self._windows.get(tail, ()):
-                if window.fits(words):
+                gone = window.gone(words)
+                if gone is not None:
                     self._windows[tail].remove(window)
                     if not self._windows[tail]:
                         del self._windows[tail]
-                    return window
-        return None
+                    return window, gone
+        return None, 0
 
-    def _moved(self, window: _Window, words: list[str]) -> tuple[float, int]:
-        """Make a window that of `words`, by what differs; return its sum."""
-        gone, kept = window.overlap(words)
+    def _moved(self, window: _Window, gone: int, words: list[str]) -> tuple[float, int]:
+        """Make a window that of `words`, by what differs; return its sum. gone: see `_before`."""
+        kept = window.kept(gone, words)
         # The features of the first words depended on words that have gone.
         fresh = min(kept, self._reach) if gone else 0
         before = self._groups(words, 0, fresh)
@@ -93,27 +97,25 @@ class _Window:
         self.groups: list[list[int]] = []
         self.counts: dict[int, int] = {}
 
-    def fits(self, words: list[str]) -> bool:
-        """Whether the text `words` is about as long as this one, and begins near its beginning."""
-        is_near = abs(len(self.words) - len(words)) <= _NEAR
-        return is_near and self._gone(words) is not None
+    def gone(self, words: list[str]) -> int | None:
+        """Return the number of words before the first words of the text `words`.
 
-    def _gone(self, words: list[str]) -> int | None:
-        """Return the number of words before the first words of the text `words`, if it has them."""
+        It is None if this text does not have them near its beginning, or is much longer or shorter.
+        """
+        if abs(len(self.words) - len(words)) > _NEAR:
+            return None
         first = words[:_TAIL]
         return next((i for i in range(_NEAR) if self.words[i : i + _TAIL] == first), None)
 
-    def overlap(self, words: list[str]) -> tuple[int, int]:
-        """Return the number of words that are gone at the beginning, and of those that are left."""
+    def kept(self, gone: int, words: list[str]) -> int:
+        """Return the number of words after the first `gone` that the text `words` begins with."""
         if not self.groups:
-            return 0, 0
-        gone = self._gone(words)
-        assert gone is not None
+            return 0
         left = self.words[gone:]
         if left == words[: len(left)]:
-            return gone, len(left)
+            return len(left)
         differ = (at for at, (old, new) in enumerate(zip(left, words, strict=False)) if old != new)
-        return gone, next(differ, min(len(left), len(words)))
+        return next(differ, min(len(left), len(words)))
 
     def add(self, columns: Sequence[int], weights: Sequence[float]) -> None:
         counts = self.counts

@@ -19,11 +19,17 @@ from safetensors import safe_open
 from tide.core.errors import ScorerError, guarded
 from tide.core.text import UNSPACED
 from tide.pocket import WORD_LISTS
-from tide.scorers.base import Attributed, Exchange, Scored, Scorer, exchange_of, screen_of
+from tide.scorers.base import (
+    Attributed,
+    Exchange,
+    Scorer,
+    ScorerWrapper,
+    languages_of,
+    screen_of,
+)
 from tide.scorers.disguises import is_ordinary, readings, readings_in_all_scripts
-from tide.scorers.language import language_of, languages_of
+from tide.scorers.language import language_of
 from tide.scorers.masked import parts_of
-from tide.scorers.wrappers.base import ScorerWrapper
 
 FIRST = "first"  # the tensor with the hashes of the first tokens of all terms
 # A word, or a character of a script without spaces.
@@ -87,9 +93,9 @@ class WordLists(ScorerWrapper):
         if (screen := screen_of(scorer)) is not None:
             self.screen = WordLists(screen)
 
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         scores = super().score_attributes(texts)
-        listed = [holds_listed_word(exchange_of(text)) for text in texts]
+        listed = list(map(holds_listed_word, texts))
         if not any(listed):
             return scores
         return Attributed(np.where(listed, 1.0, scores.values), scores.attributes)

@@ -19,7 +19,8 @@ from tide import __version__
 from tide.core.chat import Chat
 from tide.core.errors import TideError
 from tide.engines.openai.engine import OpenAIEngine
-from tide.scorers.language import languages_of, load_identifier
+from tide.scorers.base import languages_of
+from tide.scorers.language import load_identifier
 from tide.server.gate import VISIT, Gate, Visit
 from tide.server.generation import Serving
 from tide.server.guardrail import GuardrailRequest, guard

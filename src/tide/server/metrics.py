@@ -15,9 +15,17 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from tide.core.errors import ScorerError
 from tide.core.results import Result, Trial
-from tide.scorers.base import FALLBACK, HEALTH_TEXT, Attributed, Scored, Scorer, screen_of
-from tide.scorers.language import language_of, languages_of
-from tide.scorers.wrappers.base import ScorerWrapper
+from tide.scorers.base import (
+    FALLBACK,
+    HEALTH_TEXT,
+    Attributed,
+    Exchange,
+    Scorer,
+    ScorerWrapper,
+    languages_of,
+    screen_of,
+)
+from tide.scorers.language import language_of
 from tide.server.monitor import Draft
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -184,7 +192,7 @@ class MeasuredScorer(ScorerWrapper):
             inner._lock = self._lock  # shared, as the scorer calls its screen, too
             self.screen = inner
 
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         with nullcontext() if self.quick else self._lock:
             started = time.monotonic()
             try:

@@ -29,9 +29,10 @@ from tide.scorers.base import (
     attributes_of,
     highest_of,
     is_blank,
+    languages_of,
     reads_exchanges,
 )
-from tide.scorers.language import language_of, languages_of
+from tide.scorers.language import language_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
 from tide.server.schemas import ChatMessage, ContentPart, Refused, TextOr
@@ -268,7 +269,7 @@ class ScoringApi:
         if count > limits.max_texts:
             raise Refused(400, f"a request may have at most {limits.max_texts} texts")
         if not exchanges:
-            return Scores(np.zeros(0), np.zeros(0, dtype=np.bool_))
+            return Scores(np.zeros(0), {}, np.zeros(0, dtype=np.bool_))
         if self._waiting + count > limits.max_waiting_texts:
             raise Refused.busy("texts", 1)
         self._waiting += count

@@ -137,7 +137,7 @@ def test_one_call_tries_the_first_scorer_again() -> None:
             return super().score_attributes(texts)
 
     scorer._scorer = Trying()
-    assert scorer.score_attributes(TEXTS).attributes["fallback"].tolist() == [0.0, 0.0]
+    assert score_texts(scorer, TEXTS).attributes["fallback"].tolist() == [0.0, 0.0]
     assert meanwhile == [[0.0, 1.0]]
 
 

@@ -31,7 +31,7 @@ from tide.scorers.base import (
     AttributedScorer,
     Scored,
     TextScore,
-    text_of,
+    exchange_of,
 )
 
 
@@ -293,7 +293,7 @@ async def _hold(client: Client) -> None:
 
 
 def _size(texts: Sequence[Scored]) -> str:
-    return f"texts: {len(texts)}, characters: {sum(len(text_of(text)) for text in texts)}"
+    return f"texts: {len(texts)}, characters: {sum(len(exchange_of(text).alone) for text in texts)}"
 
 
 def url_from(variable: str, url: str | None, default: str) -> str:

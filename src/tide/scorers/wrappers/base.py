@@ -20,65 +20,20 @@ from tide.core.text import UNSPACED
 from tide.plugins.options import checked
 from tide.scorers.base import (
     Attributed,
-    AttributedScorer,
     Exchange,
     Floats,
-    Scored,
     Scorer,
-    ask_attributes,
+    ScorerWrapper,
+    ask,
     attributes_of,
-    exchange_of,
-    fallback_of,
     highest_of,
     is_blank,
-    is_concurrent,
-    is_quick,
     pace_of,
-    reads_exchanges,
     screen_of,
-    slowest_pace,
-    text_of,
     window_of,
 )
 from tide.scorers.disguises import REORDERED, readings
-from tide.scorers.language import MULTILINGUAL, language_of, languages_of
-
-
-class ScorerWrapper(AttributedScorer):
-    """A scorer that wraps one or more scorers. Subclasses override `score_attributes`.
-
-    Name and threshold are those of the first scorer, unless the subclass sets others. The wrapper
-    has the attributes of all scorers, and the languages that every scorer reads. It reads exchanges
-    if one of the scorers does.
-    """
-
-    screen: Scorer | None = None
-
-    def __init__(self, *scorers: Scorer) -> None:
-        self._scorer, self.scorers = scorers[0], scorers
-        self.name = self._scorer.name
-        self.threshold = self._scorer.threshold
-        self.reads = "exchange" if any(map(reads_exchanges, scorers)) else "text"
-        self.pace = slowest_pace(scorers)
-        self.quick = all(map(is_quick, scorers))
-        self.concurrent = all(map(is_concurrent, scorers))
-        self.attributes = tuple(
-            dict.fromkeys(n for scorer in scorers for n in attributes_of(scorer))
-        )
-        self.highest_of = highest_of(scorers[0]) if len(scorers) == 1 else ()
-        self.window = window_of(scorers[0]) if len(scorers) == 1 else 0
-        self.fallback = next(filter(None, map(fallback_of, scorers)), "")
-        known = [
-            set(languages) for scorer in scorers if (languages := languages_of(scorer)) is not None
-        ]
-        self.languages = tuple(sorted(set.intersection(*known))) if known else None
-
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
-        return ask_attributes(self._scorer, texts)
-
-    def close(self) -> None:
-        for scorer in self.scorers:
-            scorer.close()
+from tide.scorers.language import MULTILINGUAL, language_of
 
 
 class _Ensemble(ScorerWrapper):
@@ -104,8 +59,8 @@ class _Ensemble(ScorerWrapper):
         if any(screen_of(scorer) is not None for scorer in scorers):
             self.screen = type(self)([screen_of(scorer) or scorer for scorer in scorers])
 
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
-        members = [ask_attributes(scorer, texts) for scorer in self.scorers]
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
+        members = [ask(scorer, texts) for scorer in self.scorers]
         attributes = {
             name: [member.attributes[name] for member in members if name in member.attributes]
             for name in self.attributes
@@ -175,10 +130,10 @@ class StrictLanguageScorer(ScorerWrapper):
         if (screen := screen_of(scorer)) is not None:
             self.screen = StrictLanguageScorer(screen)
 
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         if self._is_english:
-            for text in map(text_of, texts):
-                language = language_of(readings(text)[0])
+            for exchange in texts:
+                language = language_of(readings(exchange.alone)[0])
                 if language not in ("", "en"):
                     raise ScorerError(
                         f"scorer {self.name}: reads only English, and a text is mostly in another "
@@ -214,15 +169,15 @@ class WindowedScorer(ScorerWrapper):
         self._words = words
         self.name = f"windows:{self._words}:{scorer.name}"
 
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         windows: list[Exchange] = []
         owners: list[int] = []
-        for owner, exchange in enumerate(map(exchange_of, texts)):
+        for owner, exchange in enumerate(texts):
             parts = split_words(exchange.text, self._words)
             visible = [part for part in parts if not is_blank(part)] or parts[:1]
             windows += [exchange._replace(text=part) for part in visible]
             owners += [owner] * len(visible)
-        return ask_attributes(self._scorer, windows).worst(owners, len(texts))
+        return ask(self._scorer, windows).worst(owners, len(texts))
 
 
 def split_words(text: str, words: int) -> list[str]:

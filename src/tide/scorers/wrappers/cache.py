@@ -16,13 +16,14 @@ from tide.plugins.options import checked
 from tide.scorers.base import (
     FALLBACK,
     Attributed,
-    Scored,
+    Exchange,
     Scorer,
+    ScorerWrapper,
     TextScore,
     code_of,
     score_texts,
+    validated_answer,
 )
-from tide.scorers.wrappers.base import ScorerWrapper
 
 # Number of new scores to request and write at a time, so that an outage loses few paid scores.
 _CHUNK = 64
@@ -61,7 +62,7 @@ class CachedScorer(ScorerWrapper):
         with self._opened() as database:
             database.executescript(_SCHEMA)
 
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         keys = list(map(self._key, texts))
         text_of_key = dict(zip(keys, texts, strict=True))
         with self._opened() as database:
@@ -74,14 +75,15 @@ class CachedScorer(ScorerWrapper):
             with self._opened() as database:
                 _write(database, fresh)
             known |= fresh
-        return Attributed.of([known[key] for key in keys], self.attributes)
+        stored = Attributed.of([known[key] for key in keys], self.attributes)
+        return validated_answer(self, stored, len(texts))  # the file may be damaged
 
-    def _key(self, scored: Scored) -> bytes:
+    def _key(self, exchange: Exchange) -> bytes:
         """Return the key of a text, or of an exchange if the scorer reads exchanges."""
-        if isinstance(scored, str):
-            content = scored
+        if self.reads == "text":
+            content = exchange.alone
         else:
-            context, text = scored
+            context, text = exchange
             messages = context if isinstance(context, str) else context.model_dump(mode="json")
             content = "exchange\0" + json.dumps([messages, text])
         # A text may hold a lone surrogate, which UTF-8 cannot encode.

@@ -13,14 +13,14 @@ from tide.plugins.options import checked
 from tide.scorers.base import (
     FALLBACK,
     Attributed,
-    Scored,
+    Exchange,
     Scorer,
-    ask_attributes,
+    ScorerWrapper,
+    ask,
     attributes_of,
     highest_of,
     pace_of,
 )
-from tide.scorers.wrappers.base import ScorerWrapper
 
 _LOG = logger(__name__)
 # Seconds after a failure in which the first scorer is not called.
@@ -56,13 +56,13 @@ class FallbackScorer(ScorerWrapper):
         self._clock = clock
         self._retry_at: float | None = None  # while the first scorer is down
 
-    def score_attributes(self, texts: Sequence[Scored]) -> Attributed:
+    def score_attributes(self, texts: Sequence[Exchange]) -> Attributed:
         if self._retry_at is not None:
             if self._clock() < self._retry_at:
                 return self._verdicts(texts)
             self._retry_at = self._clock() + _PAUSE  # other calls do not wait for this one
         try:
-            answer = ask_attributes(self._scorer, texts)
+            answer = ask(self._scorer, texts)
         except (*SCORER_DOWN, ScorerBrokenError) as error:
             if self._retry_at is None:
                 _LOG.warning("%s; %s decides until it answers again", error, self._second.name)
@@ -73,9 +73,9 @@ class FallbackScorer(ScorerWrapper):
             self._retry_at = None
         return Attributed(answer.values, {**answer.attributes, FALLBACK: np.zeros(len(texts))})
 
-    def _verdicts(self, texts: Sequence[Scored]) -> Attributed:
+    def _verdicts(self, texts: Sequence[Exchange]) -> Attributed:
         """Return the verdicts of the second scorer as scores."""
-        scores = ask_attributes(self._second, texts).values
+        scores = ask(self._second, texts).values
         unknown = np.full(len(texts), np.nan)
         return Attributed(
             (scores >= self._second.threshold).astype(np.float64),
