@@ -2,7 +2,7 @@
 
 while the answer has not ended:
 1. the model writes                                     (`draft`)
-2. the text so far is scored                            (`_send`, `_judge`)
+2. the text so far is scored                            (`_ask`, `_judge`)
 3. passed text is given out                             (`_give_out`)
 4. failed text is removed from the blamed word on, and this word is banned  (`_repair`),
    or the answer ends before the failed text
@@ -92,6 +92,13 @@ class _Pending:
     positions: list[tuple[int, list[str]]]
     scores: asyncio.Future[Scores]
 
+    async def by_position(self) -> list[tuple[int, Scores]]:
+        """Await the scores; return those of each position."""
+        groups = (await self.scores).split([len(windows) for _, windows in self.positions])
+        return [
+            (position, scores) for (position, _), scores in zip(self.positions, groups, strict=True)
+        ]
+
 
 def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
     """Return the empty answer of a task. A search strategy judges only whole answers."""
@@ -170,9 +177,8 @@ async def _follow(
         if ended and skipped(watch.settings)(watch.text):
             watch.judge(len(watch.texts), answer.effort.score_of_empty(watch.settings))
             break
-        pending = _send(answer, ended=ended)
-        if pending is not None:
-            sent.append(pending)
+        if positions := watch.asks(ended=ended):
+            sent.append(_ask(answer, positions, screened=watch.screened))
         # At the pace "word" each text is judged before the next piece. At any other pace the scorer
         # has until the next position.
         awaited = 0 if ended or watch.options.pace == "word" else 1
@@ -254,33 +260,20 @@ def _breaks_off(answer: Answer, *, ended: bool) -> bool:
 # 2. The text so far is scored.
 
 
-def _send(answer: Answer, *, ended: bool) -> _Pending | None:
-    """Send the texts that are due to the scorer."""
-    positions = answer.watch.asks(ended=ended)
-    return _sent(answer, positions, screened=answer.watch.screened) if positions else None
-
-
-def _sent(
+def _ask(
     answer: Answer, positions: list[tuple[int, list[str]]], *, screened: bool = False
 ) -> _Pending:
-    exchanges = _exchanges(answer, [windows for _, windows in positions])
-    return _Pending(positions, answer.scoring.send(exchanges, is_blank, screened=screened))
-
-
-def _exchanges(answer: Answer, windows: Sequence[Sequence[str]]) -> list[Exchange]:
-    """Return the windows of several positions with the answer's context, and count them."""
-    texts = [text for of_position in windows for text in of_position]
+    """Send the windows of positions to the scorer, or to its screen, with the answer's context."""
+    texts = [text for _, windows in positions for text in windows]
     answer.effort.scorer_calls += len(set(texts))
-    context = answer.task.context
-    return [Exchange(context, text) for text in texts]
+    exchanges = [Exchange(answer.task.context, text) for text in texts]
+    return _Pending(positions, answer.scoring.send(exchanges, is_blank, screened=screened))
 
 
 async def _judge(answer: Answer, pending: _Pending) -> Failure | None:
     """Await the scores of positions; return the first failure, if any."""
     watch, failure = answer.watch, None
-    sizes = [len(windows) for _, windows in pending.positions]
-    groups = (await pending.scores).split(sizes)
-    for (position, _), scores in zip(pending.positions, groups, strict=True):
+    for position, scores in await pending.by_position():
         if watch.screened:
             # The limits of attributes are the scorer's, not its screen's.
             rejects = not watch.settings.passes(float(scores.values.max()))
@@ -306,7 +299,7 @@ async def _read(answer: Answer, position: int, *, rejects: bool) -> Failure | No
     failure = await _settle(answer)
     if failure is not None or (rejects and not watch.decides(position)):
         return failure
-    answer.reading = _sent(answer, [(position, watch.windows(watch.passed, position))])
+    answer.reading = _ask(answer, [(position, watch.windows(watch.passed, position))])
     return await _settle(answer) if rejects else None
 
 
@@ -399,11 +392,9 @@ async def _blamed(answer: Answer, failure: Failure) -> tuple[int, int]:
     if len(words) == 1:
         return start, words[0]
     watch.rewind(words[-1])
-    windows = [watch.windows(watch.passed, position) for position in words[:-1]]
-    scores_of_all = await answer.scoring.send(_exchanges(answer, windows), is_blank)
-    groups = scores_of_all.split(list(map(len, windows)))
+    positions = [(position, watch.windows(watch.passed, position)) for position in words[:-1]]
     end = words[-1]
-    for position, scores in zip(words[:-1], groups, strict=True):
+    for position, scores in await _ask(answer, positions).by_position():
         worst = watch.acceptance.worst(scores)
         if watch.is_suspicious(worst):
             end = position
