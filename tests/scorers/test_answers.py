@@ -147,7 +147,7 @@ WRAPPERS: list[Callable[[Callable[[], Any]], Scorer]] = [
 
 @given(CASES, st.sampled_from(WRAPPERS))
 @pytest.mark.attack
-@examples(150, 10_000)
+@examples(40, 10_000)
 def test_only_scores_are_scores(case: Case, around: Callable[[Callable[[], Any]], Scorer]) -> None:
     answer, expected = case
     scorer = around(answer)

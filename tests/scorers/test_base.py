@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.scorers.test_answers import Unprintable
 from tide.core.errors import InputError, ScorerError, ScorerUnavailableError
@@ -26,23 +24,6 @@ def test_a_function_is_a_scorer() -> None:
     assert scorer.name.startswith("callable:by_length@")
     assert score_texts(scorer, TEXTS).values == pytest.approx([0.08, 0.07, 0.11])
     assert load_scorer(scorer) is scorer
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ([0.1, float("nan"), 0.2], "nan is not a score"),
-        ([0.1, 1.3, 0.2], r"1\.3 is not a score"),
-        ([0.1, 0.2], r"shape \(2,\), not \(3,\)"),
-        ([[0.1], [0.2], [0.3]], r"shape \(3, 1\)"),
-        (0.5, r"shape \(\), not \(3,\)"),
-        (np.zeros(3, dtype=bool), "not a list of numbers: TypeError: a ndarray of bool"),
-    ],
-)
-def test_what_is_not_a_score_is_an_error(answer: Any, message: str) -> None:
-    with pytest.raises(ScorerError, match=message) as caught:
-        score_texts(CallableScorer(lambda texts: answer), TEXTS)
-    assert "\n" not in str(caught.value)
 
 
 class Editing:
@@ -128,20 +109,6 @@ def test_skipped_texts_score_zero_unsent(skip: Any, value: float) -> None:
     assert scores.values == pytest.approx([value, 0.11])
     assert scores.empty.tolist() == [skip is is_nearly_empty, False]
     assert ("ab" in sent) == (skip is not is_nearly_empty)
-
-
-@given(st.lists(st.sampled_from(["", "aa", "text one", "text two", "text three"])))
-def test_equal_texts_are_sent_once(texts: list[str]) -> None:
-    sent: list[str] = []
-
-    def spy(batch: list[str]) -> list[float]:
-        sent.extend(batch)
-        return by_length(batch)
-
-    scores = score_texts(CallableScorer(spy), texts, is_nearly_empty)
-    assert len(sent) == len(set(sent))
-    expected = [0.0 if is_nearly_empty(text) else len(text) / 100 for text in texts]
-    assert np.array_equal(scores.values, expected)
 
 
 def test_a_third_party_scorer_is_found_by_name() -> None:

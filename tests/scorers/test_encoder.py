@@ -53,8 +53,8 @@ def small(path: Path, kind: str, pieces: list[str] = PIECES, **changes: Any) -> 
 
 def test_the_worst_window_of_a_long_text_counts(sentence: SentenceScorer) -> None:
     insult = "You are a stupid idiot and everybody hates you."
-    long = f"{FRIENDLY} " * 40 + insult + f" {FRIENDLY}" * 40
-    friendly = sentence.score([f"{FRIENDLY} " * 80])[0]
+    long = f"{FRIENDLY} " * 12 + insult + f" {FRIENDLY}" * 12
+    friendly = sentence.score([f"{FRIENDLY} " * 24])[0]
     assert max(friendly, sentence.score([FRIENDLY])[0]) < 0.5
     assert min(sentence.score([long, insult])) > 0.5
 

@@ -45,6 +45,8 @@ def test_which_texts_are_mostly_in_another_script(text: str, other: bool) -> Non
         ("Ich habe es", ""),  # too short to tell
         ("They went to Los Angeles and then to La Paz, de facto en route", "en"),
         (GREEK, "el"),
+        ("T\u00e4m\u00e4 on aivan tavallinen lause, jossa ei ole mit\u00e4\u00e4n pahaa", "fi"),
+        ("for (i = 0; i < 10; i++) { x[i] += y[i] * 2; }", ""),
         ("", ""),
     ],
 )

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tide.core.errors import InputError, ScorerUnavailableError
+from tide.core.errors import InputError
 from tide.plugins.options import Options
-from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers import Scorer, load_scorer
 
 
 class TunedOptions(Options):
@@ -109,14 +109,6 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
         load_scorer(f"{path}:rude:x")
     with pytest.raises(InputError, match="Nothing has no threshold, score, close; let its class"):
         load_scorer(f"{path}:Nothing")
-
-
-def test_what_a_function_says_of_itself_is_left_as_it_is() -> None:
-    def away(texts: list[str]) -> list[float]:
-        raise ScorerUnavailableError("nobody there")
-
-    with pytest.raises(ScorerUnavailableError, match=r"^nobody there$"):
-        score_texts(load_scorer(away), ["a text"])
 
 
 class NoClose:

@@ -105,7 +105,7 @@ def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
     """Recall on toxic texts outside the training data drops by at most 10 points."""
     labelled = train_pocket_scorer.read_labelled(DATA / "labelled")
     held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
-    texts = [labelled.texts[i] for i in held_out[::9]]
+    texts = [labelled.texts[i] for i in held_out[::45]]
     plain = (scorer.score(texts) >= 0.5).mean()
     assert plain >= 0.88
     for disguise in DISGUISES.values():
@@ -117,11 +117,11 @@ def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
 def test_ordinary_prose_that_was_not_trained_on_scores_low(scorer: PocketScorer) -> None:
     """The earlier revision had 4% at or above 0.5, and 26% at or above 0.2."""
     prose = train_pocket_scorer.read_ordinary(DATA, None, "report")
-    scores = scorer.score(prose["wikipedia"][::2])
-    assert len(scores) > 2000
+    scores = scorer.score(prose["wikipedia"][::10])
+    assert len(scores) > 400
     assert (scores >= 0.5).mean() <= 0.005
     assert (scores >= 0.2).mean() <= 0.03
-    assert (scorer.score(prose["replies"][::2]) >= 0.2).mean() <= 0.03
+    assert (scorer.score(prose["replies"][::10]) >= 0.2).mean() <= 0.03
 
 
 def test_names_of_groups_are_not_toxic(scorer: PocketScorer) -> None:
@@ -229,7 +229,7 @@ GROWING = [
 ]
 
 
-@examples(60, 2000)
+@examples(30, 2000)
 @given(st.lists(st.tuples(st.integers(0, 6), st.lists(st.sampled_from(GROWING)))))
 def test_scores_of_a_growing_text_are_those_from_scratch(
     scorer: PocketScorer, other: PocketScorer, steps: list[tuple[int, list[str]]]
@@ -244,7 +244,7 @@ def test_scores_of_a_growing_text_are_those_from_scratch(
             assert scorer.score([text]) == other.score([text])
 
 
-@examples(60, 2000)
+@examples(30, 2000)
 @given(st.lists(st.sampled_from(GROWING)))
 def test_words_between_spaces_are_those_of_the_text(parts: list[str]) -> None:
     text = " ".join(parts)

@@ -9,7 +9,6 @@ import pytest
 from tide.core.chat import Chat
 from tide.scorers import load_scorer, score_texts, word_lists
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scorer, screen_of
-from tide.scorers.language import language_of
 from tide.scorers.word_lists import WordLists, holds_listed_word, term_hash, tokens_of
 from tide.scorers.word_lists import with_word_lists as listed
 
@@ -113,19 +112,3 @@ def test_the_bundled_lists_have_25_languages() -> None:
     languages = {code for codes in word_lists._lists().languages.values() for code in codes}
     assert len(languages) == 25
     assert "en" not in languages
-
-
-@pytest.mark.parametrize(
-    ("text", "language"),
-    [
-        (GERMAN, "de"),
-        (SPANISH, "es"),
-        (ENGLISH, "en"),
-        ("T\u00e4m\u00e4 on aivan tavallinen lause, jossa ei ole mit\u00e4\u00e4n pahaa", "fi"),
-        ("Du Idiot", ""),
-        ("", ""),
-        ("for (i = 0; i < 10; i++) { x[i] += y[i] * 2; }", ""),
-    ],
-)
-def test_the_language_of_a_text(text: str, language: str) -> None:
-    assert language_of(text) == language

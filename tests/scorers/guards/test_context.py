@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.generated import examples
 from tide.core.chat import Chat
 from tide.scorers.guards import cut_context
 
@@ -40,15 +41,6 @@ LONG = chat(
 )
 
 
-def test_what_fits_is_unchanged() -> None:
-    assert cut(LONG, words(LONG)) == LONG
-    assert cut("a text", 6) == "a text"
-
-
-def test_text_loses_its_beginning() -> None:
-    assert cut("one two three", 5) == "three"
-
-
 def test_chat_loses_oldest_messages_and_keeps_system_message() -> None:
     assert contents(cut(LONG, words(LONG) - 1)) == [
         "be brief",
@@ -71,17 +63,6 @@ def test_long_system_message_is_left_out_rather_than_the_question() -> None:
     assert contents(cut(long, 20)) == ["the question"]
 
 
-def test_chat_loses_its_oldest_messages_and_keeps_its_last() -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "an old question"},
-        {"role": "assistant", "content": "an old answer"},
-        {"role": "user", "content": "look it up"},
-        {"role": "tool", "content": "a long result " * 3, "tool_call_id": "1"},
-    ]
-    assert [message.role for message in cut(Chat.of(messages), 60).messages] == ["user", "tool"]
-    assert contents(cut(Chat.of(messages), 20)) == [" a long result "]
-
-
 roles = st.sampled_from(["system", "user", "assistant", "tool"])
 contents_of = st.text(st.sampled_from("ab \n\u00e9"), max_size=20)
 
@@ -98,6 +79,7 @@ def chats(draw: st.DrawFn) -> Chat:
     return Chat.of(messages)
 
 
+@examples(30, 2000)
 @given(chats() | st.text(), st.integers(0, 200))
 def test_cut_context_fits_and_ends_like_the_context(context: str | Chat, limit: int) -> None:
     shorter = cut(context, limit)

@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {
     "key": KEY, "url": "http://service.test", "queries_per_second": 10_000, "attempts": 1,
 }  # fmt: skip
 pytestmark = pytest.mark.attack
-ALL = settings(examples(50, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+ALL = settings(examples(15, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXTS = ["a text", "another text"]
 Make = Callable[[Any], httpx.Response]
 

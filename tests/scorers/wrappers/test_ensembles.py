@@ -90,12 +90,3 @@ def test_a_wrapper_is_quick_if_all_its_scorers_are_and_it_reads_no_file(tmp_path
     assert screen is not None
     assert is_quick(screen)
     assert not is_quick(CachedScorer(quick, tmp_path / "scores"))
-
-
-def test_a_function_is_quick_if_it_says_so() -> None:
-    def listed(texts: list[str]) -> list[float]:
-        return [float("bad" in text) for text in texts]
-
-    assert not is_quick(CallableScorer(listed))
-    listed.quick = True  # type: ignore[attr-defined]
-    assert is_quick(CallableScorer(listed))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.command import tide
 from tide.core.errors import ScorerError
 from tide.scorers import REGISTRY, CallableScorer, load_scorer
 from tide.scorers.base import screen_of
@@ -38,12 +37,3 @@ def test_strict_language_refuses_in_the_screen_of_confirm() -> None:
     assert screen.score([ENGLISH]) == load_scorer("pocket").score([ENGLISH])
     with pytest.raises(ScorerError, match="mostly in another language"):
         screen.score([GERMAN])
-
-
-def test_strict_language_from_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
-    strict = ("--scorer", "strict-language:pocket")
-    assert tide("score", RUSSIAN) == 0
-    assert tide("score", ENGLISH, *strict) == 0
-    capsys.readouterr()
-    assert tide("score", RUSSIAN, *strict) == 1
-    assert "mostly in another language (" in capsys.readouterr().err
