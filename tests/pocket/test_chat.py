@@ -77,6 +77,7 @@ def test_the_template(tokenizer: Any) -> None:
     assert marks == ["<|im_start|>", "<|im_end|>"] * 4 + ["<|im_start|>"]
 
 
+@pytest.mark.nightly
 def test_answers_end_by_themselves_at_some_length(
     engine: TransformersEngine, tokenizer: Any
 ) -> None:

@@ -115,6 +115,7 @@ def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -
     assert not texts & {f"You dummy {script.LAST_PROMPT}.", *later}
 
 
+@pytest.mark.nightly
 def test_the_offset_finds_toxic_completions_that_are_not_read(
     script: ModuleType, data: Path, tmp_path: Path
 ) -> None:
@@ -125,21 +126,6 @@ def test_the_offset_finds_toxic_completions_that_are_not_read(
     script.main(data, out, share=0.01)
     found = ExchangeScorer(out).score(toxic) >= script.LIMIT
     assert found.mean() == pytest.approx(script.RECALL, abs=0.005)
-
-
-def test_harmless_answers_are_harmless_from_their_first_word(script: ModuleType) -> None:
-    agreed = script.Row("They are dumb.", "I agree with every word that you said.", 0.93)
-    calm = script.Row("A house", "is a house", 0.01)
-    kinds = {"Toxicity Agreement": [agreed] * 500, "completions": [calm],
-             "Risk Ignorance": [calm._replace(target=script.SAFE)]}  # fmt: skip
-    rows = script.begun(kinds, random.Random(0))
-    begun = [row for row in rows if row.target == script.ORDINARY]
-    assert min(len(row.text.split()) for row in begun) == 1
-    assert max(len(row.text.split()) for row in begun) == script.FEW
-    assert {line for line, _ in script.awkward()} & {row.context for row in begun}
-    meant = [row for row in rows if row.context == agreed.context and row.target == 0.93]
-    assert meant
-    assert all(row.text.startswith("I agree with every") for row in meant)
 
 
 def test_another_group_gets_the_same_label(script: ModuleType) -> None:
@@ -181,24 +167,6 @@ def test_own_texts_share_no_eight_words_with_what_measures(script: ModuleType) -
     known = script.Known([*probes, *measured, *judge])
     assert not [text for text in texts if len(text.split()) >= 8 and text in known]
     assert not texts & set(measured)
-
-
-def test_own_texts_are_of_both_kinds(script: ModuleType) -> None:
-    own = [label for _, _, label in script.exchanges(0)]
-    assert 0.3 < sum(own) / len(own) < 0.5
-    alone = [label for _, label in script.sentences(0)]
-    assert 0.3 < sum(alone) / len(alone) < 0.5
-
-
-def test_any_line_may_come_before_a_harmless_answer(script: ModuleType, data: Path) -> None:
-    kinds = script.read(data, None).kinds
-    lines = script.unrelated_lines(kinds)
-    assert any(line.startswith("Dummy ") for line in lines)
-    assert any(line.startswith("A house ") for line in lines)
-    assert set(lines) & {line for line, _ in script.awkward()}
-    rows = script.unrelated(kinds, lines, random.Random(0))
-    assert {row.target for row in rows} == {script.ORDINARY}
-    assert all(row.context for row in rows)
 
 
 def test_a_frame_decides_what_a_toxic_text_is(script: ModuleType) -> None:

@@ -170,32 +170,6 @@ def test_known_texts_share_their_words_or_a_run_of_them(script: ModuleType) -> N
     assert "one two three four five six seven" not in known
 
 
-def test_a_new_network_computes_what_bert_does(script: ModuleType, tmp_path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    network, pieces = script.new_network(["you are such an idiot", "the shop is open"])
-    config = BertConfig(
-        vocab_size=len(pieces), hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=INNER, max_position_embeddings=128,
-    )  # fmt: skip
-    bert = BertModel(config, add_pooling_layer=False).eval()
-    weights = load_file(tmp_path / "foundation/model.safetensors")
-    everything = (tmp_path / "foundation/vocab.txt").read_text().split("\n")
-    chosen = [everything.index(piece) for piece in pieces]
-    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"][
-        chosen
-    ]
-    bert.load_state_dict(weights)
-    ids = [2, *(pieces.index(word) for word in ("you", "idiot")), 3]
-    with torch.inference_mode():
-        vectors = bert(torch.tensor([ids])).last_hidden_state
-        wanted = network.head(torch.cat([vectors.mean(1), vectors.amax(1)], dim=1))
-        inputs = torch.tensor([ids]), torch.zeros(1, 4).long(), torch.zeros(1, 4).bool()
-        found = network.eval()(*inputs)
-    assert found.item() == pytest.approx(wanted.item(), abs=1e-5)
-    assert len(pieces) <= 90
-
-
 @pytest.mark.nightly
 def test_what_measures_is_kept_out(script: ModuleType) -> None:
     """Neither its words are taught, nor five words of its sentences in a row."""
@@ -234,14 +208,3 @@ def test_what_measures_is_kept_out(script: ModuleType) -> None:
     found = 5 * ["You are a moron.", "You are a dork.", "You are a dolt.", "You are a nurse."]
     labelled = script.Rows(found, 5 * [1.0, 1.0, 1.0, 0.0])
     assert script.found_insults(labelled) == ["dolt"]
-
-
-def test_pieces_are_beginnings_and_wholes(script: ModuleType) -> None:
-    import random
-
-    texts = [f"one two three four five six {i}" for i in range(200)]
-    made = [*script.pieces_of(texts, random.Random(0))]
-    assert all(piece in text for piece, text in zip(made, texts, strict=True))
-    whole = np.mean([piece == text for piece, text in zip(made, texts, strict=True)])
-    begun = np.mean([text.startswith(piece) for piece, text in zip(made, texts, strict=True)])
-    assert 0.4 < whole < 0.7 < begun < 1

@@ -20,7 +20,6 @@ from tide.core.errors import (
     InputError,
     ScorerBrokenError,
     ScorerError,
-    ScorerRefusedError,
     ScorerUnavailableError,
     TideError,
     UnresolvedError,
@@ -84,8 +83,8 @@ def test_so_many_prompts_are_under_way_as_the_engine_runs() -> None:
 
 
 def test_no_prompt_ends_much_later_than_its_turn() -> None:
-    prompts = [f"{prompt} {n}" for n in range(20) for prompt in PROMPTS]
-    prompts.insert(50, "word " * 30)
+    prompts = [f"{prompt} {n}" for n in range(10) for prompt in PROMPTS]
+    prompts.insert(25, "word " * 30)
     detox = Detoxifier(
         scripted_engine(max_batch=16), scorer=ReadingScorer(), toxicity_threshold=0.1
     )
@@ -94,11 +93,11 @@ def test_no_prompt_ends_much_later_than_its_turn() -> None:
 
 
 @pytest.mark.parametrize("max_batch", [1, 64])
-@pytest.mark.parametrize("trials", [1, 2])
-def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, trials: int) -> None:
+def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int) -> None:
     """Whichever texts are scored in the same call, or none."""
-    settings: Any = {"num_trials": trials}
-    expected = list(Detoxifier(scripted_engine(), scorer=ReadingScorer(), **settings).map(PROMPTS))
+    expected = list(
+        Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2).map(PROMPTS)
+    )
     poison = expected[2].trials[0].base.text
 
     def scorer(texts: list[str]) -> list[float]:
@@ -106,7 +105,7 @@ def test_a_text_the_scorer_cannot_take_fails_its_prompt_alone(max_batch: int, tr
             raise ValueError("cannot read this one")
         return read(texts)
 
-    detox = Detoxifier(scripted_engine(max_batch=max_batch), scorer=scorer, **settings)
+    detox = Detoxifier(scripted_engine(max_batch=max_batch), scorer=scorer, num_trials=2)
     found = dict(outcomes(detox, PROMPTS))
     assert isinstance(found.pop(2), ScorerError)
     assert found == {i: result for i, result in enumerate(expected) if i != 2}
@@ -131,12 +130,9 @@ def test_a_scorer_that_fails_for_a_health_text_too_is_broken() -> None:
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
-        (["a", "list"], "list of texts; Detoxifier.batch and .map take several"),
         (("of", "texts"), "tuple of texts; Detoxifier.batch and .map take several"),
         ([{"role": "user"}], "list; detox.chat answers messages"),
-        (7, "int; detox.chat answers messages"),
         (None, "NoneType; detox.chat answers messages"),
-        (b"bytes", "bytes; detox.chat answers messages"),
     ],
 )
 def test_a_prompt_of_another_type_is_refused(prompt: Any, told: str) -> None:
@@ -174,9 +170,7 @@ def test_deadlines_of_prompts() -> None:
     assert detox(PROMPTS[0], deadline=3600.0) == whole
 
 
-@pytest.mark.parametrize(
-    "error", [ScorerUnavailableError("down"), ScorerRefusedError("no key"), ScorerError("broken")]
-)
+@pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerError("broken")])
 def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
     def scorer(texts: list[str]) -> list[float]:
         raise error
@@ -230,7 +224,7 @@ SHORT_PACES = ["backtrack", *(f"backtrack:pace={pace}" for pace in ("word", "sen
 
 
 @pytest.mark.parametrize("strategy", [*SHORT_PACES, "random-walk", "resample"])
-@pytest.mark.parametrize("text", ["4", "No", "\n.", " \u4f60"])
+@pytest.mark.parametrize("text", ["4", " \u4f60"])
 def test_short_answer_is_scored_like_any_other(strategy: str, text: str) -> None:
     sent: list[str] = []
 
@@ -345,23 +339,6 @@ def test_a_long_prompt_is_tokenised_in_a_thread_of_its_own() -> None:
         order.append(number)
         ended.set()
     assert order == [1, 0]
-
-
-def test_no_row_of_a_prompt_that_is_too_long_is_embedded() -> None:
-    engine = scripted_engine(context_length=64)
-    rows: list[int] = []
-    embed = engine._embed_tokens
-
-    def watched(ids: Sequence[int]) -> torch.Tensor:
-        rows.append(len(ids))
-        return embed(ids)
-
-    engine._embed_tokens = watched  # type: ignore[method-assign]
-    detox = Detoxifier(engine, scorer=ReadingScorer(), strategy="tide")
-    found = dict(outcomes(detox, [*(["word " * 500] * 20), PROMPTS[0]]))
-    assert all(isinstance(found[i], InputError) for i in range(20))
-    assert isinstance(found[20], Result)
-    assert max(rows) <= len(PROMPTS[0].split())
 
 
 class Screened(Reader):
@@ -520,7 +497,7 @@ def test_a_place_that_waits_is_not_scored_after_a_cancellation() -> None:
             await asyncio.sleep(0.3)  # the next words are written
             task.cancel()
             await asyncio.wait([task])
-            await asyncio.sleep(2)  # the thread that runs the call takes note of it
+            await asyncio.sleep(0.5)  # the thread that runs the call takes note of it
             go.set()
             await asyncio.sleep(0.3)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -148,20 +147,6 @@ def test_results_do_not_depend_on_what_is_remembered(engine: TransformersEngine)
     assert [one.text for one in found[0].trace] == [one.text for one in found[1].trace]
 
 
-def test_nothing_that_fails_is_given_out(engine: TransformersEngine) -> None:
-    detox = Detoxifier(
-        engine,
-        scorer=lambda texts: [0.9] * len(texts),
-        strategy="backtrack:holds=3",
-        on_unresolved="refuse",
-    )
-    result = detox(PROMPT)
-    assert (result.accepted, result.text) == (False, "")
-    assert len(result.trace) == 4
-    with detox.stream(PROMPT) as stream:
-        assert list(stream) == []
-
-
 def test_a_long_answer_is_repaired_in_place(engine: TransformersEngine) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 60, "min_new_tokens": 60}
     settings["toxicity_threshold"] = 0.5  # other texts score 0.05, below half of it
@@ -208,22 +193,6 @@ def test_a_word_that_was_held_back_stays_away_for_the_rest_of_an_answer(
     assert all(one.banned_token_ids for one in asked[first:])
 
 
-def test_many_at_once_equal_each_alone(engine: TransformersEngine) -> None:
-    words = first_words(engine, 6).split()
-    prompts = [PROMPT, "On the way home we saw"]
-
-    async def together() -> list[Any]:
-        from tide.detoxifier.asynchronous import AsyncDetoxifier
-
-        detox = AsyncDetoxifier(engine, scorer=Refusing(*words, "the", "to"), strategy="backtrack")
-        return list(await asyncio.gather(*(detox(prompt) for prompt in prompts * 3)))
-
-    detox = Detoxifier(engine, scorer=Refusing(*words, "the", "to"), strategy="backtrack")
-    alone = [detox(prompt) for prompt in prompts]
-    for found, expected in zip(asyncio.run(together()), alone * 3, strict=True):
-        assert [one.text for one in found.trace] == [one.text for one in expected.trace]
-
-
 def test_search_counts_the_prompt_for_each_evaluation(engine: TransformersEngine) -> None:
     (prompt,) = engine.tokenize([PROMPT])
     options: dict[str, Any] = {"strategy": "tide", "preset": "relative", "max_iterations": 2}
@@ -241,7 +210,7 @@ def test_a_prompt_without_movable_rows_stays_unresolved(engine: TransformersEngi
 
 
 @pytest.mark.parametrize("in_stream", [False, True])
-@pytest.mark.parametrize("stop", ["\n\nUser:", "\nUser:", " but fine\n\n"])
+@pytest.mark.parametrize("stop", ["\n\nUser:", " but fine\n\n"])
 def test_a_stop_string_after_a_word_that_the_screen_rejects(stop: str, in_stream: bool) -> None:
     """The scorer then decides on the last place, which it had left undecided."""
     story = [" this", " is", " odd", " but", " fine", "\n", "\n", "User", ":", " hi"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
-from tide.core.errors import EngineError, InputError, StrategyError
+from tide.core.errors import InputError, StrategyError
 from tide.core.seeds import derive_seed
 from tide.core.settings import Sampling, Settings
 from tide.detoxifier.sync import Detoxifier
-from tide.engines.base import Engine, Piece, Request
+from tide.engines.base import Engine, Request
 from tide.engines.local.engine import TransformersEngine
 from tide.runtime.search import Search
 from tide.runtime.trial import TrialTask
@@ -128,7 +128,7 @@ def test_an_empty_text_of_the_prompt_itself_ends_a_search() -> None:
 
 
 @pytest.mark.parametrize("when", ["ask", "tell", "done", "best"])
-@pytest.mark.parametrize("kind", [ZeroDivisionError, InputError, SystemExit])
+@pytest.mark.parametrize("kind", [InputError, SystemExit])
 def test_a_strategy_that_fails_does_so_alone(
     when: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,13 +159,12 @@ def test_a_strategy_that_fails_does_so_alone(
     assert "one divided by zero" in str(error)
 
 
-@pytest.mark.parametrize("number", [-1, "next", 99])
+@pytest.mark.parametrize("number", [-1, "next"])
 def test_an_evaluation_that_there_is_not_is_not_chosen(number: Any) -> None:
     engine = scripted_engine()
     (made,), _ = outcomes(
         engine, ReadingScorer(), lambda scoring: [search(engine, scoring, PROMPTS[1])]
     )
-    number = len(made.effort.trace) if number == "next" else number
     number = len(made.effort.trace) if number == "next" else number
     made.strategy.__class__ = type("Wrong", (type(made.strategy),), {"best": number})
     with pytest.raises(
@@ -196,52 +195,6 @@ def test_embeddings_that_no_engine_takes_fail_alone() -> None:
     assert good.strategy.done
     assert isinstance(error, StrategyError)
     assert "NaN" in str(error)
-
-
-def test_an_engine_that_fails_once_is_the_error_of_who_asked() -> None:
-    engine = scripted_engine()
-
-    failed: list[Request] = []
-
-    def broken(request: Request) -> None:
-        if not failed:
-            failed.append(request)
-            raise RuntimeError("out of memory")
-
-    engine.on_write = broken
-
-    def make(scoring: Scoring) -> list[Search]:
-        return [search(engine, scoring, PROMPTS[i]) for i in (0, 2)]
-
-    _, (error, none) = outcomes(engine, ReadingScorer(), make)
-    assert isinstance(error, EngineError)
-    assert "out of memory" in str(error)
-    assert none is None
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [
-        Piece((-1,), "length"),
-        Piece(("a",), "length"),  # type: ignore[arg-type]
-        Piece((True,), "length"),
-        Piece(tuple(range(21)), "length"),
-        Piece((0,), "because"),  # type: ignore[arg-type]
-        Piece((0,), None),
-        None,
-    ],
-)
-def test_what_is_no_completion_is_an_engine_error(piece: Any) -> None:
-    engine, scorer = scripted_engine(), ReadingScorer()
-
-    async def wrong(request: Request) -> AsyncGenerator[Piece, None]:
-        if piece is not None:
-            yield piece
-
-    engine._write = wrong  # type: ignore[method-assign]
-    with pytest.raises(EngineError, match=r"scripted.*(invalid or too|unknown|without a finish)"):
-        Detoxifier(engine, scorer=scorer)("a prompt")
-    assert not scorer.calls
 
 
 LOOP, PLAIN = "and so on" + " and so on" * 4, "toxicity 0.7 of a plain text"

@@ -240,7 +240,7 @@ texts = st.lists(
 )
 
 
-@examples(80, 5000)
+@examples(30, 5000)
 @given(
     texts,
     st.lists(st.floats(0, 1), min_size=80, max_size=80),

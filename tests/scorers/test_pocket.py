@@ -92,7 +92,7 @@ def test_agrees_with_recorded_perspective_scores(
     scorer: PocketScorer, model: str, area: float, correlation: float, agreeing: float
 ) -> None:
     """Each model has its own limits, because models write differently."""
-    pairs = recorded(model)
+    pairs = dict([*recorded(model).items()][::5])
     toxic = np.array(list(pairs.values())) > 0.5
     scores = scorer.score(list(pairs))
     assert roc_auc_score(toxic, scores) >= area
@@ -105,7 +105,7 @@ def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
     """Recall on toxic texts outside the training data drops by at most 10 points."""
     labelled = train_pocket_scorer.read_labelled(DATA / "labelled")
     held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
-    texts = [labelled.texts[i] for i in held_out[::45]]
+    texts = [labelled.texts[i] for i in held_out[::36]]
     plain = (scorer.score(texts) >= 0.5).mean()
     assert plain >= 0.88
     for disguise in DISGUISES.values():
