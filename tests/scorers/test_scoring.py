@@ -111,7 +111,6 @@ def test_the_screen_is_asked_alone_where_that_is_enough(portal: Portal) -> None:
     scorer.screen = screen
 
     async def work(scoring: Scoring) -> list[Scores]:
-        assert scoring.has_screen
         return await asyncio.gather(
             send(scoring, ["four"], screened=True), send(scoring, ["three"])
         )

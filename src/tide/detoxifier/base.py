@@ -27,7 +27,7 @@ from tide.runtime.acceptance import check_thresholds
 from tide.runtime.answer import answer
 from tide.runtime.trial import TrialTask
 from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
-from tide.scorers.base import Exchange, reads_exchanges
+from tide.scorers.base import Exchange, highest_of, reads_exchanges
 from tide.scorers.scoring import Scoring
 from tide.search import LoadedStrategy, resolve
 
@@ -227,10 +227,9 @@ class DetoxifierBase:
         read = await self._read(text, settings)
         if chat is not None and limit is not None:
             settings = settings.within(limit - len(read.token_ids))
-        highest_of = self._scoring.highest_of
+        names = highest_of(self.scorer)
         return [
-            TrialTask(read, settings, strategy, n, priority, on_text, chat, highest_of)
-            for n in trials
+            TrialTask(read, settings, strategy, n, priority, on_text, chat, names) for n in trials
         ]
 
     async def _read(self, text: str, settings: Settings) -> Prompt:

@@ -21,4 +21,4 @@ async def answer(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
         return await draw(task, engine, scoring)
     if task.strategy.rewinds:
         return await rewind(task, engine, scoring)
-    return await search(task, engine, scoring, task.strategy)
+    return await search(task, engine, scoring)

@@ -27,7 +27,16 @@ from tide.runtime.protected import is_protected
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.runtime.watch import Failure, Watch
 from tide.runtime.writing import parted, written
-from tide.scorers.base import Exchange, Scores, TextScore, is_blank, is_nearly_empty
+from tide.scorers.base import (
+    Exchange,
+    Scores,
+    TextScore,
+    is_blank,
+    is_nearly_empty,
+    pace_of,
+    screen_of,
+    window_of,
+)
 from tide.scorers.scoring import Scoring
 
 # The option `holds` limits the number of rewinds within this many tokens.
@@ -106,9 +115,11 @@ def begin(task: TrialTask, engine: Engine, scoring: Scoring) -> Answer:
     if not isinstance(options, BacktrackOptions):
         options = BacktrackOptions(pace="whole")
     continues = engine.supports_continuation(task.prompt.token_ids)
-    pace = scoring.pace if options.pace == "auto" else options.pace
-    options = options.model_copy(update={"pace": pace})
-    watch = Watch(task.acceptance, options, scoring.has_screen, window=scoring.window)
+    scorer = scoring.scorer
+    if options.pace == "auto":
+        options = options.model_copy(update={"pace": pace_of(scorer)})
+    is_screened = screen_of(scorer) is not None
+    watch = Watch(task.acceptance, options, is_screened, window=window_of(scorer))
     return Answer(task, engine, scoring, watch, continues, engine.prefix_cache())
 
 

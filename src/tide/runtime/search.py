@@ -19,20 +19,17 @@ from tide.engines.base import Engine, Prompt, Request
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
 from tide.scorers.base import Exchange
 from tide.scorers.scoring import Scoring
-from tide.search import LoadedStrategy
 
 if TYPE_CHECKING:  # repairs by rewinding need no search and no torch
     from tide.search.base import Candidate, Problem, Strategy
 
 
-async def search(
-    task: TrialTask, engine: Engine, scoring: Scoring, strategy: LoadedStrategy
-) -> Trial:
+async def search(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
     """Run a trial that searches for a whole answer that passes."""
     settings = task.settings
     problem, request = start_of(task.prompt, settings, task.seed, engine)
     request = replace(request, priority=task.priority)
-    running = Search(strategy.create(problem, settings), task, request, engine, scoring)
+    running = Search(task.strategy.create(problem, settings), task, request, engine, scoring)
     with anyio.move_on_after(settings.deadline) as scope:
         await running.run()
     effort = running.effort

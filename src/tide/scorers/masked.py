@@ -108,16 +108,16 @@ def _unmasked(token: str) -> str:
     match = _MASKED.fullmatch(core.lower())
     if match is None or not _LEAST <= len(core) <= _MOST or core.isalpha():
         return token
-    before, shown, after = match.groups()
+    before, letters, after = match.groups()
     if len(set("*#_-").intersection(core)) > 1:
         return token
-    if len(shown) == 1 and (before or shown != core[0] or after[:1] != "*"):
+    if len(letters) == 1 and (before or letters != core[0] or after[:1] != "*"):
         return token
-    word = _likeliest(_SIGN.sub("[a-z]", core.lower()), shown)
+    word = _likeliest(_SIGN.sub("[a-z]", core.lower()), letters)
     return token.replace(core, word) if word else token
 
 
-def _likeliest(pattern: str, shown: str) -> str:
+def _likeliest(pattern: str, letters: str) -> str:
     """Return the most frequent listed word that fits if the listed words are likely, else ""."""
     words = vocabulary()
     whole = re.compile(rf"(?<=\n){pattern}(?=\n)")
@@ -125,10 +125,10 @@ def _likeliest(pattern: str, shown: str) -> str:
     if not listed:
         return ""
     likely = _RATIO * sum(words.listed[word] for word in listed)
-    others = sum(words.ordinary[word] for word in whole.findall(words.texts[1]))
-    if len(shown) > 1:
-        others += _WHOLE * words.ordinary.get(shown, 0.0)
-    return max(listed, key=words.listed.__getitem__) if likely >= others else ""
+    unlisted = sum(words.ordinary[word] for word in whole.findall(words.texts[1]))
+    if len(letters) > 1:
+        unlisted += _WHOLE * words.ordinary.get(letters, 0.0)
+    return max(listed, key=words.listed.__getitem__) if likely >= unlisted else ""
 
 
 @lru_cache(maxsize=2**14)
@@ -138,9 +138,9 @@ def _shortened(token: str) -> str:
     if not alike or token.istitle() or word in words.listed or _is_ordinary(word):
         return token
     pattern = re.compile(_RUN.sub(lambda run: f"{run[1]}{{1,{len(run[0])}}}", word))
-    listed = [other for other in alike if pattern.fullmatch(other)]
-    others = re.findall(rf"(?<=\n){pattern.pattern}(?=\n)", words.texts[1])
-    if not listed or any(map(_is_ordinary, others)):
+    listed = [similar for similar in alike if pattern.fullmatch(similar)]
+    ordinary = re.findall(rf"(?<=\n){pattern.pattern}(?=\n)", words.texts[1])
+    if not listed or any(map(_is_ordinary, ordinary)):
         return token
     return max(listed, key=words.listed.__getitem__)
 

@@ -22,13 +22,10 @@ from tide.scorers.base import (
     Scorer,
     Scores,
     Skip,
-    highest_of,
     is_concurrent,
     is_quick,
-    pace_of,
     score_groups,
     screen_of,
-    window_of,
 )
 from tide.scorers.word_lists import with_word_lists
 
@@ -55,11 +52,13 @@ class Scoring:
 
     Texts that arrive while all threads are busy are sent together in the next call. Equal texts of
     a call are sent once, cancelled texts are not sent, and a text that the scorer rejects fails
-    only its request. A scorer that reads only English is helped by word lists in other languages.
+    only its request.
+
+    scorer: with word lists in other languages if it reads only English.
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer = with_word_lists(scorer)
+        self.scorer = scorer = with_word_lists(scorer)
         # Whether the scorer itself (False) and its screen (True) are quick.
         self._are_quick = [is_quick(_used(scorer, screened=screened)) for screened in (False, True)]
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end
@@ -69,25 +68,6 @@ class Scoring:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         weakref.finalize(self, self._calls.put, None).atexit = False
-
-    @property
-    def pace(self) -> str:
-        """When to score a growing text; see `Scorer`."""
-        return pace_of(self._scorer)
-
-    @property
-    def highest_of(self) -> tuple[str, ...]:
-        """The attributes whose highest value is the score; see `AttributedScorer`."""
-        return highest_of(self._scorer)
-
-    @property
-    def window(self) -> int:
-        """The tokens of a growing text that the scorer reads at once, or 0; see `Scorer`."""
-        return window_of(self._scorer)
-
-    @property
-    def has_screen(self) -> bool:
-        return screen_of(self._scorer) is not None
 
     def send(
         self,
@@ -116,7 +96,7 @@ class Scoring:
         """Score the texts for a quick scorer."""
         sent = [request for request in self._quick if not request.future.done()]
         self._quick = []
-        _answer(_score(sent, self._scorer))
+        _answer(_score(sent, self.scorer))
 
     def _call(self) -> None:
         """Let a thread score the other texts, if one is idle."""
@@ -125,7 +105,7 @@ class Scoring:
             return
         sent, self._slow = self._slow, []
         self._running += 1
-        loop, scorer, abort = asyncio.get_running_loop(), self._scorer, Future[None]()
+        loop, scorer, abort = asyncio.get_running_loop(), self.scorer, Future[None]()
 
         def call() -> None:
             ABORT.set(abort)
