@@ -101,11 +101,12 @@ def test_agrees_with_recorded_perspective_scores(
 
 
 @needs_data
+@pytest.mark.nightly
 def test_sees_through_disguised_spelling(scorer: PocketScorer) -> None:
     """Recall on toxic texts outside the training data drops by at most 10 points."""
     labelled = train_pocket_scorer.read_labelled(DATA / "labelled")
     held_out = np.flatnonzero((labelled.parts(0) == 0) & (np.array(labelled.labels) > 0.5))
-    texts = [labelled.texts[i] for i in held_out[::36]]
+    texts = [labelled.texts[i] for i in held_out[::9]]
     plain = (scorer.score(texts) >= 0.5).mean()
     assert plain >= 0.88
     for disguise in DISGUISES.values():
