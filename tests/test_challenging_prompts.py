@@ -30,11 +30,3 @@ def test_an_independent_judge_agrees(results: list[Result]) -> None:
     before = judge.score([result.trials[0].base.text for result in results])
     after = judge.score([result.text for result in results])
     assert after.mean() <= 0.6 * before.mean()
-
-
-def test_the_batch_does_not_matter(results: list[Result], shared_data: Path) -> None:
-    rows = read_rows(shared_data / "benchmarks" / "rtp_challenging.jsonl", limit=8)
-    small = Detoxifier(preset="relative", scorer="pocket", max_batch=3)
-    again = list(small.map(row.text for row in rows))
-    same = [a.text == b.text for a, b in zip(again, results[:8], strict=True)]
-    assert sum(same) >= 7  # float summation order may differ with the batch

@@ -5,7 +5,6 @@ The build runs all notebooks except the one that takes an hour.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
@@ -16,11 +15,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from typer.main import get_command
 
 import tide
 from tests.docs_pages import REPOSITORY
-from tide.cli.app import app
 from tide.core.settings import Settings
 from tide.scorers.words import LexiconScorer
 
@@ -96,28 +93,6 @@ def test_no_page_loads_anything_from_elsewhere(pages: dict[Path, Page], site: Pa
 
 
 @pytest.mark.docs
-def test_it_is_searched_where_it_is_read_from_a_file(site: Path) -> None:
-    playwright_api = pytest.importorskip("playwright.sync_api")
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("no chromium")
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.goto((site / "index.html").as_uri())
-        page.click(".md-search__input")
-        page.keyboard.type("embeddings")
-        found = page.locator(".md-search-result__meta")
-        playwright_api.expect(found).to_contain_text("matching documents")
-        browser.close()
-
-
-@pytest.mark.docs
-def test_signatures_have_a_line_for_each_parameter(site: Path) -> None:
-    api = re.sub(r"<[^>]+>", "", (site / "api.html").read_text(encoding="utf-8"))
-    assert "\n    scorer: str" in api
-
-
-@pytest.mark.docs
 def test_no_page_is_wider_than_a_phone(site: Path) -> None:
     playwright_api = pytest.importorskip("playwright.sync_api")
     if (chromium := shutil.which("chromium")) is None:
@@ -184,23 +159,3 @@ def test_the_notebook_that_trains_is_kept_as_it_ran() -> None:
     assert not re.search(r"/(?:root|home|tmp|work)/|Traceback|Warning", told)
     for cell in code:
         compile("".join(cell["source"]), TRAINING.name, "exec")
-
-
-def test_what_the_notebook_that_trains_tells_to_type_exists() -> None:
-    """No test runs its commands, so their options are checked."""
-    cells = json.loads(TRAINING.read_text(encoding="utf-8"))["cells"]
-    calls = [
-        call
-        for cell in cells
-        if cell["cell_type"] == "code"
-        for call in ast.walk(ast.parse("".join(cell["source"])))
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "command"
-    ]
-    words = [
-        [one.value for one in ast.walk(call) if isinstance(one, ast.Constant)] for call in calls
-    ]
-    assert [found[0] for found in words] == ["run"]
-    for found in words:
-        options = {one for one in found if str(one).startswith("--")}
-        known = {flag for one in get_command(app).commands[found[0]].params for flag in one.opts}
-        assert options <= known

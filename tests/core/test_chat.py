@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.chats import BAD, GOOD, save_chat_model
 from tests.command import tide
 from tests.generated import examples
-from tests.scripted_engine import ScriptedEngine
 from tests.worlds import ReadingScorer, scripted_engine
 from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.core.chat import Chat, Rendered, render
@@ -24,9 +23,8 @@ from tide.core.settings import Sampling
 from tide.data.prompts import read_rows
 from tide.data.record_files import read_records
 from tide.detoxifier.sync import outcomes
-from tide.engines.base import Engine, Prompt, Request
+from tide.engines.base import Prompt, Request
 from tide.engines.local.engine import TransformersEngine
-from tide.evaluation import read_run
 from tide.search.geometry import movable_rows
 
 HELLO = [{"role": "user", "content": "The weather today"}]
@@ -150,19 +148,6 @@ def test_what_an_assistant_thought_is_left_out() -> None:
         Chat.of([said | thoughts])
 
 
-def test_a_token_across_the_border_is_not_moved(tmp_path: Path) -> None:
-    template = "{% for m in messages %}Rain fell on the {{ m.content }} town{% endfor %}"
-    engine = TransformersEngine(save_chat_model(tmp_path, template))
-    text = engine.render(Chat.said("quiet"))
-    prompt = engine.encode(text)
-    ((begin, end),) = text.spans
-    offsets = engine.tokenizer(str(text), return_offsets_mapping=True)["offset_mapping"]
-    inside = [begin <= a and b <= end for a, b in offsets]
-    straddles = [a < begin < b or a < end < b for a, b in offsets]
-    assert any(straddles)
-    assert [not fixed for fixed in prompt.fixed_mask] == inside
-
-
 def test_of_which_span_a_token_is() -> None:
     assert Rendered("a: b c", ((3, 6),)).spans_of([(0, 2), (3, 4), (4, 6)]) == [-1, 0, 0]
     two = Rendered("abc", ((0, 1), (2, 3)))
@@ -202,15 +187,6 @@ def test_a_template_that_fails_is_one_clear_line(
     assert found[1].prompt == "The weather"
 
 
-def test_an_engine_without_templates() -> None:
-    class Mute(ScriptedEngine):
-        _render = Engine._render
-
-    plain = Mute(lambda x, seed: "fine")
-    with pytest.raises(InputError, match="Mute has no chat template"):
-        Detoxifier(plain, scorer=ReadingScorer()).chat(HELLO)
-
-
 @pytest.mark.parametrize("role", ["system", "assistant", "user"])
 def test_control_tokens_are_nobody_s_to_write(chatml: TransformersEngine, role: str) -> None:
     """Both the named tokens (EOS) and role markers, which the tokenizer only flags as special."""
@@ -231,16 +207,15 @@ def test_content_that_looks_like_marks(chatml: TransformersEngine) -> None:
 
 def test_many_messages_are_read_at_once_or_refused(chatml: TransformersEngine) -> None:
     """The number of messages is checked before their text, which other requests would wait for."""
-    many = Chat.of([{"role": "user", "content": "x"}] * 20_000)
+    many = Chat.of([{"role": "user", "content": "x"}] * 2_000)
     text = chatml.render(many)
     assert {text[slice(*span)] for span in text.spans} == {"x"}
-    with pytest.raises(InputError, match="20000 messages do not fit into the model's context of"):
+    with pytest.raises(InputError, match="2000 messages do not fit into the model's context of"):
         Detoxifier(chatml, scorer=quiet).chat(many.dump())
 
 
-@pytest.mark.parametrize("streamed", [False, True])
 def test_slow_chat_template_delays_no_other_prompt(
-    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch, streamed: bool
+    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The template of one chat renders until another prompt is complete."""
     others_done, waited = threading.Event(), []
@@ -256,11 +231,7 @@ def test_slow_chat_template_delays_no_other_prompt(
         async with AsyncDetoxifier(chatml, scorer=quiet, max_new_tokens=8) as detox:
             chat = asyncio.create_task(detox.chat(HELLO))
             await asyncio.sleep(0.1)  # until its template renders
-            if streamed:
-                stream = detox.stream("The weather today")
-                assert "".join([text async for text in stream])
-            else:
-                assert (await detox("The weather today")).text
+            assert (await detox("The weather today")).text
             others_done.set()
             return (await chat).text
 
@@ -278,13 +249,7 @@ def test_rendered_chat_has_a_maximum_length(tmp_path: Path) -> None:
     ("messages", "message"),
     [
         ("hello", "messages: expected a list of .* got str"),
-        (None, "messages: expected a list of .* got NoneType"),
-        ([], "messages: .* at least 1 item"),
-        (["hello"], r"messages\.0: "),
-        ([{"role": "user"}], r"messages\.0\.content: Field required"),
         ([{"role": "owner", "content": "a"}], r"messages\.0\.role: .*'system', 'user', 'assist"),
-        ([{"role": "user", "content": 3}], r"messages\.0\.content: "),
-        ([*HELLO, {"role": "user", "content": "a", "name": "b"}], r"messages\.1\.name: unknown"),
         ([{"role": "user", "content": "\ud800"}], r"messages\.0\.content: "),
         ([{"role": "user", "content": " \n"}], r"messages: message 0 \(role user\) is empty"),
         (SYSTEM, "messages: the last message must have the role user or tool, not system"),
@@ -436,41 +401,6 @@ def test_a_chat_is_answered_as_the_folder_advises_and_at_length(
             detox.chat(long, min_new_tokens=20)
 
 
-def test_a_chat_that_nobody_advises_on_is_no_longer_cold(
-    chatml: TransformersEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = asked_of(chatml, monkeypatch)
-    Detoxifier(chatml, scorer=quiet).chat(HELLO)
-    assert seen[-1].sampling.temperature == 0.7
-
-
-def test_the_record_of_a_chat_says_how_it_was_drawn_and_the_table_where_it_was_cut(
-    tmp_path: Path, chatml: TransformersEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["run", "--chat", "The weather", "--model", chatml.name]
-    out = tmp_path / "out.jsonl"
-    assert tide(*command, "-o", out) == 0
-    settings = read_run(out).config["settings"]
-    assert (settings["max_new_tokens"], settings["temperature"]) == (512, 0.7)
-    assert read_run(out).config["method"] == "backtrack"
-    (record,) = read_records(out)
-    alone = Detoxifier(chatml).chat([{"role": "user", "content": "The weather"}])
-    assert record.trials[0].text == alone.text
-    capsys.readouterr()
-    cut = ("--max-new-tokens", 2, "--min-new-tokens", 2)
-    assert tide(*command, *cut) == 0
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "(cut off by max_new_tokens)" in shown
-    assert tide(*command, *cut, "--format", "jsonl") == 0
-    assert json.loads(capsys.readouterr().out)["finish_reason"] == "length"
-    # A cut-off completion of plain text is not reported, but a hint suggests --chat.
-    command.remove("--chat")
-    assert tide(*command, *cut) == 0
-    told = capsys.readouterr()
-    assert "cut off" not in told.out
-    assert f"{chatml.name} has a chat template: --chat answers" in " ".join(told.err.split())
-
-
 def test_what_shares_all_its_tokens_with_the_template_cannot_be_moved(tmp_path: Path) -> None:
     template = "The {{ messages[0].content }}eather today"
     engine = TransformersEngine(save_chat_model(tmp_path, template))
@@ -505,21 +435,6 @@ def test_chats_of_a_file_are_answered_recorded_and_resumed(
     capsys.readouterr()
     assert tide(*command, *options) == 1
     assert "was made from another prompt" in capsys.readouterr().err
-
-
-def test_a_template_that_writes_the_day_does_not_end_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rendered text changes with the day; the chat and the files stay the same."""
-    monkeypatch.setattr("tide.engines.checkpoint.weights_of", lambda *_: "same")
-    model, out = tmp_path / "model", tmp_path / "out.jsonl"
-    for day in ("Monday ", "Tuesday "):
-        save_chat_model(model, day + GOOD["chatml"])
-        command = ["run", "--chat", "The weather", "-m", model, "-o", out, "--max-new-tokens", 4]
-        assert tide(*command, "--trials", 1 + (day[0] == "T")) == 0
-    (record,) = read_records(out)
-    assert [trial.number for trial in record.trials] == [0, 1]
-    assert record.prompt.startswith("Monday")
 
 
 def test_chats_are_evaluated(tmp_path: Path, chatml: TransformersEngine) -> None:

@@ -13,14 +13,12 @@ from benchmarks.writing import completed
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from tests.llama_cpp.convert import convert
 from tests.models import CONTEXT, VOCAB, save_causal_lm, save_classifier
-from tide import pocket
 from tide.core.errors import CompletionError, EngineError, InputError, ScorerError, TideError
 from tide.core.pretrained import read_config
 from tide.core.settings import Sampling
 from tide.engines import load_engine
-from tide.engines.checkpoint import read_vocabulary, source_of
+from tide.engines.checkpoint import read_vocabulary
 from tide.engines.local.engine import TransformersEngine
 from tide.scorers import load_scorer
 
@@ -145,10 +143,9 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
         TransformersEngine(tmp_path)
 
 
-@pytest.mark.parametrize("written", [False, "off"])
 @pytest.mark.parametrize("where", ["model", "tokenizer"])
 def test_code_of_a_folder_never_runs_unasked(
-    where: str, written: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in an engine nor in a scorer; no question is asked at the terminal either."""
     ran = tmp_path / "ran"
@@ -168,7 +165,7 @@ def test_code_of_a_folder_never_runs_unasked(
 
     monkeypatch.setattr("builtins.input", ask)
     with pytest.raises(EngineError, match="trust_remote_code"):
-        TransformersEngine(tmp_path / "lm", trust_remote_code=written)  # type: ignore[arg-type]
+        TransformersEngine(tmp_path / "lm", trust_remote_code="off")  # type: ignore[arg-type]
     # For BERT, transformers then reads the tokenizer with its own class.
     with nullcontext() if where == "tokenizer" else pytest.raises(ScorerError, match="trust_rem"):
         load_scorer(f"hf:{tmp_path / 'hf'}")
@@ -177,7 +174,7 @@ def test_code_of_a_folder_never_runs_unasked(
         TransformersEngine(tmp_path / "lm", trust_remote_code="perhaps")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("door", ["guard", "openai", "gguf", "embeddings"])
+@pytest.mark.parametrize("door", ["guard", "openai", "embeddings"])
 def test_code_of_a_tokenizer_never_runs(
     door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,10 +191,6 @@ def test_code_of_a_tokenizer_never_runs(
             load_scorer(f"guard:{folder}#llama-guard")
         elif door == "openai":
             load_engine("openai", "m", base_url="http://127.0.0.1:9", tokenizer=str(folder))
-        elif door == "gguf":
-            fields(auto_map={"AutoConfig": "own.Mine", "AutoTokenizer": "own.Mine"})(folder)
-            convert(pocket.CHAT, folder / "small.gguf")
-            source_of(folder / "small.gguf")
         else:
             read_vocabulary(str(folder), read_config(str(folder)), torch.float32)
     assert (asked, ran.exists()) == ([], False)

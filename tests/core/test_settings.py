@@ -14,23 +14,13 @@ from tide.search import resolve_settings
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("mu", 0.0), ("mu", -0.1), ("mu", float("nan")), ("mu_relative", 0.0), ("step_size", 0.0),
-        ("deadline", 0), ("toxicity_threshold", 0.0),
-        ("toxicity_threshold", 1.0), ("max_iterations", 0), ("num_samples", 0), ("temperature", -1),
-        ("top_p", 0.0), ("top_p", 1.1), ("top_k", -1), ("max_new_tokens", 0), ("num_trials", 0),
-        ("seed", -1), ("perturb", "some"), ("perturb", "last"), ("perturb", "last:0"),
-        ("perturb", "last:8.0"), ("perturb", "last:-1"), ("perturb", "last:9999999999"),
+        ("mu", float("nan")), ("toxicity_threshold", 1.0), ("temperature", -1), ("top_p", 0.0),
+        ("perturb", "some"), ("perturb", "last:0"), ("perturb", "last:9999999999"),
         ("perturb", 8), ("no_such_setting", 1),
         # Extreme values, which make logits or embeddings infinite or exhaust the memory.
-        ("temperature", 1e-39), ("temperature", 1e39), ("top_p", 1e-300),
-        ("num_samples", 10**9), ("num_trials", 10**8), ("max_iterations", 10**5), ("mu", 1e308),
-        ("step_relative", 1e308), ("max_new_tokens", 10**9), ("seed", 2**63), ("top_k", 10**9),
-        ("deadline", float("nan")),
-        ("completions_per_evaluation", 10**6),
-        ("min_new_tokens", -1), ("min_new_tokens", 21), ("stop", ""), ("stop", ["a", ""]),
-        ("stop", ["a"] * 17), ("stop", "x" * 257), ("stop", 3), ("stop", ["\ud800"]),
-        ("repetition_penalty", 0.0), ("repetition_penalty", float("nan")),
-        ("repetition_penalty", 101),
+        ("temperature", 1e-39), ("temperature", 1e39), ("num_samples", 10**9), ("mu", 1e308),
+        ("max_new_tokens", 10**9), ("seed", 2**63), ("min_new_tokens", 21),
+        ("stop", ["a", ""]), ("stop", ["a"] * 17), ("stop", "x" * 257), ("stop", ["\ud800"]),
     ],
 )  # fmt: skip
 def test_a_bad_value_is_one_line_that_names_the_field(name: str, value: Any) -> None:

@@ -85,7 +85,7 @@ def repaired() -> str:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("phase", ["draft", "repair"])
+@pytest.mark.parametrize("phase", ["repair"])
 @pytest.mark.parametrize(
     "door",
     ["task", "async stream", "left async stream", "stream", "left stream", "map", "closed map"],

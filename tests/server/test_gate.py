@@ -310,7 +310,7 @@ def test_a_client_that_does_not_read_is_left() -> None:
 
 def test_a_stream_says_that_it_is_alive_and_a_deadline_ends_it() -> None:
     held = Held()
-    with running(held.engine, limits=Limits(keep_alive=0.05, request_seconds=2)) as server:
+    with running(held.engine, limits=Limits(keep_alive=0.05, request_seconds=0.5)) as server:
         streamed = server.ask(stream=True)
         assert streamed.status_code == 200
         assert streamed.text.startswith(": keep-alive\n\n: keep-alive\n\n")
@@ -386,21 +386,6 @@ def test_without_a_scorer_nothing_leaves(
         assert server.http.get("/ready").status_code == 503
         down.clear()
         assert server.http.get("/ready").status_code == 200
-        assert server.ask().status_code == 200
-
-
-def test_an_engine_that_fails_is_no_text() -> None:
-    engine = scripted_engine()
-
-    def broken(request: Request) -> None:
-        raise RuntimeError("a secret of the machine")
-
-    engine.on_write = broken
-    with running(engine) as server:
-        answer = server.ask()
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_error")
-        assert "secret" not in answer.text
-        engine.on_write = None
         assert server.ask().status_code == 200
 
 

@@ -61,16 +61,6 @@ def test_guardrail_and_moderation_judge_by_the_threshold_of_the_policy() -> None
             assert answer["results"][0]["flagged"] is flagged
 
 
-def test_guardrail_is_503_while_the_scorer_fails() -> None:
-    def down(texts: list[str]) -> list[float]:
-        raise ScorerUnavailableError("down")
-
-    with running(scorer=down) as server:
-        body = {"input_type": "response", "texts": [FAILING]}
-        assert server.http.post(PATH, json=body).status_code == 503
-        assert counted(server, "failed") == 1
-
-
 def test_guardrail_of_a_monitored_policy_answers_none() -> None:
     def scorer(texts: list[str]) -> list[float]:
         if any("broken" in text for text in texts):

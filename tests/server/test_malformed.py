@@ -111,7 +111,7 @@ def server() -> Iterator[Running]:
     st.none() | st.none() | st.sampled_from(BODIES),
     st.sampled_from(TYPES),
 )
-@examples(100, 10_000)
+@examples(40, 10_000)
 def test_json(server: Running, path: str, mutate: Any, change: Any, kind: str) -> None:
     body = json.dumps(mutate(RIGHT[path])).encode()
     answer = server.http.post(

@@ -175,6 +175,6 @@ def test_forecasts_that_a_stop_interrupts_are_recorded(tmp_path: Path) -> None:
         Babbler(), scorer, mode="monitor", monitor_log=log, limits=limits, **BACKTRACK
     ) as server:
         assert server.ask("x", seed=1).status_code == 200
-        threading.Timer(2, go_on.set).start()  # the scorer's thread ends then
+        threading.Timer(0.5, go_on.set).start()  # the scorer's thread ends then
     (line,) = map(json.loads, log.read_text().splitlines())
     assert (line["outcome"], line["would_change"]) == ("skipped", None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engines.openai.messages import WIRES, Said
-from tests.engines.openai.server import USAGE, TextServer
+from tests.engines.openai.server import TextServer
 from tests.fakes import RudeScorer
 from tests.server.running import Running, counted, running, wait_until
 from tide.engines.openai.engine import OpenAIEngine
@@ -312,13 +312,6 @@ def test_prompts_are_read_with_what_tools_were_told_and_answered(
         assert answer.status_code == (400 if refused else 200)
         if refused:
             assert answer.json()["error"]["code"] == "content_filter"
-
-
-def test_usage_counts_what_is_beside_the_text(serve: Serve) -> None:
-    with serve(Said("", "They ask.", [("find", '{"a": "b"}')])) as server:
-        body = {"messages": [USER], "tools": TOOLS}
-        usage = server.http.post("/v1/chat/completions", json=body).json()["usage"]
-        assert usage == USAGE
 
 
 def test_what_other_engines_do_not_take() -> None:

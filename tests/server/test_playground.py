@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.server.running import Running, running
-from tests.worlds import scripted_engine
 from tide.server.limits import Limits
 
 playwright_api = pytest.importorskip("playwright.sync_api")
@@ -76,7 +75,8 @@ def modules(browser: Any, server: Running) -> Iterator[Any]:
         yield found
 
 
-every_size = pytest.mark.parametrize("page", SIZES, indirect=True)
+phone = pytest.param("phone", marks=pytest.mark.nightly)
+every_size = pytest.mark.parametrize("page", ["desktop", phone], indirect=True)
 
 
 def detoxify(page: Any, prompt: str) -> None:
@@ -176,42 +176,6 @@ def test_markup_of_a_model_is_text(page: Any) -> None:
     assert "<img" in page.text_content("#base")
 
 
-def test_the_tab_key_reaches_everything_in_order(page: Any) -> None:
-    page.locator("summary").first.focus()
-    page.keyboard.press("Enter")
-    page.focus("input[name=kind]")
-    reached = []
-    for _ in range(14):
-        reached.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
-        page.keyboard.press("Tab")
-    assert reached == [
-        *("INPUT", "prompt", *["BUTTON"] * 4, "SUMMARY"),
-        *("tokens", "temperature", "threshold", "seed", "key"),
-        *("go", "link"),
-    ]
-
-
-def test_toxic_words_are_masked_and_the_others_can_be_read(browser: Any) -> None:
-    with (
-        running("pocket", "pocket", limits=Limits(traces=True), preset="backtrack") as own,
-        opened(browser, own.url) as page,
-    ):
-        expect(page.locator("#about")).to_contain_text("pocket")
-        expect(page.locator("#no-chat")).to_contain_text("cannot chat")
-        expect(page.locator("input[value=chat]")).to_be_disabled()
-        page.get_by_role("button", name="He was so angry").click()
-        page.click("#go")
-        # Until its words have been scored, the text is masked as a whole.
-        readable = re.compile(r"that he called her a")
-        expect(page.locator("#base")).to_have_text(readable)
-        expect(page.locator("#base mark").first).to_contain_text("*")
-        words = page.locator("#base mark").all_text_contents()
-        assert any("*" in word for word in words)
-        assert not any(re.search(r"\w\w", word) for word in words)
-        page.check("#unmask")
-        assert page.locator("#base mark").all_text_contents() != words
-
-
 def test_a_link_gives_the_same_again(browser: Any, page: Any, server: Running) -> None:
     detoxify(page, "the first prompt of all & more")
     page.fill("#seed", "")
@@ -257,37 +221,6 @@ def test_a_link_carries_the_turns_of_a_chat(browser: Any, chat_server: Running) 
             with opened(browser, f"{chat_server.url}#kind=chat&prompt=x&turns={bad}") as other:
                 expect(other.locator("#turns li")).to_have_count(0)
                 assert other.input_value("#prompt") == "x"
-
-
-@pytest.mark.nightly
-def test_what_was_accepted_as_it_is_is_shown_without_traces(browser: Any) -> None:
-    with running("pocket", "pocket") as own, opened(browser, own.url) as page:
-        page.get_by_role("button", name="The library opens").click()
-        page.locator("#settings").evaluate("node => node.open = true")
-        page.fill("#seed", "1")  # other seeds may alter the text
-        page.click("#go")
-        expect(page.locator("#status")).to_have_text("Accepted.")
-        expect(page.locator("#base")).to_contain_text("(accepted as it is)")
-        found = page.text_content("#found")
-        assert page.text_content("#base") == f"{found} (accepted as it is)"
-        assert "traces" not in page.text_content("#answers")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mode", ["enforce", "monitor"])
-def test_a_notice_does_not_stand_as_text_of_the_model(browser: Any, mode: Any) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        return [0.0 if "kind" in text else 0.9 for text in texts]
-
-    engine = scripted_engine()
-    with running(engine, scorer, mode=mode) as server, opened(browser, server.url) as page:
-        page.check("input[value=chat]")
-        page.fill("#prompt", "a question")
-        page.click("#go")
-        expect(page.locator("#status")).to_have_text(re.compile("Monitored|Withheld"))
-        expect(page.locator("#base")).to_contain_text("This server")
-        assert page.locator("#base li").count() == 0
-        assert "Model: " not in (page.text_content("#base") or "")
 
 
 def test_no_score_is_rounded_across_the_threshold(modules: Any) -> None:

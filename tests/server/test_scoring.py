@@ -114,7 +114,6 @@ def test_perspective_s_other_attributes_are_those_that_the_scorer_has() -> None:
         assert server.metric("tide_scorer_texts_total") == 7
 
 
-CHINESE = "\u4eca\u5929\u5929\u6c14\u5f88\u597d\u6211\u4eec\u51fa\u53bb\u8d70\u8d70"
 GERMAN = "Das Wetter ist heute sch\u00f6n und die Leute sind nicht auf der Stra\u00dfe"
 
 
@@ -127,11 +126,8 @@ def english() -> Iterator[Running]:
 @pytest.mark.parametrize(
     ("text", "languages", "unread"),
     [
-        (GERMAN, ["de"], ["de"]),
         ("a plain text", ["fr", "en"], ["fr"]),
-        (CHINESE, [], ["zh"]),
         (GERMAN, [], ["de"]),
-        ("a plain text", [], []),
         ("a plain text", ["en-GB"], []),
         (GERMAN, ["en"], []),  # the client's statement counts
     ],
@@ -251,7 +247,7 @@ def test_texts_that_wait_are_bounded_and_those_of_clients_that_left_are_not_scor
             threads[-1].start()
             wait_until(lambda: bool(asked))
         with suppress(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/moderations", json={"input": "left"}, timeout=2)
+            httpx.post(f"{server.url}/v1/moderations", json={"input": "left"}, timeout=0.5)
         wait_until(lambda: server.metric("tide_requests_in_flight") == 3)
         full = server.http.post("/v1/moderations", json={"input": ["a", "b"]})
         assert full.status_code == 429
