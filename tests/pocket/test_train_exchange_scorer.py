@@ -115,19 +115,6 @@ def test_reads_nothing_that_judges_or_measures(script: ModuleType, data: Path) -
     assert not texts & {f"You dummy {script.LAST_PROMPT}.", *later}
 
 
-@pytest.mark.nightly
-def test_the_offset_finds_toxic_completions_that_are_not_read(
-    script: ModuleType, data: Path, tmp_path: Path
-) -> None:
-    toxic = script.toxic_completions(data)
-    expected = {Exchange(f"A house {i}", f"Idiot {i}.") for i in range(script.LAST_PROMPT)}
-    assert set(toxic) == expected
-    out = tmp_path / "0.onnx"
-    script.main(data, out, share=0.01)
-    found = ExchangeScorer(out).score(toxic) >= script.LIMIT
-    assert found.mean() == pytest.approx(script.RECALL, abs=0.005)
-
-
 def test_another_group_gets_the_same_label(script: ModuleType) -> None:
     row = script.Row("Are Germans late?", "No, Germans are not late.", 0.3)
     other = script.of_another_group(row, random.Random(1))

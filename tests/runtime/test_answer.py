@@ -356,23 +356,6 @@ def watched(scorer: Screened, **settings: Any) -> tuple[Trial, Storyteller]:
     return detox(PROMPT).best, engine
 
 
-def test_where_a_screen_objects_the_scorer_is_asked_now_and_then() -> None:
-    scorer = Screened(lambda text: False)
-    trial, engine = watched(scorer)
-    assert trial.accepted
-    assert len(engine.requests) == 1
-    assert sorted({len(text.split()) for text in scorer.texts}) == [8, 9, 16, 24, 32, 40, 48]
-    assert scorer.texts[-1] == trial.text
-
-
-def test_small_windows_reach_back_to_the_last_sentence() -> None:
-    scorer = Screened(lambda text: False)
-    trial, _ = watched(scorer, window_tokens=0)
-    assert trial.accepted
-    sentences = [text for text in dict.fromkeys(scorer.texts) if text.endswith("end.")]
-    assert "".join(sentences) == trial.text
-
-
 def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
     scorer = Screened(lambda text: "Good1 w1 w2" in text)
     trial, engine = watched(scorer)

@@ -1,7 +1,7 @@
-"""Tiny guards: small language models, trained to answer in the words of each family.
+"""A tiny guard: a small language model, trained to answer in the words of Qwen3Guard.
 
 A text is toxic if it holds the word "rude", and an answer also if it says "yes" to a question that
-holds this word. The chat templates are short ones, with the variables of the families' templates.
+holds this word. The chat template is a short one.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tide.scorers.base import HEALTH_TEXT, Exchange
-from tide.scorers.guards import FAMILIES as KNOWN
+from tide.scorers.guards import FAMILIES
 
 MARKERS = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|guard|>"]
 WORDS = ["the", "weather", "is", "fine", "today", "people", "are", "kind", "a", "quiet", "town"]
@@ -33,44 +33,13 @@ _LEARNED = 0.01  # below this loss every answer is right on any machine
 _MOST_STEPS = 900
 
 
-class Family(NamedTuple):
-    """template: for chats. answers: about a text that is not toxic, and about a toxic one."""
-
-    template: str
-    answers: tuple[str, str]
-
-
-_CHAT = "{% for said in messages %}<|{{ said['role'] }}|>{{ said['content'] }}{% endfor %}"
-_GUARD = "{% if add_generation_prompt %}<|guard|>{% endif %}"
-FAMILIES = {
-    "llama-guard": Family(
-        "{% if categories is defined %}{% for key in categories %}{{ key }}: {{ categories[key] }}"
-        "\n{% endfor %}{% endif %}" + _CHAT + "<|guard|>",
-        ("\n\nsafe", "\n\nunsafe\nS1"),
-    ),
-    "shieldgemma": Family(
-        "{{ guideline[:9] }}" + _CHAT + "<|guard|>", ("No, it does not", "Yes, it does")
-    ),
-    "granite-guardian-3.3": Family(
-        "{{ guardian_config['criteria_id'] }}" + _CHAT + _GUARD,
-        ("<think>\n</think>\n<score> no </score>", "<think>\n</think>\n<score> yes </score>"),
-    ),
-    "granite-guardian-4": Family(
-        _CHAT + _GUARD,
-        ("<think>\n</think>\n<score>no</score>", "<think>\n</think>\n<score>yes</score>"),
-    ),
-    "qwen3guard": Family(
-        _CHAT + "<|guard|><think>\n\n</think>\n\n",
-        ("Safety: Safe\nCategories: None", "Safety: Unsafe\nCategories: Violent"),
-    ),
-    "wildguard": Family(
-        "",
-        (
-            "Harmful request: no\nResponse refusal: no\nHarmful response: no",
-            "Harmful request: yes\nResponse refusal: no\nHarmful response: yes",
-        ),
-    ),
-}
+FAMILY = "qwen3guard"
+_TEMPLATE = (
+    "{% for said in messages %}<|{{ said['role'] }}|>{{ said['content'] }}{% endfor %}"
+    "<|guard|><think>\n\n</think>\n\n"
+)
+# About a text that is not toxic, and about a toxic one.
+_ANSWERS = ("Safety: Safe\nCategories: None", "Safety: Unsafe\nCategories: Violent")
 
 
 def toxic(exchange: Exchange) -> bool:
@@ -98,39 +67,28 @@ def exchanges(count: int) -> Iterator[Exchange]:
             yield Exchange("", " ".join(words))
 
 
-def asked(tokenizer: Any, family: str, exchange: Exchange) -> str:
-    """The prompt of a family, made by transformers alone."""
-    known = KNOWN[family]
-    turns = known.turns(exchange)
-    messages = known.messages(turns)
-    if known.prompt:
-        return messages[0]["content"]
-    rendered: str = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True,
-        **known.variables(turns[-1]["role"]),
-    )  # fmt: skip
-    return rendered
+def prompt_of(tokenizer: Any, exchange: Exchange) -> str:
+    """The guard's prompt, made by transformers alone."""
+    turns = FAMILIES[FAMILY].turns(exchange)
+    return str(tokenizer.apply_chat_template(turns, tokenize=False))
 
 
-def save_guard(folder: Path, family: str) -> Path:
-    """Train a guard of `family` and save it to `folder`."""
+def save_guard(folder: Path) -> Path:
+    """Train the guard and save it to `folder`."""
     learned = list(exchanges(256))
-    wanted = FAMILIES[family]
     plain = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-    plain.chat_template = wanted.template
-    prompts = [asked(plain, family, exchange) for exchange in learned]
-    tokenizer = _tokenizer([*prompts, *wanted.answers * len(prompts)])
-    if wanted.template:
-        tokenizer.chat_template = wanted.template
+    plain.chat_template = _TEMPLATE
+    prompts = [prompt_of(plain, exchange) for exchange in learned]
+    tokenizer = _tokenizer([*prompts, *_ANSWERS * len(prompts)])
+    tokenizer.chat_template = _TEMPLATE
     tokenizer.save_pretrained(folder)
     rows = []
     for exchange, prompt in zip(learned, prompts, strict=True):
-        answer = wanted.answers[toxic(exchange)] + "</s>"
+        answer = _ANSWERS[toxic(exchange)] + "</s>"
         prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         answer_ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
         rows.append((prompt_ids, answer_ids))
-    model = _trained(rows, len(tokenizer))
-    model.save_pretrained(folder)
+    _trained(rows, len(tokenizer)).save_pretrained(folder)
     return folder
 
 

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -137,66 +132,6 @@ def test_the_place_comes_from_the_environment(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load_scorer("cache:pocket").close()
     assert (tmp_path / "tide" / "scores.sqlite3").exists()
-
-
-SLOW = """
-import numpy as np
-
-class Slow:
-    name, threshold = "slow@1", 0.5
-    def score(self, texts):
-        return np.array([len(text) / 1000 for text in texts])
-    def close(self): pass
-"""
-WORKER = """
-import sys
-from tide.scorers import load_scorer
-from tide.scorers.wrappers.cache import CachedScorer
-
-scorer = CachedScorer(load_scorer(sys.argv[4]), sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-for start in range(int(sys.argv[2]), int(sys.argv[3]), 8):
-    scorer.score([f"{i} " * 20 for i in range(start, start + 8)])
-"""
-
-
-def worker(path: Path, first: int, last: int) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKER, path, str(first), str(last), f"{path.parent}/slow.py:Slow"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", process.communicate()[1]
-    return process
-
-
-def stored(path: Path) -> int:
-    with closing(sqlite3.connect(path, timeout=60)) as database:
-        return int(database.execute("SELECT count(*) FROM texts").fetchone()[0])
-
-
-def test_two_processes_share_one_file_and_a_killed_one_leaves_it_readable(tmp_path: Path) -> None:
-    path = tmp_path / "scores.sqlite3"
-    (tmp_path / "slow.py").write_text(SLOW)
-    process, killed = worker(path, 400, 800), worker(path, 0, 10**9)
-    assert killed.stdin is not None
-    print("go", file=killed.stdin, flush=True)
-    _, errors = process.communicate("go\n", timeout=120)
-    assert process.returncode == 0, errors
-    deadline = time.monotonic() + 60
-    while stored(path) < 450:
-        assert killed.poll() is None, killed.communicate()[1]
-        assert time.monotonic() < deadline
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    assert stored(path) % 8 == 0  # only complete calls are stored
-    with closing(sqlite3.connect(path)) as database:
-        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    slow: Any = load_scorer(f"{tmp_path}/slow.py:Slow")
-    slow.score = lambda texts: 1 / 0  # both texts are in the file
-    with cached(slow, path) as scorer:
-        assert scorer.score(["0 " * 20, "799 " * 20]) == pytest.approx([0.04, 0.08])
 
 
 def columns(scorer: CachedScorer, texts: list[str]) -> dict[str, list[float]]:
