@@ -504,7 +504,7 @@ def ask(scorer: Scorer, exchanges: Sequence[Exchange]) -> Attributed:
     callee: Any = scorer
     # Pass a copy, so that a scorer that drops texts from its list fails the length check.
     answer = _answer(scorer, callee.score_attributes if names else callee.score, [*distinct])
-    answer = validated_answer(scorer, answer if names else Attributed(answer, {}), count)
+    answer = validated_answer(scorer, names, answer if names else Attributed(answer, {}), count)
     if count == len(texts):
         return answer
     index_of = {text: index for index, text in enumerate(distinct)}
@@ -513,9 +513,8 @@ def ask(scorer: Scorer, exchanges: Sequence[Exchange]) -> Attributed:
     return Attributed(answer.values[rows], attributes)
 
 
-def validated_answer(scorer: Scorer, answer: Any, count: int) -> Attributed:
-    """Return valid scores and attributes of `count` texts. Raises ScorerError."""
-    names = attributes_of(scorer)
+def validated_answer(scorer: Scorer, names: Sequence[str], answer: Any, count: int) -> Attributed:
+    """Return valid scores of `count` texts, with the attributes `names`. Raises ScorerError."""
     if not isinstance(answer, Attributed) or set(answer.attributes) != set(names):
         raise ScorerError(
             f"scorer {scorer.name}: the answer's attributes differ from the declared attributes"

@@ -32,11 +32,11 @@ from tide.scorers.word_lists import with_word_lists
 
 @dataclass(frozen=True)
 class _Request:
-    """Exchanges to score together. skip: see `score_texts`. screened: use the scorer's screen."""
+    """Exchanges to score together. skip: see `score_texts`. scorer: the scorer or its screen."""
 
     exchanges: Sequence[Exchange]
     skip: Skip | None
-    screened: bool
+    scorer: Scorer
     future: asyncio.Future[Scores]
 
 
@@ -59,8 +59,9 @@ class Scoring:
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer = with_word_lists(scorer)
-        # Whether the scorer itself (False) and its screen (True) are quick.
-        self._are_quick = [is_quick(_used(scorer, screened=screened)) for screened in (False, True)]
+        screen = screen_of(scorer) or scorer
+        # The scorer to call, and whether it is quick, by whether the screen is enough.
+        self._used = {False: (scorer, is_quick(scorer)), True: (screen, is_quick(screen))}
         self._quick: list[_Request] = []  # wait for this iteration of the loop to end
         self._slow: list[_Request] = []  # wait for a thread
         self._most_calls = _MOST_CALLS if is_concurrent(scorer) else 1
@@ -81,9 +82,10 @@ class Scoring:
         skip: see `score_texts`. screened: use only the scorer's screen.
         """
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
-        in_loop = self._are_quick[screened] and sum(len(e.text) for e in exchanges) <= _SHORT
+        scorer, quick = self._used[screened]
+        in_loop = quick and sum(len(exchange.text) for exchange in exchanges) <= _SHORT
         waiting, call = (self._quick, self._score_now) if in_loop else (self._slow, self._call)
-        waiting.append(_Request(exchanges, skip, screened, future))
+        waiting.append(_Request(exchanges, skip, scorer, future))
         if len(waiting) == 1:  # texts sent in one iteration of the loop share a call
             asyncio.get_running_loop().call_soon(call)
         return future
@@ -96,7 +98,7 @@ class Scoring:
         """Score the texts for a quick scorer."""
         sent = [request for request in self._quick if not request.future.done()]
         self._quick = []
-        _answer(_score(sent, self.scorer))
+        _answer(_score(sent))
 
     def _call(self) -> None:
         """Let a thread score the other texts, if one is idle."""
@@ -105,11 +107,11 @@ class Scoring:
             return
         sent, self._slow = self._slow, []
         self._running += 1
-        loop, scorer, abort = asyncio.get_running_loop(), self.scorer, Future[None]()
+        loop, abort = asyncio.get_running_loop(), Future[None]()
 
         def call() -> None:
             ABORT.set(abort)
-            results = _score(sent, scorer)
+            results = _score(sent)
             with suppress(RuntimeError):  # nobody waits for scores after the loop is closed
                 loop.call_soon_threadsafe(self._deliver, results)
 
@@ -154,24 +156,21 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     calls.put(None)  # ends the next thread
 
 
-def _score(sent: Sequence[_Request], scorer: Scorer) -> _Results:
+def _score(sent: Sequence[_Request]) -> _Results:
     """Return each request with its scores or its error. Equal texts are sent once."""
+    calls: dict[tuple[Skip | None, int], list[_Request]] = {}
+    for request in sent:
+        calls.setdefault((request.skip, id(request.scorer)), []).append(request)
     results: _Results = []
-    for skip, screened in dict.fromkeys((request.skip, request.screened) for request in sent):
-        alike = [
-            request for request in sent if (request.skip, request.screened) == (skip, screened)
-        ]
-        used = _used(scorer, screened=screened)
+    for requests in calls.values():
+        skip, scorer = requests[0].skip, requests[0].scorer
         answers: Sequence[Scores | TideError]
         try:
-            answers = score_groups(used, [request.exchanges for request in alike], skip)
+            answers = score_groups(scorer, [request.exchanges for request in requests], skip)
         except TideError as error:  # the scorer itself failed, so all requests fail
-            answers = [error] * len(alike)
+            answers = [error] * len(requests)
         except BaseException as error:
-            answers = [ScorerError(f"scorer {used.name} failed: {described(error)}")] * len(alike)
-        results += zip(alike, answers, strict=True)
+            problem = f"scorer {scorer.name} failed: {described(error)}"
+            answers = [ScorerError(problem)] * len(requests)
+        results += zip(requests, answers, strict=True)
     return results
-
-
-def _used(scorer: Scorer, *, screened: bool) -> Scorer:
-    return (screen_of(scorer) if screened else None) or scorer
