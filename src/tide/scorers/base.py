@@ -414,13 +414,12 @@ def score_texts(scorer: Scorer, texts: Sequence[Scored], skip: Skip | None = Non
     texts score 0.0 and are not sent, whatever their context. Raises the errors of `ask`.
     """
     exchanges = list(map(exchange_of, texts))
-    if skip is None:
-        return Scores(*ask(scorer, exchanges), np.zeros(len(exchanges), dtype=np.bool_))
-    empty = np.array([skip(exchange.text) for exchange in exchanges], dtype=np.bool_)
+    skipped = [skip is not None and skip(exchange.text) for exchange in exchanges]
+    empty = np.array(skipped, dtype=np.bool_)
+    if not empty.any():
+        return Scores(*ask(scorer, exchanges), empty)
     sent = np.flatnonzero(~empty)
     answer = ask(scorer, [exchanges[number] for number in sent])
-    if len(sent) == len(exchanges):
-        return Scores(*answer, empty)
     values = np.zeros(len(exchanges))
     values[sent] = answer.values
     attributes = {name: np.full(len(exchanges), np.nan) for name in answer.attributes}
