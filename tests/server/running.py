@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import uvicorn
+import uvicorn.server
 from pydantic import SecretStr
 
 from tests.fakes import Babbler
@@ -31,6 +33,10 @@ from tide.server.limits import Limits
 from tide.server.monitor import Monitor
 from tide.server.policies import CommandLine, Mode, Policies
 
+# Uvicorn looks ten times a second whether to stop, and each test would wait for that twice.
+uvicorn.server.asyncio = SimpleNamespace(  # type: ignore[attr-defined]
+    **vars(asyncio) | {"sleep": lambda seconds: asyncio.sleep(seconds / 20)}
+)
 MODEL = "scripted"
 BACKTRACK: dict[str, Any] = {"preset": "backtrack", "max_new_tokens": 400}
 # Seconds that a test waits before it fails; on a busy machine every step may take many.

@@ -327,16 +327,6 @@ class CompletionRequest(Generation):
     prompt: Annotated[Rows[Text], BeforeValidator(_prompts)] = Field(min_length=1)
 
 
-def _text_only(value: Any) -> Any:
-    if value != "text":
-        raise PydanticCustomError(
-            "part",
-            "parts of type {type} cannot be scored; send text",
-            {"type": sanitized(repr(value))},
-        )
-    return value
-
-
 def _form(content: Any) -> str:
     return "parts" if isinstance(content, list) else "text"
 
@@ -348,39 +338,30 @@ TextOr = Annotated[
 ]
 
 
-class ContentPart(Wire):
-    """A text part of a message. Parts of other types (images, audio) are refused."""
+class Part(Wire):
+    """A part of a message: a text, a model's refusal, or media (images, audio).
 
-    type: Annotated[Literal["text"], BeforeValidator(_text_only)]
-    text: Text
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_refusal(cls, values: Any) -> Any:
-        """Read a model's refusal as its text."""
-        if not isinstance(values, dict) or values.get("type") != "refusal":
-            return values
-        rest = {name: value for name, value in values.items() if name != "refusal"}
-        return {**rest, "type": "text", "text": values.get("refusal")}
-
-
-class MediaPart(Wire):
-    """An image or another part that only the server behind a gateway reads."""
+    Media have no text; only the server behind a gateway reads them.
+    """
 
     type: Text
+    text: Text | None = None
+    refusal: Text | None = None
 
+    @property
+    def said(self) -> str | None:
+        """The text or refusal, or None for media."""
+        return {"text": self.text, "refusal": self.refusal}.get(self.type)
 
-def _kind_of(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", "text")
-    is_media = isinstance(kind, str) and kind not in ("text", "refusal")
-    return "a media part" if is_media else "a text part"
+    @model_validator(mode="after")
+    def _has_text(self) -> Self:
+        if self.type in ("text", "refusal") and self.said is None:
+            raise PydanticCustomError("missing", "Field required", {"param": "text"})
+        return self
 
-
-_Part = Annotated[
-    Annotated[ContentPart, Tag("a text part")] | Annotated[MediaPart, Tag("a media part")],
-    Discriminator(_kind_of),
-]
-Content = TextOr[_Part]
+    def unread(self) -> str:
+        """Return why media are refused where no server reads them."""
+        return f"parts of type {self.type!r} cannot be scored; send text"
 
 
 class CalledFunction(Wire):
@@ -411,48 +392,35 @@ class Tool(_PassedOn):
     function: Function
 
 
-class NamedFunction(_PassedOn):
-    name: Text
-
-
-class NamedTool(_PassedOn):
-    type: Literal["function"]
-    function: NamedFunction
-
-
 class ResponseFormat(_PassedOn):
     type: Literal["text", "json_object", "json_schema"]
 
 
 class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None  # may be absent if there are tool calls
+    content: TextOr[Part] | None = None  # may be absent if there are tool calls
+    refusal: Text | None = None  # of an assistant that wrote nothing else
     tool_calls: Rows[MessageCall] = []
     tool_call_id: Text | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_refusal(cls, values: Any) -> Any:
-        """Read the refusal of an assistant that wrote nothing else as its text."""
-        if not isinstance(values, dict) or values.get("role") != "assistant":
-            return values
-        if values.get("content") is not None or not isinstance(values.get("refusal"), str):
-            return values
-        rest = {name: value for name, value in values.items() if name != "refusal"}
-        return {**rest, "content": values["refusal"]}
+    @property
+    def said(self) -> str | list[Part] | None:
+        """The content, or the refusal in its place."""
+        is_refusal = self.content is None and self.role == "assistant"
+        return self.refusal if is_refusal else self.content
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if self.said is None and not self.tool_calls:
             raise PydanticCustomError("missing", "Field required", {"param": "content"})
         return self
 
     def plain(self) -> dict[str, Any]:
-        parts = self.content or ""
+        parts = self.said or ""
         if isinstance(parts, str):
             text = parts
         else:
-            texts = [part.text for part in parts if isinstance(part, ContentPart)]
+            texts = [part.said for part in parts if part.said is not None]
             text = "\n".join(texts or [f"[{part.type}]" for part in parts])
         role = "system" if self.role == "developer" else self.role
         calls = [
@@ -469,7 +437,7 @@ class ChatRequest(Generation):
     messages: Rows[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     tools: Rows[Tool] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
 
@@ -503,10 +471,9 @@ class ChatRequest(Generation):
         for number, message in enumerate(self.messages):
             parts = message.content if isinstance(message.content, list) else []
             for index, part in enumerate(parts):
-                if isinstance(part, MediaPart):
+                if part.said is None:
                     name = f"messages.{number}.content.{index}.type"
-                    message_of = f"{name}: parts of type {part.type!r} cannot be scored; send text"
-                    raise Refused(400, message_of, param=name)
+                    raise Refused(400, f"{name}: {part.unread()}", param=name)
 
     @property
     def tokens_name(self) -> str:

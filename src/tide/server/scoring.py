@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import anyio
@@ -35,7 +35,7 @@ from tide.scorers.base import (
 from tide.scorers.language import language_of
 from tide.scorers.scoring import Scoring
 from tide.server.limits import Limits
-from tide.server.schemas import ChatMessage, ContentPart, Refused, TextOr
+from tide.server.schemas import ChatMessage, Part, Refused, TextOr
 
 # The category that gets the score. OpenAI's other categories are about other harms and stay null.
 _CATEGORY = "harassment"
@@ -104,7 +104,7 @@ def _kind(value: Any) -> str:
 
 # Only the errors of the kind that the client used are reported.
 _Input = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[ContentPart, Tag("part")], Discriminator(_kind)
+    Annotated[Text, Tag("text")] | Annotated[Part, Tag("part")], Discriminator(_kind)
 ]
 
 
@@ -127,8 +127,17 @@ class ModerationRequest(_ScoringRequest):
                 context = Chat.of([message.plain() for message in self.context])
             except InputError as error:
                 raise Refused(400, f"context: {error}", param="context") from None
-        texts = [part if isinstance(part, str) else part.text for part in self.input]
-        return [Exchange(context, text) for text in texts]
+        return [Exchange(context, text) for text in self._texts()]
+
+    def _texts(self) -> Iterator[str]:
+        for number, part in enumerate(self.input):
+            if isinstance(part, str):
+                yield part
+            elif part.said is not None:
+                yield part.said
+            else:
+                name = f"input.{number}.type"
+                raise Refused(400, f"{name}: {part.unread()}", param=name)
 
 
 def discovery(url: str) -> dict[str, Any]:
