@@ -592,7 +592,7 @@ async def through(door: str, detox: AsyncDetoxifier, prompt: str) -> str:
     return await served(detox, prompt, path, "stream" in way)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["backtrack", "tide", "resample"])
 @pytest.mark.parametrize(
     "door",
     [

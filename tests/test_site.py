@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -24,27 +21,6 @@ from tide.scorers.words import LexiconScorer
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "notebooks").glob("*.ipynb"))
 # This notebook trains a model, and is stored with its output.
 TRAINING = REPOSITORY / "docs" / "notebooks" / "fine-tune.ipynb"
-
-
-class Page(HTMLParser):
-    """ids: its anchors. links: targets of its links. loads: files that the browser fetches."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.ids: set[str] = set()
-        self.links: list[str] = []
-        self.loads: list[str] = []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = {name: value or "" for name, value in attrs}
-        self.ids |= {named[name] for name in ("id", "name") if name in named}
-        if tag == "a" and "href" in named:
-            self.links.append(named["href"])
-        elif tag == "link" and named.get("rel") not in ("canonical", "prev", "next"):
-            self.loads.append(named["href"])
-        elif "src" in named:
-            self.loads.append(named["src"])
 
 
 @pytest.fixture(scope="module")
@@ -63,58 +39,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Page]:
-    return {path: Page(path) for path in site.rglob("*.html")}
-
-
 @pytest.mark.docs
-def test_links_lead_to_pages_and_places_in_them(pages: dict[Path, Page], site: Path) -> None:
-    for path, page in pages.items():
-        for link in (*page.links, *page.loads):
-            parts = urlsplit(link)
-            if parts.scheme or path.name == "404.html":
-                continue
-            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{path.relative_to(site)}: {link}"
-            if parts.fragment and target in pages:
-                known = pages[target].ids
-                assert unquote(parts.fragment) in known, f"{path.relative_to(site)}: {link}"
-
-
-@pytest.mark.docs
-def test_no_page_loads_anything_from_elsewhere(pages: dict[Path, Page], site: Path) -> None:
-    for path, page in pages.items():
-        foreign = [one for one in page.loads if urlsplit(one).scheme not in ("", "data")]
-        assert not foreign, f"{path.relative_to(site)}: {foreign}"
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
+    loading = re.compile(r'<link rel="(?:stylesheet|icon)" href="https?:|<[^>]+ src="https?:')
+    for path in site.rglob("*.html"):
+        assert not loading.search(path.read_text(encoding="utf-8")), path.relative_to(site)
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(.?https?:|@import", style.read_text(encoding="utf-8"))
 
 
 @pytest.mark.docs
-def test_no_page_is_wider_than_a_phone(site: Path) -> None:
-    playwright_api = pytest.importorskip("playwright.sync_api")
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("no chromium")
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 844})
-        for path in sorted(site.glob("*.html")):
-            page.goto(path.as_uri())
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.name
-        browser.close()
-
-
-@pytest.mark.docs
-def test_every_setting_and_name_is_there(pages: dict[Path, Page], site: Path) -> None:
+def test_every_setting_and_name_is_there(site: Path) -> None:
     settings = (site / "settings.html").read_text(encoding="utf-8")
     assert {
         name for name in Settings.model_fields if f"<code>{name}</code>" not in settings
     } == set()
-    assert pages[site / "api.html"].ids >= {
-        f"tide.{name}" for name in tide.__all__ if name != "__version__"
-    }
+    api = (site / "api.html").read_text(encoding="utf-8")
+    assert all(f'id="tide.{name}"' in api for name in tide.__all__ if name != "__version__")
 
 
 @pytest.mark.docs

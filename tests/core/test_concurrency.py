@@ -234,37 +234,6 @@ def test_a_mailbox_whose_reader_is_gone_takes_items_for_nothing() -> None:
     mailbox.end()
 
 
-def test_items_of_one_turn_wake_the_reader_once(portal: Portal, monkeypatch: Any) -> None:
-    """Another loop puts items for ten readers in one turn, and ends each mailbox."""
-
-    async def read(box: Mailbox[int]) -> list[int]:
-        return [item async for item in box]
-
-    async def run() -> tuple[list[list[int]], int]:
-        loop, woken = asyncio.get_running_loop(), 0
-
-        def soon(*call: Any, wake: Any = loop.call_soon_threadsafe) -> Any:
-            nonlocal woken
-            woken += 1
-            return wake(*call)
-
-        boxes = [Mailbox[int]() for _ in range(10)]
-
-        async def put() -> None:
-            for number, box in enumerate(boxes):
-                box.put(number)
-                box.put(-number)
-                box.end()
-
-        monkeypatch.setattr(loop, "call_soon_threadsafe", soon)
-        portal.start(put)
-        return list(await asyncio.gather(*map(read, boxes))), woken
-
-    found, woken = asyncio.run(run())
-    assert found == [[number, -number] for number in range(10)]
-    assert woken == 1
-
-
 def test_an_end_from_another_thread_does_not_overtake_items(portal: Portal) -> None:
     """The readers' loop ends a mailbox in the turn in which another loop puts an item."""
 
@@ -318,23 +287,6 @@ def test_an_item_that_a_loop_puts_in_its_last_turns_arrives(turns: int) -> None:
         return not put or await asyncio.wait_for(anext(items), 10) == 1
 
     assert asyncio.run(read())
-
-
-def test_the_items_of_another_loop_come_before_its_error(portal: Portal) -> None:
-    async def torn() -> AsyncGenerator[int, None]:
-        yield 1
-        yield 2
-        raise InputError("torn")
-
-    async def read() -> list[int]:
-        seen: list[int] = []
-        with suppress(InputError):
-            async for item in portal.iterate(torn):
-                seen.append(item)
-            pytest.fail("no error")
-        return seen
-
-    assert asyncio.run(read()) == [1, 2]
 
 
 # gather

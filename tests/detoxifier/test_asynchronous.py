@@ -28,10 +28,6 @@ SETTINGS: list[dict[str, Any]] = [
 MANY = [(f"{PROMPTS[i % len(PROMPTS)]} {i}", SETTINGS[i % len(SETTINGS)]) for i in range(64)]
 
 
-async def together(detox: AsyncDetoxifier) -> list[Result]:
-    return await asyncio.gather(*(detox(prompt, **changes) for prompt, changes in MANY))
-
-
 @pytest.fixture(scope="module")
 def alone() -> list[Result]:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer())
@@ -56,20 +52,6 @@ class Gated(ScriptedEngine):
             raise
         async for piece in super()._write(request):
             yield piece
-
-
-def test_calls_with_different_settings_equal_each_alone(alone: list[Result]) -> None:
-    engine = Gated(0)
-
-    async def run() -> list[Result]:
-        async with AsyncDetoxifier(engine, scorer=ReadingScorer()) as detox:
-            calls = asyncio.ensure_future(together(detox))
-            while engine.begun < len(MANY):  # until all are under way together
-                await asyncio.sleep(0.005)
-            engine.open.set()
-            return await calls
-
-    assert asyncio.run(run()) == alone
 
 
 def test_nothing_of_a_cancelled_call_is_scored_afterwards(alone: list[Result]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -15,7 +14,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.command import tide
 from tests.server.running import MODEL, listening, wait_until
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.server.app import create_app
@@ -102,20 +100,3 @@ def test_span_holds_no_key_of_the_query(world: World) -> None:
     assert answer.is_success
     assert "sk-secret" not in span.to_json()
     assert PROMPT not in span.to_json()
-
-
-def test_probes_have_no_spans(world: World) -> None:
-    world._spans.clear()
-    for path in ("/health", "/ready", "/metrics"):
-        assert world.http.get(path).status_code == 200
-    assert world.http.get("/v1/models").status_code == 200
-    wait_until(lambda: bool(world.spans))
-    assert [span.name for span in world.spans] == ["GET /v1/models"]
-
-
-def test_without_the_extra_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    assert tide("serve", "--otel") == 1
-    assert "pip install -e '.[otel]'" in capsys.readouterr().err
