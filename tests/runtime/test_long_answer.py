@@ -28,14 +28,12 @@ from tide.core.errors import (
     EngineError,
     ScorerBrokenError,
     ScorerError,
-    StrategyError,
     TideError,
     UnresolvedError,
 )
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
-from tide.search.tide import RandomWalkStrategy
 
 ALL_GOOD = text(*(f"Good{i}" for i in range(6)))
 MOVED = text(*(f"Good{i}m" for i in range(6)))
@@ -196,15 +194,6 @@ def test_what_fails_of_an_engine_is_its_error_or_that_of_the_text(
     monkeypatch.setattr(detox.engine, hook, fail)
     with pytest.raises(kind, match="out of memory"):
         detox(PROMPT)
-
-
-def test_a_strategy_that_fails_is_its_answers_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise ZeroDivisionError("one divided by zero")
-
-    monkeypatch.setattr(RandomWalkStrategy, "__init__", fail)
-    with pytest.raises(StrategyError, match="one divided by zero"):
-        story(third, strategy="random-walk")(PROMPT)
 
 
 def test_the_beginning_of_an_answer_is_not_an_empty_answer() -> None:

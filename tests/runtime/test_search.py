@@ -79,19 +79,14 @@ def outcomes(
 
 
 @pytest.mark.parametrize("name", REGISTRY.names())
-@pytest.mark.parametrize("changes", [{}, {"completions_per_evaluation": 2}])
-def test_a_strategy_gives_the_same_results_at_any_batch_size(
-    name: str, changes: dict[str, Any]
-) -> None:
-    results = [
-        list(
-            Detoxifier(
-                scripted_engine(max_batch=size), scorer=ReadingScorer(), strategy=name, **changes
-            ).map(PROMPTS)
-        )
-        for size in (1, 3, 64)
-    ]
-    assert results[0] == results[1] == results[2]
+def test_a_strategy_gives_the_same_results_at_any_batch_size(name: str) -> None:
+    settings: Any = {"strategy": name, "completions_per_evaluation": 2}
+    results = []
+    for size in (1, 64):
+        engine = scripted_engine(max_batch=size)
+        detox = Detoxifier(engine, scorer=ReadingScorer(), **settings)
+        results.append(list(detox.map(PROMPTS)))
+    assert results[0] == results[1]
 
 
 def test_the_prompt_as_it_is_goes_as_its_tokens_and_what_was_moved_as_rows() -> None:
@@ -221,7 +216,7 @@ def test_a_text_that_loops_is_accepted_only_where_the_models_own_does(
     assert (trial.text, trial.accepted) == (accepted, True)
 
 
-@pytest.mark.parametrize("deadline", [None, 1.0])
+@pytest.mark.parametrize("deadline", [None, 0.3])
 def test_where_all_that_passes_loops_nothing_was_accepted(deadline: float | None) -> None:
     calls = iter([PLAIN])
 
@@ -249,10 +244,6 @@ def test_an_empty_text_is_no_loop(accepts: bool) -> None:
     more: dict[str, Any] = {"strategy": "random-walk", "reject_degenerate": True}
     with Detoxifier(engine, scorer=ReadingScorer(), accept_empty=accepts, **more) as detox:
         assert detox("so").best.accepted is accepts
-
-
-def _ids(engine: ScriptedEngine, text: str) -> tuple[int, ...]:
-    return tuple(engine._ids(text))
 
 
 def test_a_cancelled_search_holds_what_it_found_and_nothing_more_is_scored() -> None:

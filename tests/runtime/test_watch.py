@@ -13,7 +13,7 @@ from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.watch import Failure, Watch
-from tide.scorers.base import TextScore, is_nearly_empty
+from tide.scorers.base import TextScore
 
 _AT_ONCE = {"lag": 0, "at_once": 1.0}
 
@@ -69,15 +69,6 @@ def test_a_sentence_that_says_nothing_is_scored_with_what_follows() -> None:
     one.texts += [*[" \u200b"] * 8, "\n", " a", "."]
     assert one.asks(ended=False) == []
     assert one.asks(ended=True) == [(11, ["".join(one.texts)])]
-
-
-@pytest.mark.parametrize("pace", ["word", "sentence", "5", "whole"])
-@pytest.mark.parametrize("texts", [["4"], [" N", "o"], ["a", "."]])
-def test_a_short_beginning_is_scored_if_it_is_the_whole_text(pace: str, texts: list[str]) -> None:
-    one = watch(pace)
-    one.texts += texts
-    assert one.asks(ended=False) == []
-    assert one.asks(ended=True) == [(len(texts), ["".join(texts)])]
 
 
 @pytest.mark.parametrize(
@@ -287,23 +278,6 @@ def test_what_may_be_given_out_was_scored_and_passed(
         return failure, one.passed
 
     assert run(list(sizes), late) == run([1] * 80, False)
-
-
-def test_a_text_that_says_nothing_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many spaces come: each is examined once."""
-    looked = 0
-
-    def counting(text: str) -> bool:
-        nonlocal looked
-        looked += 1
-        return is_nearly_empty(text)
-
-    monkeypatch.setattr("tide.runtime.watch.is_nearly_empty", counting)
-    one = watch()
-    for _ in range(300):
-        one.texts.append("\n")
-        assert one.asks(ended=False) == []
-    assert looked <= 300
 
 
 def test_word_is_scored_before_the_next_token_if_it_is_known_to_have_ended() -> None:

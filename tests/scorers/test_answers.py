@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from tests.generated import examples
 from tide.core.errors import ScorerError
-from tide.scorers import Scorer, load_scorer, score_texts
+from tide.scorers import Scorer, base, load_scorer, score_texts
+from tide.scorers.word_lists import WordLists
 from tide.scorers.wrappers.base import MaxScorer, MeanScorer, WindowedScorer
 
 TEXTS = ["one text", "another", "a third one"]
@@ -181,3 +182,24 @@ def test_an_answer_that_changes_afterwards_changes_no_score() -> None:
     scores = score_texts(Answering(lambda: buffer), TEXTS)
     buffer[:] = random.random()
     assert scores.values.tolist() == [0.9] * N
+
+
+def test_scores_are_validated_once_for_each_scorer_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wrappers pass on what was validated. The error names the scorer, not a wrapper."""
+    validated: list[str] = []
+    validate = base.validate_scores
+
+    def counting(name: str, answer: Any, count: int, **options: Any) -> Any:
+        validated.append(name)
+        return validate(name, answer, count, **options)
+
+    monkeypatch.setattr(base, "validate_scores", counting)
+    values = [0.5] * N
+    inner = WindowedScorer(MaxScorer([Answering(lambda: values), Answering(lambda: values)]))
+    assert score_texts(WordLists(inner), TEXTS).values.tolist() == values
+    assert validated == ["answering@1"] * 2
+    values[1] = math.nan
+    with pytest.raises(ScorerError, match="scorer answering@1: nan is not a score"):
+        score_texts(WordLists(inner), TEXTS)

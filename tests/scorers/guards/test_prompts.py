@@ -178,12 +178,9 @@ def test_a_text_that_completes_a_control_token_of_the_prompt_is_refused() -> Non
     "template",
     [
         "<|user|>{{ messages[-1]['content'] | upper }}<|guard|>",
-        "<|user|>{{ messages[-1]['content'] | e }}<|guard|>",
-        "<|user|>{{ messages[-1]['content'] | tojson }}<|guard|>",
         "<|user|>{{ messages[-1]['content'] | replace('\\n', ' ') }}<|guard|>",
         "<|user|>{{ messages[-1]['content'][:4] }}<|guard|>",
         f"<|user|>{TEXT}{TEXT[:-3]} | lower }}}}<|guard|>",
-        "<|user|>Hello<|guard|>",
         "<|user|>{{ messages[0]['content'] }}<|guard|>",
     ],
 )
