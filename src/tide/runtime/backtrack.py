@@ -35,9 +35,6 @@ class BacktrackOptions(Options):
     holds: int = Field(
         default=12, ge=1, le=100, description="Maximum number of banned words in 32 tokens."
     )
-    hold: bool = Field(
-        default=True, description="Ban blamed words; without it, only rewind and redraw."
-    )
     least: int = Field(
         default=5, ge=0, le=1000, description="Minimum number of tokens of a repaired text."
     )

@@ -224,7 +224,7 @@ def _request(answer: Answer) -> Request:
     watch, task = answer.watch, answer.task
     ids = tuple(watch.ids)
     number = len(answer.rewinds) + answer.broken_off
-    if not answer.continues and watch.options.hold:
+    if not answer.continues:
         number = 0  # with equal noise, the answer most likely begins as before
     return Request(
         task.prompt.token_ids + ids,
@@ -425,7 +425,7 @@ async def _ban(answer: Answer, start: int, end: int) -> int:
     while position > start and not texts[position - 1]:  # back to the character's first token
         position -= 1
     ids = tuple(answer.watch.ids[position:end])
-    if ids and answer.watch.options.hold:
+    if ids:
         ban = await answer.engine.ban(ids)
         position += ban.position
         if ban.everywhere or not answer.continues:
