@@ -112,6 +112,7 @@ def data(script: ModuleType, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_trains_calibrates_and_writes(script: ModuleType, data: Path, tmp_path: Path) -> None:
     out, again, still, second, mean = (tmp_path / f"{n}.onnx" for n in range(5))
     passes = [file.with_suffix(".safetensors") for file in (out, second)]

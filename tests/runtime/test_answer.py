@@ -20,7 +20,6 @@ from tide.core.errors import (
     InputError,
     ScorerBrokenError,
     ScorerError,
-    ScorerUnavailableError,
     TideError,
     UnresolvedError,
 )
@@ -80,16 +79,6 @@ def test_so_many_prompts_are_under_way_as_the_engine_runs() -> None:
     results = list(Detoxifier(engine, scorer=ReadingScorer()).map(prompts))
     assert 4 <= engine.most <= 8
     assert results == list(Detoxifier(scripted_engine(), scorer=ReadingScorer()).map(prompts))
-
-
-def test_no_prompt_ends_much_later_than_its_turn() -> None:
-    prompts = [f"{prompt} {n}" for n in range(10) for prompt in PROMPTS]
-    prompts.insert(25, "word " * 30)
-    detox = Detoxifier(
-        scripted_engine(max_batch=16), scorer=ReadingScorer(), toxicity_threshold=0.1
-    )
-    order = [number for number, _ in outcomes(detox, prompts, ordered=False)]
-    assert max(place - number for place, number in enumerate(order)) <= 3 * 16
 
 
 @pytest.mark.parametrize("max_batch", [1, 64])
@@ -168,16 +157,6 @@ def test_deadlines_of_prompts() -> None:
         detox(PROMPTS[0])
     whole = Detoxifier(scripted_engine(), scorer=ReadingScorer())(PROMPTS[0])
     assert detox(PROMPTS[0], deadline=3600.0) == whole
-
-
-@pytest.mark.parametrize("error", [ScorerUnavailableError("down"), ScorerError("broken")])
-def test_a_scorer_that_fails_for_all_stops_everything(error: TideError) -> None:
-    def scorer(texts: list[str]) -> list[float]:
-        raise error
-
-    detox = Detoxifier(scripted_engine(), scorer=CallableScorer(scorer))
-    with pytest.raises(type(error)):
-        list(outcomes(detox, PROMPTS))
 
 
 def test_a_late_search_ends_with_the_best_it_has() -> None:
@@ -347,23 +326,6 @@ class Screened(Reader):
     def __init__(self, bad: Callable[[str], bool]) -> None:
         super().__init__(bad)
         self.pace, self.screen = "word", Reader(lambda text: "Good1" in text)
-
-
-def watched(scorer: Screened, **settings: Any) -> tuple[Trial, Storyteller]:
-    engine = Storyteller(never)
-    settings = {"max_new_tokens": 100, "toxicity_threshold": 0.5, **settings}
-    detox = Detoxifier(engine, scorer=scorer, strategy="backtrack", **settings)
-    return detox(PROMPT).best, engine
-
-
-def test_the_word_is_blamed_from_which_on_the_screen_objects() -> None:
-    scorer = Screened(lambda text: "Good1 w1 w2" in text)
-    trial, engine = watched(scorer)
-    assert trial.accepted
-    words = {number: word for word, number in engine._words.items()}
-    banned = {words[one] for request in engine.requests for one in request.banned_token_ids}
-    assert banned == {" Good1"}
-    assert trial.trace[0].num_tokens == 2 * WORDS
 
 
 def test_a_sentence_that_the_screen_accepts_and_the_scorer_rejects_is_not_shown() -> None:

@@ -23,12 +23,9 @@ from tests.runtime.world import (
     third_always,
 )
 from tide.core.errors import (
-    CompletionError,
     DeadlineError,
-    EngineError,
     ScorerBrokenError,
     ScorerError,
-    TideError,
     UnresolvedError,
 )
 from tide.core.results import Result
@@ -175,25 +172,6 @@ def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
     scorer = FakeScorer(dead_after_one_call)
     with pytest.raises(ScorerBrokenError, match="out of memory"):
         list(story(never, scorer).map([PROMPT, "one more prompt here"]))
-
-
-@pytest.mark.parametrize(
-    ("hook", "kind"),
-    [
-        *((hook, EngineError) for hook in ("_embed_tokens", "on_write")),
-        *((hook, CompletionError) for hook in ("_tokenize", "_encode", "_texts")),
-    ],
-)
-def test_what_fails_of_an_engine_is_its_error_or_that_of_the_text(
-    hook: str, kind: type[TideError], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise RuntimeError("out of memory")
-
-    detox = story(third, strategy="random-walk")
-    monkeypatch.setattr(detox.engine, hook, fail)
-    with pytest.raises(kind, match="out of memory"):
-        detox(PROMPT)
 
 
 def test_the_beginning_of_an_answer_is_not_an_empty_answer() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,10 @@ from tests.fakes import FakeEngine, FakeScorer
 from tide import Exchange
 from tide.core.chat import Chat
 from tide.core.errors import ScorerError
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.scorers import load_scorer, score_texts
-from tide.scorers.base import is_blank, is_quick, reads_exchanges, score_groups
+from tide.scorers.base import is_blank, is_quick, reads_exchanges
 from tide.scorers.wrappers.base import (
-    ConfirmScorer,
     MaxScorer,
     MeanScorer,
     StrictLanguageScorer,
@@ -122,17 +118,6 @@ def test_ensemble_hands_each_member_what_it_reads(kind: Any) -> None:
     assert exchanges.texts == PAIRS[:2]
 
 
-def test_confirm_asks_second_scorer_about_exchange() -> None:
-    texts, exchanges = FakeScorer(), ExchangeScorer()
-    confirm = ConfirmScorer([texts, exchanges])
-    assert score_texts(confirm, PAIRS).values.tolist() == [0.2, 0.4, 0.2]
-    assert exchanges.texts == PAIRS[:2]
-    assert texts.texts == []
-    assert confirm.screen is not None
-    score_texts(confirm.screen, PAIRS)
-    assert texts.texts == ["Yes."]
-
-
 def test_windows_keep_their_context() -> None:
     scorer = ExchangeScorer()
     windows = WindowedScorer(scorer, 2)
@@ -175,20 +160,6 @@ def test_cache_distinguishes_contexts_for_exchange_reader_only(tmp_path: Path) -
         assert len(scorer.texts) == count
 
 
-def test_rejected_exchange_fails_only_its_group() -> None:
-    class Picky(ExchangeScorer):
-        def score(self, exchanges: Sequence[Exchange]) -> list[float]:
-            if any(exchange.context == "bad" for exchange in exchanges):
-                raise ValueError("cannot read this")
-            return super().score(exchanges)
-
-    pairs = [[Exchange("bad", "Yes.")], [Exchange("x" * 100, "Yes.")]]
-    failed, scores = score_groups(Picky(), pairs)
-    assert isinstance(failed, ScorerError)
-    assert not isinstance(scores, ScorerError)
-    assert scores.values.tolist() == [0.1]
-
-
 # The runtime
 
 
@@ -209,14 +180,3 @@ def test_prompt_check_gets_conversation_without_answer() -> None:
     detox(CHAT)
     assert scorer.texts[0] == Exchange("a prompt", "")
     assert Exchange(CHAT, "") in scorer.texts
-
-
-def test_same_answer_to_other_prompts_is_scored_again() -> None:
-    scorer = ExchangeScorer()
-
-    async def run() -> None:
-        async with AsyncDetoxifier(FakeEngine("Yes"), scorer=scorer) as detox:
-            await asyncio.gather(detox("one prompt"), detox("another"))
-
-    asyncio.run(run())
-    assert {exchange.context for exchange in scorer.texts} == {"one prompt", "another"}

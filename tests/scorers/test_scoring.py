@@ -198,27 +198,6 @@ def test_texts_gather_while_a_call_is_under_way_and_what_was_cancelled_is_not_se
     assert scorer.batches == [["aaaa"], ["bbbbb", "ddddddd"]]
 
 
-def test_what_is_cancelled_is_not_sent_or_told_nothing_and_the_next_call_comes(
-    portal: Portal,
-) -> None:
-    scorer = Lengths()
-
-    async def work(scoring: Scoring) -> list[list[float]]:
-        send(scoring, ["aaaa"]).cancel()
-        await asyncio.sleep(0.02)
-        assert scorer.batches == []
-        scorer.go.clear()
-        left = send(scoring, ["aaaa"])
-        await reached(scorer)
-        left.cancel()
-        next_one = send(scoring, ["bbbbb"])
-        scorer.go.set()
-        return [values(await next_one)]
-
-    assert run(portal, scorer, work) == [[0.05]]
-    assert scorer.batches == [["aaaa"], ["bbbbb"]]
-
-
 class Failing(Lengths):
     """Fails for texts that begin with `bad`; after a text `dead` it always fails."""
 

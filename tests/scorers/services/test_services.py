@@ -21,7 +21,6 @@ from tests.scorers.services.stand_ins import (
     running,
     share,
     toxicity,
-    without_waiting,
 )
 from tide.core.errors import InputError, ScorerError, ScorerRefusedError, ScorerUnavailableError
 from tide.scorers import Scorer, load_scorer, score_texts
@@ -346,16 +345,3 @@ def test_settings_out_of_proportion(name: str, values: list[Any]) -> None:
         with pytest.raises(InputError, match=f"^{name}: ") as refused:
             PerspectiveScorer(key=KEY, **{name: value})
         assert "password@" not in str(refused.value)
-
-
-def test_a_thousand_texts_through_a_misbehaving_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(Moderation) as service:
-        without_waiting(service, monkeypatch)
-        failures = ["burst", "broken", "unavailable", "bad json"]
-        service.answer = lambda n: failures[n // 5 % 4] if n % 5 == 2 else "ok"
-        texts = [f"text number {i}" for i in range(1000)]
-        scorer = OpenAIModerationScorer(key=KEY, url=service.url, concurrency=2, attempts=10)
-        scores = score_texts(scorer, texts)
-        assert scores.values == pytest.approx([toxicity(text) for text in texts])
-        assert max(service.scored.values()) == 1
-        assert service.most_in(2) <= 5 * 2 + 1 + 2
