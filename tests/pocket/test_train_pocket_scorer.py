@@ -61,10 +61,10 @@ def test_rows_are_what_the_vectorizer_makes_and_a_mixture_has_its_share() -> Non
 def test_knots_give_probabilities() -> None:
     """Of scores that are too low in the middle, as those of a line fitted to all of them."""
     rng = np.random.default_rng(0)
-    chance = rng.beta(0.3, 0.6, 4_000).clip(1e-4, 1 - 1e-4)
-    labels = (rng.random(4_000) < chance).astype(float)
+    chance = rng.beta(0.3, 0.6, 20_000).clip(1e-4, 1 - 1e-4)
+    labels = (rng.random(20_000) < chance).astype(float)
     wrong = logit(chance) - np.where(abs(logit(chance)) < 1.5, 0.8, 0.0)
-    knots = fit_knots(wrong, labels, np.ones(4_000))
+    knots = fit_knots(wrong, labels, np.ones(20_000))
     assert (np.diff(knots) > 0).all()
     off = []
     for scores in (expit(wrong), expit(calibrated(wrong, knots))):
