@@ -147,11 +147,9 @@ def test_listed_words_are_found_in_every_script(word: str, text: str, tmp_path: 
         (MOSCOW, f"I live in {' '.join(MOSCOW)} now"),
         (GREECE, f"We love {' '.join(GREECE)} so much"),
         ("stra\u00dfe", "the S t r a \u00df e is"),
-        ("C++", "He likes C + + a lot"),
-        ("C++", "use a C ++ compiler"),
     ],
 )  # fmt: skip
-def test_forbidden_words_are_found_with_spaced_letters_and_signs(word: str, text: str) -> None:
+def test_forbidden_words_are_found_with_spaced_letters(word: str, text: str) -> None:
     assert NeverScorer([word]).score([text]).tolist() == [1.0]
 
 

@@ -119,7 +119,6 @@ def _spellings(text: str) -> set[str]:
 
 _APART = regex.compile(r"(?V1)(?<![\w--_])[\w--_](?:[\W_]{1,3}[\w--_](?![\w--_]))+")
 _BETWEEN = regex.compile(r"[\W_]+")
-_SIGNS = regex.compile(r"(?V1)(?=.*\w).*[^\w\s]")  # matches words such as "c++"
 
 
 class NeverScorer(ReadingScorer):
@@ -127,7 +126,7 @@ class NeverScorer(ReadingScorer):
 
     It searches each reading of the text (`tide.scorers.disguises`), with any space or markup
     between the words of a phrase. Unlike `lexicon`, it also searches each reading after the
-    normalization of `pocket` (digits become letters), and after joining spaced letters and signs.
+    normalization of `pocket` (digits become letters), and after joining spaced letters.
     The score is also the attribute `never`, so that it counts beside limits of other attributes.
     """
 
@@ -141,9 +140,7 @@ class NeverScorer(ReadingScorer):
         spellings = {spelling for reading in read for spelling in _all_spellings(reading)}
         listed = sorted(spellings - {""})
         self.name = f"never@{digest_of(listed)}"
-        self._patterns = [_whole_words(listed, "_")]  # "_" marks emphasis in Markdown
-        if signs := [word for word in listed if _SIGNS.match(word)]:
-            self._patterns.append(_spaced_signs(signs))
+        self._listed = _whole_words(listed, "_")  # "_" marks emphasis in Markdown
         spaceless = [_BETWEEN.sub("", word) for word in listed]
         joined = [word for word in spaceless if len(word) > 1]
         # Without words, the pattern would match every text.
@@ -159,8 +156,7 @@ class NeverScorer(ReadingScorer):
         return [float(self._holds(text)) for text in texts]
 
     def _holds(self, text: str) -> bool:
-        spellings = _all_spellings(text)
-        if any(pattern.search(spelling) for pattern in self._patterns for spelling in spellings):
+        if any(map(self._listed.search, _all_spellings(text))):
             return True
         if self._joined is None:
             return False
@@ -170,9 +166,3 @@ class NeverScorer(ReadingScorer):
 
 def _all_spellings(text: str) -> set[str]:
     return _spellings(text) | {" ".join(normalize(text).split())}
-
-
-def _spaced_signs(words: Iterable[str]) -> regex.Pattern[str]:
-    """Match whole words with spaces between any of their characters, such as "c + +"."""
-    spaced = (r"\s{0,3}".join(map(regex.escape, word.replace(" ", ""))) for word in words)
-    return regex.compile(rf"(?<!\w)(?:{'|'.join(spaced)})(?!\w)", cache_pattern=False)
