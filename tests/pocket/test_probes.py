@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +10,6 @@ from models.probes import (
     PEOPLE,
     asterisks,
     leetspeak,
-    main,
     neutral_sentences,
     spacing,
     with_article,
@@ -46,18 +43,3 @@ def test_neutral_sentences_are_about_everybody() -> None:
     assert with_article("older person") == "an older person"
     assert with_article("woman") == "a woman"
     assert all(sum(person in s for s in sentences) >= 8 for person in PEOPLE)
-
-
-def test_both_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = tmp_path / "labels.jsonl"
-    labels = [{"text": "you stupid idiot", "toxicity": 1.0}, {"text": "a day", "toxicity": 0.0}]
-    texts.write_text("".join(json.dumps(row) + "\n" for row in labels))
-    main(["pocket"], [texts])
-    out = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("\u2502")] for line in out.splitlines()]
-    shares = {row[1]: float(row[3].split()[0]) for row in rows if row[2:3] in (["high"], ["low"])}
-    assert shares["plain insults"] > 0.9
-    assert shares["threats"] < 0.5
-    assert "recall on 1 toxic texts" in out
-    (recalls,) = [row for row in rows if row[1:2] and row[1].startswith("pocket@") and len(row) > 5]
-    assert recalls[2] == "1.000"

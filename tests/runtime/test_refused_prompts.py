@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.errors import PromptRefusedError, ScorerError
-from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Request
 
@@ -50,25 +48,6 @@ def test_of_many_prompts_those_alone_are_refused(world: World) -> None:
     kinds = [isinstance(one, PromptRefusedError) for one in found]
     assert kinds == [False, True, False]
     assert found[0] == found[2] == world.detoxifier()(GOOD, refuse_prompt_above=None)
-
-
-def test_streams_and_asyncio(world: World) -> None:
-    with world.detoxifier().stream(BAD) as stream, pytest.raises(PromptRefusedError):
-        list(stream)
-
-    async def ask() -> None:
-        async with AsyncDetoxifier(
-            world.engine, scorer=world.scorer, refuse_prompt_above=0.9
-        ) as detox:
-            with pytest.raises(PromptRefusedError):
-                await detox(BAD)
-            async with detox.stream(BAD) as pieces:
-                with pytest.raises(PromptRefusedError):
-                    async for _ in pieces:
-                        pass
-            assert (await detox(GOOD)).text
-
-    asyncio.run(ask())
 
 
 def test_of_a_chat_the_last_message_counts(world: World) -> None:
