@@ -1,11 +1,12 @@
 """Writes an answer, scores it as it grows, and rewinds it where it fails.
 
 while the answer has not ended:
-1. the model writes                                     (`draft`)
-2. the text so far is scored                            (`_ask`, `_judge`)
-3. passed text is given out                             (`_give_out`)
-4. failed text is removed from the blamed word on, and this word is banned  (`_repair`),
-   or the answer ends before the failed text
+1. The model writes: `draft` appends the engine's pieces to the `Watch`, up to a stop string.
+2. The text so far is scored: `Watch.asks` says at which positions, `_ask` sends their windows to
+   the scorer or its screen, and `_judge` hands the scores to the watch, which says what has passed.
+3. Passed text is given out: `_give_out` hands it to `TrialTask.on_text`, which streams it.
+4. Failed text is removed from the blamed word on, and this word is banned (`_repair`), or the
+   answer ends before the failed text (`_cut_off`).
 """
 
 from __future__ import annotations
