@@ -44,7 +44,7 @@ def test_a_call(world: World) -> None:
 
 
 def test_of_many_prompts_those_alone_are_refused(world: World) -> None:
-    found = world.detoxifier().batch([GOOD, BAD, GOOD], return_exceptions=True)
+    found = list(world.detoxifier().map([GOOD, BAD, GOOD], return_exceptions=True))
     kinds = [isinstance(one, PromptRefusedError) for one in found]
     assert kinds == [False, True, False]
     assert found[0] == found[2] == world.detoxifier()(GOOD, refuse_prompt_above=None)

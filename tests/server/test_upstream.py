@@ -147,7 +147,7 @@ def test_messages_of_upstream_are_sanitised(
     with caplog.at_level(logging.DEBUG):
         answer = server.ask("A <broken> text", max_tokens=6)
         detox = Detoxifier(server.engine, scorer=lambda texts: [0.1] * len(texts))
-        (error,) = detox.batch(["A <broken> text"], return_exceptions=True)
+        (error,) = detox.map(["A <broken> text"], return_exceptions=True)
     assert isinstance(error, CompletionError)
     told = [str(error), "".join(traceback.format_exception(error)), answer.text]
     assert "***" in told[0]

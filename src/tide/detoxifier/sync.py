@@ -119,28 +119,6 @@ class Detoxifier(DetoxifierBase):
         return TextStream(texts, future)
 
     @overload
-    def batch(
-        self,
-        prompts: Iterable[str | Chat],
-        *,
-        return_exceptions: Literal[False] = False,
-        **overrides: Unpack[Overrides],
-    ) -> list[Result]: ...
-
-    @overload
-    def batch(
-        self,
-        prompts: Iterable[str | Chat],
-        *,
-        return_exceptions: bool,
-        **overrides: Unpack[Overrides],
-    ) -> list[Result | TideError]: ...
-
-    def batch(self, prompts: Iterable[str | Chat], **keywords: Any) -> list[Any]:
-        """The results of `map(prompts, ...)` as a list, in the order of the prompts."""
-        return list(self.map(prompts, **keywords))
-
-    @overload
     def map(
         self,
         prompts: Iterable[str | Chat],

@@ -108,12 +108,10 @@ def _check(value: Mapping[str, Any], where: str) -> None:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """An answer, and its outcome for the metrics. error: why scoring failed."""
+    """score: of the worst text. blocked: why the request is blocked."""
 
-    outcome: str
-    answer: dict[str, Any]
     score: float | None = None
-    error: str = ""
+    blocked: str = ""
 
 
 async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) -> dict[str, Any]:
@@ -121,15 +119,27 @@ async def guard(policy: ServedPolicy, request: GuardrailRequest, number: str) ->
 
     A monitored policy always answers NONE. An enforced policy raises the scorer's errors.
     """
+    verdict = _Verdict()
+    failure: Exception | None = None
     try:
         verdict = await _judge(policy, request)
     except Exception as error:
-        if policy.mode == "enforce":
-            _record(policy, request, number, _Verdict("failed", {}))
-            raise
-        verdict = _Verdict("failed", {}, error=traced(error))
-    _record(policy, request, number, verdict)
-    return verdict.answer if policy.mode == "enforce" else {"action": "NONE"}
+        failure = error
+    outcome = "passed"
+    if failure is not None or verdict.blocked:
+        outcome = "blocked" if failure is None else "failed"
+        reason = None if failure is None else traced(failure)
+        line: dict[str, Any] = {"request": number, "policy": policy.name, "outcome": outcome}
+        line |= {"input": request.input_type, "score": verdict.score, "error": reason}
+        LOG.info(json.dumps({"guardrail": line}))
+    policy.plan.measured.metrics.guardrail.labels(policy.name, outcome).inc()
+    if policy.mode == "monitor":
+        return {"action": "NONE"}
+    if failure is not None:
+        raise failure
+    if verdict.blocked:
+        return {"action": "BLOCKED", "blocked_reason": verdict.blocked}
+    return {"action": "NONE"}
 
 
 async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
@@ -137,37 +147,15 @@ async def _judge(policy: ServedPolicy, request: GuardrailRequest) -> _Verdict:
     try:
         exchanges = request.exchanges(with_prompt=scoring.reads_exchanges)
     except Unread as error:
-        return _Verdict("blocked", _blocked(sanitized(str(error))))
+        return _Verdict(blocked=sanitized(str(error)))
     worst, at_once = TextScore(0.0, empty=True), scoring.limits.max_texts
     for start in range(0, len(exchanges), at_once):  # tools alone may hold hundreds of texts
         scores = await scoring.score(exchanges[start : start + at_once])
         worst = max(worst, scoring.acceptance.worst(scores), key=scoring.acceptance.scaled)
     if scoring.acceptance.passes(worst):
-        return _Verdict("passed", {"action": "NONE"}, worst.value)
+        return _Verdict(worst.value)
     failed = [
         f"{name} {format_score(worst.attributes.get(name, worst.value), False)}"
         for name in scoring.acceptance.failed(worst)
     ]
-    return _Verdict("blocked", _blocked(", ".join(failed)), worst.value)
-
-
-def _blocked(reason: str) -> dict[str, Any]:
-    return {"action": "BLOCKED", "blocked_reason": reason}
-
-
-def _record(
-    policy: ServedPolicy, request: GuardrailRequest, number: str, verdict: _Verdict
-) -> None:
-    policy.plan.measured.metrics.guardrail.labels(policy.name, verdict.outcome).inc()
-    if verdict.outcome == "passed":
-        return
-    line = {
-        "request": number,
-        "policy": policy.name,
-        "input": request.input_type,
-        "outcome": verdict.outcome,
-        "score": verdict.score,
-    }
-    if verdict.error:
-        line["error"] = verdict.error
-    LOG.info(json.dumps({"guardrail": line}))
+    return _Verdict(worst.value, ", ".join(failed))

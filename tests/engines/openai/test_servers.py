@@ -123,7 +123,7 @@ def results_of(engine: OpenAIEngine, prompts: list[str]) -> list[Any]:
         preset="relative",
         max_new_tokens=4,
     )
-    return detox.batch(prompts, return_exceptions=True)
+    return list(detox.map(prompts, return_exceptions=True))
 
 
 @pytest.fixture(scope="module")
