@@ -13,16 +13,14 @@ from tide.plugins.registry import Registry
 from tide.plugins.specs import Spec, parse, parse_spec
 
 if TYPE_CHECKING:
-    from tide.scorers.base import (
-        AsyncScorer,
-        Attributed,
-        CallableScorer,
-        Exchange,
-        PlainScorer,
-        Scorer,
-        Scores,
-        score_texts,
-    )
+    from tide.scorers.base import AsyncScorer as AsyncScorer
+    from tide.scorers.base import Attributed as Attributed
+    from tide.scorers.base import CallableScorer as CallableScorer
+    from tide.scorers.base import Exchange as Exchange
+    from tide.scorers.base import PlainScorer as PlainScorer
+    from tide.scorers.base import Scorer as Scorer
+    from tide.scorers.base import Scores as Scores
+    from tide.scorers.base import score_texts as score_texts
 
 # The scorer of Python, the commands and the server: `exchange` decides, where `pocket` points.
 DEFAULT_SCORER = "confirm:pocket,exchange"
@@ -139,25 +137,7 @@ def _complete(loaded: Any, origin: str) -> Scorer:
     return scorer
 
 
-__getattr__, _, _ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "base": [
-            "AsyncScorer",
-            "Attributed",
-            "CallableScorer",
-            "Exchange",
-            "PlainScorer",
-            "Scorer",
-            "Scores",
-            "score_texts",
-        ],
-    },
-)
-
-__all__ = [
-    "REGISTRY",
-    "WRAPPERS",
+_BASE = [
     "AsyncScorer",
     "Attributed",
     "CallableScorer",
@@ -165,6 +145,6 @@ __all__ = [
     "PlainScorer",
     "Scorer",
     "Scores",
-    "load_scorer",
     "score_texts",
 ]
+__getattr__, _, _ = lazy_loader.attach(__name__, submod_attrs={"base": _BASE})
