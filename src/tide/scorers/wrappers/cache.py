@@ -76,9 +76,8 @@ class CachedScorer(ScorerWrapper):
                 _write(database, fresh)
             known |= fresh
         stored = Attributed.of([known[key] for key in keys], self.attributes)
-        return validated_answer(
-            self, self.attributes, stored, len(texts)
-        )  # the file may be damaged
+        # The file may be damaged.
+        return validated_answer(self, self.attributes, stored, len(texts))
 
     def _key(self, exchange: Exchange) -> bytes:
         """Return the key of a text, or of an exchange if the scorer reads exchanges."""
