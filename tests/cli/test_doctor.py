@@ -91,7 +91,7 @@ def test_a_scorer_that_is_inverted_or_hardly_tells_them_apart_is_found(
     assert not still_open
 
 
-def test_a_file_of_policies_has_every_fault_named_on_a_line(
+def test_doctor_names_the_first_fault_of_a_policy_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def down(texts: list[str]) -> list[float]:
@@ -104,7 +104,7 @@ def test_a_file_of_policies_has_every_fault_named_on_a_line(
     assert capsys.readouterr().out.strip() == f"ok: {path}: a, b"
     for wrong, places in {
         "a: {scorer: nothing}, b: {mode: loose}": ["policies.b.mode"],
-        "a: {scorer: nothing}, b: {strategy: nothing}": ["policies.a.scorer", "policies.b"],
+        "a: {scorer: nothing}, b: {strategy: nothing}": ["policies.a.scorer"],
     }.items():
         path.write_text(f"policies: {{{wrong}}}")
         assert tide("doctor", "--policies", path) == 1

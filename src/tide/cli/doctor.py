@@ -99,7 +99,7 @@ def _add_devices(table: Table) -> None:
 def _check_policies(
     path: Path, model: str, scorer: str, engine: str, engine_options: dict[str, Any]
 ) -> None:
-    """Print the faults of a policy file, one per line; exit with code 1 if there are faults."""
+    """Print the fault of a policy file and scorers that fail; exit with code 1 if there are any."""
     require("prometheus_client", "gateway")
     from tide.scorers import score_texts  # noqa: PLC0415  (slow imports)
     from tide.scorers.base import HEALTH_TEXT  # noqa: PLC0415
@@ -117,7 +117,7 @@ def _check_policies(
                 policies.start(loaded)
             names = ", ".join(policies.plans)
     except PolicyError as error:
-        problems += error.problems
+        problems.append(error.problem)
     for line in problems:
         OUTPUT.print(Text(f"failed: {line}"), soft_wrap=True)
     if problems:

@@ -60,20 +60,11 @@ def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[
 
 def problem(error: ValidationError, whole: str = "") -> str:
     """Return the first wrong field and the reason, without the value. whole: name of the input."""
-    return problems(error, whole)[0]
-
-
-def problems(error: ValidationError, whole: str = "") -> list[str]:
-    """Return every wrong field with the reason, one line each, without values."""
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    lines = []
-    for problem in errors:
-        if problem["type"] == _FOLLOWING:
-            continue
-        name = ".".join(map(str, problem["loc"])) or whole
-        message = _message(problem)
-        lines.append(": ".join(filter(None, (name, message))))
-    return lines
+    first = next(problem for problem in errors if problem["type"] != _FOLLOWING)
+    name = ".".join(map(str, first["loc"])) or whole
+    message = _message(first)
+    return f"{name}: {message}" if name else message
 
 
 def _message(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:

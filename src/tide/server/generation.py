@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import secrets
 import time
 from collections.abc import (
@@ -47,8 +46,7 @@ from tide.server.schemas import (
 )
 from tide.server.tracing import record_evaluation
 
-# Weight of earlier requests in the moving average of request times, used for `Retry-After`.
-_MEMORY = 0.9
+_PAUSE = 5  # the `Retry-After` of a busy server, in seconds
 # Seeds are below this number. JavaScript keeps them exact, so clients can send them back.
 _SEEDS = 1 << 53
 
@@ -109,7 +107,6 @@ class Serving:
         self.name, self.limits = name, policies.limits
         self._policies, self.metrics, self._monitor = policies, policies.metrics, monitor
         self._under_way = 0
-        self._seconds = 1.0
 
     @property
     def _passes_fields(self) -> bool:
@@ -295,9 +292,8 @@ class Serving:
         """
         limits = self.limits
         if self._under_way + len(calls) > limits.max_under_way:
-            raise Refused.busy("completions", min(60, math.ceil(self._seconds)))
-        started = time.monotonic()
-        until = started + limits.request_seconds
+            raise Refused.busy("completions", _PAUSE)
+        until = time.monotonic() + limits.request_seconds
         self._count(len(calls))
         items: Mailbox[tuple[int, _Item]] = Mailbox()
         tasks = [
@@ -334,8 +330,6 @@ class Serving:
                 if isinstance(item, Result):
                     record_evaluation(item.best)
                 yield number, sent
-            seconds = time.monotonic() - started
-            self._seconds += (1 - _MEMORY) * (seconds - self._seconds)
         finally:
             self._count(-len(calls))
             for task in tasks:

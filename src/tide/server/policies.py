@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from tide.core.errors import InputError, ScorerError, TideError, guarded
 from tide.core.optional import require
 from tide.core.sanitize import sanitized
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
-from tide.core.validation import problems
+from tide.core.validation import problem
 from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import NUMBERS, resolved
@@ -188,19 +188,19 @@ class PolicyFile(_Part):
         try:
             return cls.model_validate(yaml.safe_load(as_text(read_whole(path), str(path))))
         except ValidationError as error:
-            raise PolicyError(path, problems(error, "file")) from None
+            raise PolicyError(path, problem(error, "file")) from None
         except InputError as error:
-            raise PolicyError(path, [str(error).removeprefix(f"{path}: ")]) from None
+            raise PolicyError(path, str(error).removeprefix(f"{path}: ")) from None
         except (yaml.YAMLError, ValueError) as error:  # a date that does not exist, for example
-            raise PolicyError(path, [" ".join(str(error).split())]) from None
+            raise PolicyError(path, " ".join(str(error).split())) from None
 
 
 class PolicyError(InputError):
-    """An invalid policy file. problems: one line for each error."""
+    """An invalid policy file. problem: one line, with the policy and the field."""
 
-    def __init__(self, path: Path | None, problems: Sequence[str]) -> None:
-        self.problems = list(map(sanitized, problems))
-        super().__init__(f"--policies {path}: {'; '.join(problems)}")
+    def __init__(self, path: Path | None, problem: str) -> None:
+        self.problem = sanitized(problem)
+        super().__init__(f"--policies {path}: {problem}")
 
 
 def _check_registered(kind: str, spec: Spec) -> None:
@@ -442,7 +442,7 @@ class Policies:
             file, plans = self._read()
             table = self._build_table(file, plans)
             if self.table.keys and not table.keys:
-                raise PolicyError(self._path, ["keys: a reload cannot remove all keys"])
+                raise PolicyError(self._path, "keys: a reload cannot remove all keys")
             self._file, self.plans, self.table = file, plans, table
 
     def close(self) -> None:
@@ -455,41 +455,36 @@ class Policies:
             file = PolicyFile(policies={ONLY: Policy()})
         else:
             file = PolicyFile.read(self._path)
-        problems: list[str] = []
-        with self._noting(problems):
+        with self._naming():
             check_exposure(self._host, [*self._keys, *file.keys])
         plans = {}
         for name, policy in file.policies.items():
-            with self._noting(problems, name):
+            with self._naming(name):
                 preset, settings = self._line.settings(policy)
                 mode = policy.mode or self._line.mode
                 if policy.shadow == name:
                     raise InputError("shadow: is this policy itself; name another one")
                 if policy.shadow is not None and mode == "monitor":
                     raise InputError("shadow: needs mode enforce; monitor mode records by itself")
-            with self._noting(problems, name, "scorer"):
+            with self._naming(name, "scorer"):
                 measured = self._scorers.load(self._line.spec(policy))
-                if not problems:
-                    share = policy.alter_at_most or self._line.alter_at_most
-                    plans[name] = Plan(name, policy, mode, preset, settings, measured, share)
-        self._raise(problems)
+            share = policy.alter_at_most or self._line.alter_at_most
+            plans[name] = Plan(name, policy, mode, preset, settings, measured, share)
         return file, plans
 
     def _build_table(self, file: PolicyFile, plans: Mapping[str, Plan]) -> Table:
         policies: dict[str, ServedPolicy] = {}
-        problems: list[str] = []
         for name, plan in plans.items():
-            with self._noting(problems, name):
-                old = self.table.policies.get(name)
-                if old is not None and old.plan == plan:
-                    policies[name] = old
-                    continue
-                scorer = plan.scorer
+            old = self.table.policies.get(name)
+            if old is not None and old.plan == plan:
+                policies[name] = old
+                continue
+            scorer = plan.scorer
+            with self._naming(name):
                 detox = ServedDetoxifier(self.engine, scorer=scorer, settings=plan.settings)
-                scoring = ScoringApi(scorer, plan.settings, self.limits)
-                budget = Budget(name, plan.alter_at_most, self.metrics)
-                policies[name] = ServedPolicy(plan, detox, scoring, budget)
-        self._raise(problems)
+            scoring = ScoringApi(scorer, plan.settings, self.limits)
+            budget = Budget(name, plan.alter_at_most, self.metrics)
+            policies[name] = ServedPolicy(plan, detox, scoring, budget)
         default = tuple(policies[name] for name in file.default or list(policies)[:1])
         by_key = {
             bytes.fromhex(key.sha256): tuple(policies[name] for name in key.policies)
@@ -505,22 +500,19 @@ class Policies:
         )
 
     @contextmanager
-    def _noting(self, problems: list[str], *place: str) -> Iterator[None]:
-        """Add an error that is raised in the `with` block to `problems`, with its policy and field.
+    def _naming(self, *place: str) -> Iterator[None]:
+        """Raise an error of the block as PolicyError with its policy and field.
 
-        Without a file, the error names an option of the command line, and is raised at once.
+        Without a file, the error names an option of the command line, and is raised as it is.
         """
         try:
             yield
         except TideError as error:
             if self._path is None:
                 raise
+            names = ["policies", *place] if place else []
             field = str(error).partition(":")[0]
-            dot = "." if field in Policy.model_fields and len(place) == 1 else ": "
-            problems.append(
-                f"{'.'.join(['policies', *place])}{dot}{error}" if place else str(error)
-            )
-
-    def _raise(self, problems: list[str]) -> None:
-        if problems:
-            raise PolicyError(self._path, problems)
+            # Some errors begin with the field.
+            dot = "." if len(place) == 1 and field in Policy.model_fields else ": "
+            where = f"{'.'.join(names)}{dot}" if names else ""
+            raise PolicyError(self._path, f"{where}{error}") from None
