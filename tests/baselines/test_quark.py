@@ -16,12 +16,11 @@ from tide.baselines.base import FitSettings
 from tide.baselines.quark import Quark
 
 
-@pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_model_as_it_was_stays_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    settings = FitSettings(steps=8, batch_size=8, learning_rate=1e-2, rank=rank)
+    settings = FitSettings(steps=8, batch_size=8, learning_rate=1e-2, rank=4)
     task = tiny_task(tmp_path, monkeypatch, settings, dtype)
     as_it_was = copy.deepcopy(task.model)
     # The batches that are read, and the logits of the original model for their written tokens.

@@ -4,12 +4,11 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.baselines.stand_ins import OFF, STRENGTHS, use_short_prefixes
+from tests.baselines.stand_ins import STRENGTHS, use_short_prefixes
 from tests.command import tide
 from tests.models import save_causal_lm
 from tide.baselines import load_baseline
@@ -77,7 +76,6 @@ def test_all_are_fitted_once(
     for side in ("expert ", "anti "):
         figures = notes["dexperts"]["held_out"]
         assert figures[f"{side}perplexity"] < 0.9 * figures[f"{side}perplexity before"]
-    assert not notes["dexperts"]["doubts"]
     engine = TransformersEngine(model)
     for kind in LEARNED:
         baseline = load_baseline(STRENGTHS[kind], engine, artefacts=fitted)
@@ -127,50 +125,6 @@ def test_a_fit_by_an_edited_scorer_is_not_kept(model: Path, data: Path, tmp_path
             continue
         with pytest.raises(InputError, match="made with other settings or weights"):
             fit("all", data, fitted, model=model, scorer=f"{scorer}:length", **values)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("dexperts", "llama"),
-        *((name, "gpt2") for name in ("rad", "fudge", "quark", "rectification")),
-        pytest.param("dexperts", "gpt2", marks=pytest.mark.nightly),
-        pytest.param("rad", "llama", marks=pytest.mark.nightly),
-    ],
-)
-def test_all_weights_may_learn(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
-) -> None:
-    """Rank 0, with a separate output layer (llama) and with one tied to the embedding."""
-    use_short_prefixes(monkeypatch)
-    model = save_causal_lm(tmp_path / "model", kind, bos=True)
-    steps = {} if name in ("dexperts", "rad") else {"steps": 8}
-    settings = {**SETTINGS, "rank": 0, "learning_rate": 3e-3, **steps}
-    figures = fit(name, data, tmp_path / "out", model=model, **settings)[name]
-    if name == "rad":
-        assert figures["auc"] > 0.9
-    for side in ("expert", "anti") if name == "dexperts" else ():
-        assert figures[f"{side} perplexity"] < 0.9 * figures[f"{side} perplexity before"]
-    engine = TransformersEngine(model)
-
-    def written(spec: str) -> Any:
-        baseline = load_baseline(spec, engine, artefacts=tmp_path / "out")
-        return baseline.generate(["The weather"], SAMPLING, [0])
-
-    assert written(STRENGTHS[name])[0].completion.token_ids
-    if name in ("dexperts", "rad"):
-        assert written(OFF[name]) != written(STRENGTHS[name])
-
-
-def test_a_fit_that_is_too_weak_says_so(
-    model: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After a single step a model separates nothing."""
-    fit("gedi", data, tmp_path, model=model, steps=1, learning_rate=1e-6)
-    (said,) = (one for one in caplog.messages if "too weak for a fair comparison" in one)
-    assert "gedi" in said
-    assert "on held-out texts, below 0.9" in said
-    assert json.loads((tmp_path / "gedi/artefact.json").read_text())["doubts"]
 
 
 def test_from_python(model: Path, data: Path, tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from tests.evaluation.runs import column, search_run
-from tests.evaluation.runs import run as made_up
+from tests.evaluation.runs import column
 from tests.scripted_engine import ScriptedEngine
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import (
@@ -24,7 +23,7 @@ from tide.data.prompts import Row
 from tide.data.record_files import read_records
 from tide.data.records import Likelihood
 from tide.detoxifier.sync import outcomes
-from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run, report
+from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
 from tide.evaluation import comparison as evaluating
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
@@ -517,22 +516,3 @@ def test_a_cheap_mistake_costs_no_loading(
     monkeypatch.setattr("tide.evaluation.comparison.load_engine", load)
     with pytest.raises(InputError if message else ZeroDivisionError, match=message):
         evaluate(["a prompt"], model="anything", **options)
-
-
-def test_a_weak_opponent_is_marked_wherever_it_stands(tmp_path: Path) -> None:
-    doubt = "the expert predicts held-out text of its kind hardly better than the other"
-    runs = [search_run("tide", prompts=6), made_up([[0.1, 0.6]] * 6, "dexperts")]
-    runs[1].config["doubts"] = [doubt]
-    made = report(runs, out=tmp_path, against="dexperts")
-    name = "dexperts (weak fit)"
-    for table in made.tables:
-        rows = {str(row[0]) for row in table.rows}
-        assert "dexperts" not in rows
-        assert any(
-            note == f"{name} is too weak for a fair comparison: {doubt}" for note in table.notes
-        )
-    assert {"tide", name} == {one.method for one in made.summaries}
-    for figure in made.figures.values():
-        labels = {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-        assert "dexperts" not in labels
-    assert "(weak fit)" in (tmp_path / "report.html").read_text()

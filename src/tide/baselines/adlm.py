@@ -242,4 +242,4 @@ class Adlm(DecodingBaseline):
         with torch.inference_mode():
             scores = read(margins, task.tokenize([text.text for text in held_out]))
         tensors = {name: weight.half() for name, weight in projection.state_dict().items()}
-        return classified(tensors, held_out, scores, "projection")
+        return classified(tensors, held_out, scores)

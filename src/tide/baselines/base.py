@@ -78,14 +78,10 @@ class Baseline(Protocol):
     def close(self) -> None: ...
 
 
-# Defaults of a fit for models of up to N parameters. Models of the middle size are fine-tuned whole
-# (rank 0), as the systems' authors do. Full updates of a small model would be as large as the
-# model; the gradients of a large model would not fit into memory.
-_BY_SIZE: tuple[tuple[float, dict[str, Any]], ...] = (
-    (3e7, {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}),
-    (5e8, {"steps": 3_000, "learning_rate": 5e-5, "rank": 0, "max_tokens": 256}),
-    (float("inf"), {"steps": 3_000, "learning_rate": 2e-4, "rank": 64, "max_tokens": 128}),
-)
+# Defaults of a fit for models of up to 30 million parameters, and for larger models.
+_SMALL = 3e7
+_OF_SMALL = {"steps": 500, "learning_rate": 2e-3, "rank": 32, "max_tokens": 128}
+_OF_LARGE = {"steps": 3_000, "learning_rate": 2e-4, "rank": 64, "max_tokens": 128}
 
 
 @dataclass(frozen=True)
@@ -122,9 +118,9 @@ class FitSettings(BaseModel):
     )
     rank: int | None = Field(
         default=None,
-        ge=0,
+        ge=1,
         le=4_096,
-        description="LoRA rank; 0 trains all weights. The default depends on the model's size.",
+        description="LoRA rank; the default depends on the model's size.",
     )
     max_tokens: int | None = Field(
         default=None,
@@ -142,6 +138,6 @@ class FitSettings(BaseModel):
     def training(self, model: nn.Module) -> Training:
         """Return these settings, with None replaced by the defaults for the size of `model`."""
         size = sum(parameter.numel() for parameter in model.parameters())
-        defaults = next(values for limit, values in _BY_SIZE if size <= limit)
+        defaults: dict[str, Any] = dict(_OF_SMALL if size <= _SMALL else _OF_LARGE)
         chosen = {name: value for name, value in self if value is not None}
         return Training(**{**defaults, **chosen})

@@ -49,4 +49,4 @@ class CriticControl(Fudge):
             [len(rollout.prompt) - 1 for rollout in learned],
             [rollout.ids for rollout in measured],
         )
-        return judged(tensors, measured, [-logit for logit in logits], "critic")
+        return judged(tensors, measured, [-logit for logit in logits])

@@ -28,7 +28,7 @@ from tide.baselines.common.decoding import DecodingBaseline
 from tide.baselines.common.fit import FitTask, Fitted
 from tide.baselines.common.lanes import Reader
 from tide.baselines.common.layers import Heads, find_heads
-from tide.baselines.common.training import LEAST_AUC, auc, weak_auc
+from tide.baselines.common.training import auc
 from tide.baselines.reversal import Reversal
 from tide.data.labelled import Pair
 
@@ -117,8 +117,7 @@ class Destein(DecodingBaseline):
         )
         labels = [True] * len(toxic) + [False] * len(neutral)
         figures = {"auc": auc(labels, toxic + neutral), "probes": float(weights.mean()) - 1}
-        doubts = weak_auc("direction", figures["auc"], LEAST_AUC)
-        return Fitted({"directions": directions}, figures, doubts)
+        return Fitted({"directions": directions}, figures)
 
 
 def _cut(hidden: Tensor, heads: int) -> Tensor:

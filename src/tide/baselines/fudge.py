@@ -67,7 +67,7 @@ class Fudge(Rad):
             [0] * len(texts),
             task.tokenize([text.text for text in held_out]),
         )
-        return classified(tensors, held_out, logits, "classifier", toxic=False)
+        return classified(tensors, held_out, logits, toxic=False)
 
 
 def fit_classifier(

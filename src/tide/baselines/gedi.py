@@ -218,7 +218,7 @@ class Gedi(DecodingBaseline):
         with torch.inference_mode():
             scores = read(margins, measured)
         tensors = tuning.tensors("lora.") | {"scale": log_scale.detach().exp()}
-        return classified(tensors, held_out, scores, "class-conditional model")
+        return classified(tensors, held_out, scores)
 
 
 def _codes(tokenizer: Any) -> list[list[int]]:

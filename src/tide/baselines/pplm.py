@@ -217,7 +217,7 @@ class Pplm(DecodingBaseline):
         bias = torch.from_numpy(regression.intercept_).float() - weight @ centre
         scores = _means(task, [text.text for text in held_out]) @ weight + bias
         tensors = {"weight": weight, "bias": bias}
-        return classified(tensors, held_out, scores.tolist(), "classifier", toxic=False)
+        return classified(tensors, held_out, scores.tolist(), toxic=False)
 
 
 def _means(task: FitTask, texts: Sequence[str]) -> Tensor:

@@ -12,8 +12,6 @@ model writes new texts every 500 steps, up to 47 times; here the model writes fo
 
 from __future__ import annotations
 
-import copy
-from contextlib import nullcontext
 from functools import partial
 from statistics import fmean
 
@@ -99,8 +97,6 @@ class Quark(DecodingBaseline):
         torch.manual_seed(task.settings.seed)
         random = torch.randn_like(table.weight[:_FIFTHS], dtype=torch.float32)
         codes = nn.Parameter(random * table.weight.float().std())
-        # Low-rank updates can be switched off; full training needs a copy of the original model.
-        unchanged = None if task.settings.rank else copy.deepcopy(task.model)
         tuning, pool, step = Tuning(task.model, task.settings), list[Rollout](), 0
         kinds = torch.empty(0)
         interval = -(-task.settings.steps // _ROUNDS)
@@ -119,9 +115,8 @@ class Quark(DecodingBaseline):
             padded, lengths = right_pad([pool[i].ids for i in chosen], codes.device)
             starts = torch.tensor([len(pool[i].prompt) for i in chosen], device=codes.device)
             written = span(starts - 1, lengths - 1, padded.shape[1] - 1)
-            left_out = nullcontext() if unchanged else tuning.model.disable_adapter()
-            with torch.no_grad(), left_out:
-                before = (unchanged or tuning.model)(input_ids=padded, use_cache=False)
+            with torch.no_grad(), tuning.model.disable_adapter():
+                before = tuning.model(input_ids=padded, use_cache=False)
             x = table(padded)
             x = torch.cat([codes[kinds[chosen], None].to(x.dtype), x], dim=1)
             now = tuning.model(inputs_embeds=x, use_cache=False)
@@ -135,5 +130,4 @@ class Quark(DecodingBaseline):
         texts = roll_out(task, measured, front=codes[:1].detach())
         after = fmean(rollout.toxicity for rollout in texts)
         tensors = tuning.tensors("lora.") | {"codes": codes.detach().float()}
-        doubts = ("its texts are as toxic as before",) if after >= toxic else ()
-        return Fitted(tensors, {"toxicity before": toxic, "toxicity": after}, doubts)
+        return Fitted(tensors, {"toxicity before": toxic, "toxicity": after})

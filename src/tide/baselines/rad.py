@@ -29,7 +29,7 @@ from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.lanes import CandidateLane
 from tide.baselines.common.layers import Head, output_layer
-from tide.baselines.common.training import Tuning, auc, before_end, logits_of, read, train, weak_auc
+from tide.baselines.common.training import Tuning, auc, before_end, logits_of, read, train
 
 # The published order of each normalisation.
 _ORDERS: dict[str, Order] = {"clamp": "shift-warp", "minmax": "warp-shift"}
@@ -127,7 +127,7 @@ class Rad(DecodingBaseline):
         truth = torch.tensor([text.toxicity for text in held_out])
         error = float(((torch.tensor(measured) - truth) ** 2).mean())
         figures = {"auc": figure, "squared error": error}
-        return Fitted(tensors, figures, weak_auc("reward model", figure))
+        return Fitted(tensors, figures)
 
 
 def _with_head(model: Any, begin: float = 0.5) -> nn.Module:

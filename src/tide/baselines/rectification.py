@@ -34,7 +34,6 @@ from tide.baselines.common.training import Tuning, logits_of, read, span, train
 from tide.core.errors import InputError, guarded
 
 _FLOOR = 1e-7  # minimum cap
-_RANK = 64  # rank of the head if all weights are trained
 
 
 class RectificationOptions(Options):
@@ -104,7 +103,7 @@ class Rectification(DecodingBaseline):
         toxicity = torch.tensor([rollout.toxicity for rollout in learned], device=device)
         starts = torch.tensor([len(rollout.prompt) for rollout in learned], device=device)
         tuning = Tuning(task.model, task.settings)
-        head = with_q_head(task.model, task.settings.rank or _RANK)
+        head = with_q_head(task.model, task.settings.rank)
 
         def loss(numbers: list[int]) -> Tensor:
             q, padded, lengths = logits_of(tuning.model, [learned[i].ids for i in numbers])
@@ -122,7 +121,7 @@ class Rectification(DecodingBaseline):
             f"head.{name}": value.detach().half() for name, value in head.named_parameters()
         }
         danger = read(at_the_end, [rollout.ids for rollout in measured])
-        return judged(tensors, measured, danger, "Q")
+        return judged(tensors, measured, danger)
 
 
 def with_q_head(model: Any, rank: int) -> nn.Module:

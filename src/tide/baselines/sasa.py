@@ -26,7 +26,7 @@ from tide.baselines.common.decoding import DecodingBaseline, MakeLane
 from tide.baselines.common.fit import FitTask, Fitted, by_any, by_half
 from tide.baselines.common.lanes import CandidateLane, Reader
 from tide.baselines.common.layers import output_layer
-from tide.baselines.common.training import LEAST_AUC, auc, read, right_pad, weak_auc
+from tide.baselines.common.training import auc, read, right_pad
 from tide.data.labelled import LabelledText
 
 
@@ -132,7 +132,7 @@ class Sasa(DecodingBaseline):
             seen = torch.from_numpy(_hidden_states(task, held_out)).float()
             tensors |= {f"{labels}.weight": weight, f"{labels}.midpoint": midpoint}
             figures[name] = auc(measured, margins(seen, weight, midpoint).tolist())
-        return Fitted(tensors, figures, weak_auc("classifier", figures["auc"], LEAST_AUC))
+        return Fitted(tensors, figures)
 
 
 @torch.inference_mode()

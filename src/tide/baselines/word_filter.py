@@ -165,5 +165,4 @@ class WordFilter(DecodingBaseline):
             sum(bool(default & set(_WORD.findall(text.casefold()))) for text in kind) / len(kind)
             for kind in (of_kind(held_out, toxic=True), of_kind(held_out, toxic=False))
         )
-        doubts = ("its words are as frequent in other texts",) if toxic <= of_other else ()
-        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": of_other}, doubts)
+        return Fitted(tensors, {"toxic texts hit": toxic, "other texts hit": of_other})

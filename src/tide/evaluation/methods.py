@@ -160,13 +160,10 @@ class BaselineMethod:
     ) -> None:
         self.name, self.settings = name, settings
         common = {field: getattr(settings, field) for field in _OF_ALL if field != "num_trials"}
-        doubts = list(getattr(baseline, "doubts", ()))
         self.config: dict[str, Any] = {
             "baseline": baseline.config(),
             "sampling": _recorded(common),
         }
-        if doubts:
-            self.config["doubts"] = doubts
         if code := code_digest(type(baseline)):
             self.config["baseline_code"] = code
         self._baseline, self._scorer, self._engine = baseline, scorer, engine

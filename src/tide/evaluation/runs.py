@@ -41,7 +41,7 @@ SUMMARY = "summary.json"
 _GROWS = {
     *(("method",), ("versions",), ("created",), ("judges",), ("references",), ("num_trials",)),
     *(("num_prompts",), ("benchmark", "prompts"), ("benchmark", "fingerprint"), ("scorer", "spec")),
-    *(("doubts",), ("reference_weights",)),
+    ("reference_weights",),
 }
 
 
@@ -133,11 +133,6 @@ class Run:
         """Names of the scorers of the completions: the search's first, then the judges."""
         judges = [judge["name"] for judge in self.config.get("judges") or ()]
         return list(dict.fromkeys([self.scorer, *judges]))
-
-    @property
-    def doubts(self) -> list[str]:
-        """Reasons why the fit of the method is too weak for a fair comparison."""
-        return list(self.config.get("doubts") or ())
 
     @property
     def references(self) -> list[str]:

@@ -54,12 +54,10 @@ def test_what_stands_in_front_is_read_and_not_kept(task: FitTask) -> None:
 def test_figures() -> None:
     """Two of four are toxic; the `danger` of one of these is below that of a non-toxic one."""
     rows = [rollouts.Rollout([1], [2], toxicity) for toxicity in (0.9, 0.1, 0.5, 0.4)]
-    found = judged({}, rows, [3.0, 1.0, 1.5, 2.0], "critic")
+    found = judged({}, rows, [3.0, 1.0, 1.5, 2.0])
     assert found.held_out == {"toxic": 0.5, "auc": 0.75}
-    assert "critic has an AUC of 0.75" in found.doubts[0]
-    alike = judged({}, rows[1:2], [1.0], "critic")
+    alike = judged({}, rows[1:2], [1.0])
     assert alike.held_out == {"toxic": 0.0}
-    assert alike.doubts == ("all held-out texts of the critic are of one kind",)
     for rows, seen in ((20, 10), (64, 32), (200, 40), (4000, 400)):
         learned, measured = held_out(range(rows))
         assert (len(measured), len(learned)) == (seen, rows - seen)

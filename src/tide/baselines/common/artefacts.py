@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,14 +21,12 @@ from torch.nn.functional import pad
 
 from tide.core.errors import InputError, guarded
 from tide.core.optional import require
-from tide.core.sanitize import logger
 from tide.data.files import replaced, write_text
 from tide.engines.base import Dtype
 from tide.engines.checkpoint import fingerprint
 from tide.engines.local.engine import TransformersEngine, load_model
 from tide.engines.local.packed_weights import speed_up
 
-_LOG = logger(__name__)
 FORMAT = "tide-baseline-2"
 _FILES = ("artefact.json", "weights.safetensors")
 
@@ -69,11 +67,6 @@ def save_artefact(folder: Path, tensors: dict[str, Tensor], info: dict[str, Any]
         file.write(save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
     note = json.dumps({"format": FORMAT, **info}, indent=2) + "\n"
     write_text(folder / "artefact.json", note)
-
-
-def warn_of(kind: str, doubts: Iterable[str]) -> None:
-    for doubt in doubts:
-        _LOG.warning("baseline %s is too weak for a fair comparison: %s", kind, doubt)
 
 
 def _fit_command(kind: str, name: str) -> str:
@@ -148,17 +141,9 @@ def check_vocabulary(tokenizer: Any, auxiliary: Any, name: str, other_name: str)
 def merge_updates(model: Any, tensors: Mapping[str, Tensor], strength: float = 1.0) -> Any:
     """Return `model` with `strength` times the learned updates added to its weights, in place.
 
-    tensors: the state of a LoRA adapter (see `add_lora`) in the format of peft; or full updates,
-    `NAME.delta` for each weight except the weights of an untied output layer. Raises ValueError
-    or RuntimeError for other tensors, and MissingDependencyError for an adapter without peft.
+    tensors: the state of a LoRA adapter (see `add_lora`) in the format of peft. Raises ValueError
+    or RuntimeError for other tensors, and MissingDependencyError without peft.
     """
-    if any(name.endswith(".delta") for name in tensors):
-        weights = tuned_weights(model)
-        _check_names(tensors, {f"{name}.delta" for name in weights})
-        for name, weight in weights.items():
-            delta = tensors[f"{name}.delta"].to(weight.device, weight.dtype)
-            weight.add_(delta.view(weight.shape), alpha=strength)
-        return model
     peft = require("peft", "baselines")
     ranks = {len(tensor) for name, tensor in tensors.items() if "lora_A" in name}
     tuned = add_lora(model, max(ranks, default=0))
@@ -195,15 +180,6 @@ def add_lora(model: Any, rank: int) -> Any:
 def _check_names(tensors: Mapping[str, Tensor], names: Set[str]) -> None:
     for name in tensors.keys() ^ names:
         raise ValueError(f"{name} is {'unknown' if name in tensors else 'missing'}")
-
-
-def tuned_weights(model: Any) -> dict[str, nn.Parameter]:
-    """Return the weights by name, without an output layer that is not tied to the embeddings."""
-    inputs = {id(weight) for weight in model.get_input_embeddings().parameters()}
-    output_ids = {id(weight) for weight in model.get_output_embeddings().parameters()} - inputs
-    return {
-        name: weight for name, weight in model.named_parameters() if id(weight) not in output_ids
-    }
 
 
 def ready(model: Any) -> Any:

@@ -18,7 +18,6 @@ from tide.baselines.common.artefacts import (
     load_sibling,
     merge_updates,
     ready,
-    warn_of,
 )
 from tide.baselines.common.lanes import PromptRow, Reader, SteeredLane
 from tide.core.concurrency import gather
@@ -123,7 +122,6 @@ class DecodingBaseline(ABC):
         self.name = self._options.spec(self.kind)
         if kind := self.artefact_kind(options):
             self.artefact = load_artefact(artefacts, kind, engine.model, engine.name)
-            warn_of(self.kind, self.doubts)
 
     def resolved_options(self, options: Options) -> Any:
         """Return `options` with the defaults that depend on the engine's model filled in."""
@@ -135,12 +133,6 @@ class DecodingBaseline(ABC):
             **self._options.model_dump(),
             "artefact": self.artefact.digest if self.artefact_kind(self._options) else None,
         }
-
-    @property
-    def doubts(self) -> list[str]:
-        """Reasons why the fit of the baseline is too weak for a fair comparison."""
-        has_artefact = self.artefact_kind(self._options)
-        return list(self.artefact.info.get("doubts", ())) if has_artefact else []
 
     @classmethod
     def artefact_kind(cls, options: Any) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings, Training
-from tide.baselines.common.artefacts import check_vocabulary, save_artefact, warn_of
+from tide.baselines.common.artefacts import check_vocabulary, save_artefact
 from tide.core.errors import EngineError, InputError, guarded
 from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
@@ -198,14 +198,10 @@ class FitTask:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit. tensors: fitted weights. held_out: figures on held-out texts.
-
-    doubts: reasons why the fit is too weak for a fair comparison.
-    """
+    """The result of a fit. tensors: fitted weights. held_out: figures on held-out texts."""
 
     tensors: dict[str, Tensor]
     held_out: dict[str, float]
-    doubts: tuple[str, ...] = ()
 
 
 def fit(
@@ -240,8 +236,7 @@ def fit(
         **settings: Fields of `FitSettings`.
 
     Returns:
-        The held-out figures of each baseline. A warning is logged if a fit is too weak for a fair
-        comparison.
+        The held-out figures of each baseline.
 
     Raises:
         InputError: The baseline learns nothing, or a setting, file or folder cannot be used.
@@ -339,9 +334,8 @@ class _Fits:
         with guarded(EngineError, f"baseline {create.kind}: cannot be fitted"):
             fitted: Fitted = create.fit(task)
         info["training"] = asdict(task.settings)
-        info |= {"held_out": fitted.held_out, "doubts": list(fitted.doubts)}
+        info["held_out"] = fitted.held_out
         save_artefact(folder, fitted.tensors, info)
-        warn_of(create.kind, fitted.doubts)
         return fitted.held_out
 
 
@@ -362,7 +356,6 @@ def _finished_figures(folder: Path, note: dict[str, Any], *, resumes: bool) -> d
     if not (resumes and same):
         difference = "" if same else ", made with other settings or weights"
         raise InputError(f"{folder}: already holds an artefact{difference}; use --overwrite")
-    warn_of(folder.name, there.get("doubts", ()))
     return dict(there.get("held_out", {}))
 
 

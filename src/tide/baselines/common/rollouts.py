@@ -14,7 +14,7 @@ from torch import Tensor
 from tide.baselines.common.decoding import MakeLane, write_rows
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted
 from tide.baselines.common.lanes import Reader, SteeredLane
-from tide.baselines.common.training import auc, weak_auc
+from tide.baselines.common.training import auc
 from tide.core.concurrency import Portal
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling
@@ -139,16 +139,15 @@ def held_out(rows: Sequence[_T]) -> tuple[list[_T], list[_T]]:
 
 
 def judged(
-    tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float], title: str
+    tensors: dict[str, Tensor], measured: Sequence[Rollout], danger: Sequence[float]
 ) -> Fitted:
     """Return a `Fitted` with the share of toxic rollouts and the AUC of `danger` as figures.
 
     danger: the predicted toxicity of each of the `measured` rollouts. If all or none of the
-    rollouts are toxic, a doubt replaces the AUC.
+    rollouts are toxic, there is no AUC.
     """
     toxic = [rollout.toxicity >= TOXIC for rollout in measured]
     figures = {"toxic": sum(toxic) / len(toxic)}
-    if len(set(toxic)) == 1:
-        return Fitted(tensors, figures, (f"all held-out texts of the {title} are of one kind",))
-    figures["auc"] = auc(toxic, danger)
-    return Fitted(tensors, figures, weak_auc(title, figures["auc"]))
+    if len(set(toxic)) > 1:
+        figures["auc"] = auc(toxic, danger)
+    return Fitted(tensors, figures)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tide.baselines.base import Training
-from tide.baselines.common.artefacts import add_lora, tuned_weights
+from tide.baselines.common.artefacts import add_lora
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted, of_kind
 from tide.core.errors import InputError
 from tide.core.optional import require
@@ -28,9 +28,6 @@ _READ_BATCH = 64
 # validations without improvement after which the training ends.
 _VALIDATION, _MOST_VALIDATION = 0.05, 256
 _VALIDATIONS, _PATIENCE = 8, 2
-FAIR_AUC = 0.9
-# Minimum AUC of classifiers that use only one direction or only words; 0.5 is chance.
-LEAST_AUC = 0.6
 _TIMED = 3  # number of steps timed for an estimate
 
 _T = TypeVar("_T")
@@ -41,18 +38,10 @@ def auc(labels: Sequence[bool] | NDArray[np.bool_], scores: Sequence[float]) -> 
     return float(roc_auc_score(np.asarray(labels), np.asarray(scores)))
 
 
-def weak_auc(title: str, figure: float, wanted: float = FAIR_AUC) -> tuple[str, ...]:
-    """Return a doubt about the classifier named `title`; () if its AUC is at least `wanted`."""
-    if figure >= wanted:
-        return ()
-    return (f"the {title} has an AUC of {figure:.2f} on held-out texts, below {wanted}",)
-
-
 def classified(
     tensors: dict[str, Tensor],
     texts: Sequence[LabelledText],
     scores: Sequence[float],
-    title: str,
     *,
     toxic: bool = True,
 ) -> Fitted:
@@ -61,7 +50,7 @@ def classified(
     toxic: whether toxic texts should score above the others, or below.
     """
     figure = auc([(text.toxicity >= TOXIC) == toxic for text in texts], scores)
-    return Fitted(tensors, {"auc": figure}, weak_auc(title, figure))
+    return Fitted(tensors, {"auc": figure})
 
 
 def right_pad(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -184,46 +173,20 @@ def train(
 
 
 class Tuning:
-    """A model in training.
+    """A model with low-rank updates in training. Raises MissingDependencyError without peft.
 
-    A positive rank trains low-rank updates of every linear layer but the output layer. Rank 0
-    trains all weights except the weights of an untied output layer. model: the module to call.
-    parameters: the trained parameters. Raises MissingDependencyError for low-rank updates without
-    peft.
+    model: the module to call. parameters: the trained parameters.
     """
 
     def __init__(self, model: Any, settings: Training) -> None:
-        self._plain = model
-        self._before: dict[str, Tensor] = {}
         torch.manual_seed(settings.seed)
-        if settings.rank:
-            self.model = add_lora(model, settings.rank)
-            self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        else:
-            # Half precision would round away the small steps of full training.
-            self.model, weights = model.float(), tuned_weights(model)
-            self.parameters = [weight.requires_grad_() for weight in weights.values()]
-            self._before = {name: w.detach().clone() for name, w in weights.items()}
+        self.model = add_lora(model, settings.rank)
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def tensors(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the updates in float16, in the format of `merge_updates`."""
-        tensors = {}
-        for name, before in self._before.items():
-            weight = self._plain.get_parameter(name)
-            tensors[f"{prefix}{name}.delta"] = (weight.detach() - before).half()
-        if not self._before:
-            state = require("peft", "baselines").get_peft_model_state_dict(self.model)
-            for name, tensor in state.items():
-                tensors[f"{prefix}{name}"] = tensor.detach().half()
-        return tensors
-
-    @torch.no_grad()
-    def undo(self) -> None:
-        """Restore the model as it was before the training."""
-        if not self._before:
-            self.model.unload()
-        for name, before in self._before.items():
-            self._plain.get_parameter(name).copy_(before).requires_grad_(False)
+        state = require("peft", "baselines").get_peft_model_state_dict(self.model)
+        return {f"{prefix}{name}": tensor.detach().half() for name, tensor in state.items()}
 
 
 def perplexities(
@@ -279,9 +242,6 @@ def write_like(task: FitTask, *, toxic: bool) -> Fitted:
     tuning = fine_tune(task, ids, title)
     figures = {f"{name} before": figure for name, figure in before.items()}
     figures |= perplexities(task, tuning.model, measured, end=True)
-    doubts: tuple[str, ...] = ()
-    if figures["perplexity"] >= figures["perplexity before"]:
-        doubts = (f"held-out {title} is not likelier than before",)
-    task.learned[toxic] = Fitted(tuning.tensors(), figures, doubts)
-    tuning.undo()
+    task.learned[toxic] = Fitted(tuning.tensors(), figures)
+    tuning.model.unload()
     return task.learned[toxic]

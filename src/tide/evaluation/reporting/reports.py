@@ -22,8 +22,6 @@ from tide.evaluation.significance import compare, resolve_against
 
 PAGE = "report.html"
 
-# Marks the name of a method that is fitted too weakly for a fair comparison.
-_WEAK = "(weak fit)"
 _SLUG = 80  # maximum characters of a scorer's name in a file name
 
 
@@ -106,9 +104,6 @@ def report(
         read += map(read_run, find_runs(paths))
     if not read:
         raise InputError("report: no runs")
-    marked = {run.name: f"{run.name} {_WEAK}" for run in read if run.doubts}
-    read = [replace(run, name=marked.get(run.name, run.name)) for run in read]
-    against = marked.get(against or "", against)
     groups = grouped(read)
     names = list(dict.fromkeys(run.name for group in groups for run in group.runs))
     if against is not None and resolve_against(names, against) is None:
@@ -129,17 +124,11 @@ def report(
 
 
 def _tables(group: Group, against: str | None, tests: bool) -> Iterator[Table]:
-    weak = [
-        f"{run.name} is too weak for a fair comparison: {'; '.join(run.doubts)}"
-        for run in group.runs
-        if run.doubts
-    ]
     for table in _unnamed_tables(group, against, tests):
         yield replace(
             table,
             name=f"{group.prefix}{table.name}",
             title=f"{group.title}; {table.title}",
-            notes=[*table.notes, *dict.fromkeys(weak)],
         )
 
 
