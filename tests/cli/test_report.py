@@ -12,6 +12,7 @@ from tests.evaluation.runs import JUDGE, changed, column, run, search_run, write
 from tide import evaluation
 from tide.core import optional
 from tide.core.errors import InputError
+from tide.evaluation.reporting.tables import to_markdown
 from tide.evaluation.runs import read_run
 
 
@@ -150,7 +151,7 @@ def test_a_report_in_python(runs: Path) -> None:
     made = evaluation.report(runs)
     assert set(made.figures) == {"trade-off"}
     assert [summary.method for summary in made.summaries] == ["base", "tide", "shuffled"]
-    assert "<b>toy, pocket, 6 prompts, protocol tide; cost of a prompt</b>" in made._repr_html_()
+    assert repr(made) == "\n".join(map(to_markdown, made.tables))
     assert not (runs / "report").exists()
     in_memory = evaluation.report([read_run(runs / "tide"), runs / "base"], draw=False, tests=False)
     assert [summary.method for summary in in_memory.summaries] == ["tide", "base"]

@@ -182,27 +182,6 @@ def test_a_result_is_one_short_line(alone: list[Result]) -> None:
     assert all(len(repr(result)) < 120 for result in (*alone, stubborn))
 
 
-def test_a_notebook_shows_before_and_after(alone: list[Result]) -> None:
-    stubborn = detoxifier(**STUBBORN)(PROMPTS[0])
-    assert stubborn.text not in stubborn._repr_html_()
-    assert stubborn.text in stubborn.to_html(masked=False)
-    refused = detoxifier(**STUBBORN, on_unresolved="refuse")(PROMPTS[0])
-    assert "withheld" in refused._repr_html_()
-    moved = next(result for result in alone if result.best.chosen > 0)
-    html = moved._repr_html_()
-    assert moved.text in html
-    assert moved.best.base.text not in html
-    for trial in moved.trials:
-        assert f"<td>{trial.evaluations}</td>" in html
-
-
-def test_nothing_in_a_result_is_taken_for_html() -> None:
-    engine = ScriptedEngine(lambda x, seed: "toxicity 0.1 <script>")
-    result = Detoxifier(engine, scorer=ReadingScorer())("<b> a prompt")
-    assert "<script>" not in result.to_html(masked=False)
-    assert "<b> a" not in result.to_html(masked=False)
-
-
 # Bad input
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from html import escape
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -241,37 +240,3 @@ class Result(BaseModel):
         return f"Result({state}, toxicity {toxicity}{trials}: {text!r})"
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def to_html(self, *, masked: bool = True) -> str:
-        """Return an HTML table for notebooks, with each trial's text before and after the search.
-
-        masked: show only the first letter of each word in texts that were not accepted.
-        """
-        rows = "".join(_html_row(trial, masked) for trial in self.trials)
-        head = "".join(f"<th>{name}</th>" for name in ("before", "after", "evaluations"))
-        left = "text-align:left;max-width:28em;white-space:pre-wrap"
-        return (
-            f'<table><caption style="{left}">{escape(self.prompt)}</caption>'
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        )
-
-
-def _html_row(trial: Trial, masked: bool) -> str:
-    after = "<i>withheld</i>" if trial.refused else _html_text(trial.text, trial, masked, True)
-    before = _html_text(trial.base.text, trial, masked, trial.chosen == 0)
-    before += "<i>cut off by the repair</i>" if trial.base_partial else ""
-    return f"<tr><td>{before}</td><td>{after}</td><td>{trial.evaluations}</td></tr>"
-
-
-def _html_text(text: str, trial: Trial, masked: bool, is_returned: bool) -> str:
-    accepted = is_returned and trial.accepted
-    score = trial.toxicity if is_returned else trial.base.toxicity
-    colour = "#0b6e4f" if accepted else "#b3261e"
-    body = escape(text if accepted or not masked else mask(text)) or "<i>empty</i>"
-    return (
-        f'<div style="text-align:left;max-width:28em;white-space:pre-wrap">'
-        f'<b style="color:{colour}">{format_score(score, accepted)}</b> {body}</div>'
-    )

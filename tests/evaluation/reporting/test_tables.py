@@ -61,7 +61,6 @@ def test_every_column_is_explained_where_it_stands() -> None:
         assert len(table.columns) > 3
         for each in table.columns[1:]:
             assert f"{each.heading}: " in "; ".join(table.legend), each
-        assert all(note in tables.to_html(table).replace("&#x27;", "'") for note in table.legend)
     cost = tables.to_markdown(tables.cost_table(summaries, "t", "n"))
     assert "K-bar: mean iterations; the prompt itself is the first" in cost
     without = tables.cost_table(summaries[:1], "t", "n")
@@ -115,7 +114,6 @@ def test_names_are_only_text(name: str) -> None:
         re.sub(r"\\.", "", line).count("|") in (0, 3)
         for line in tables.to_markdown(made).splitlines()
     )
-    assert "<img" not in tables.to_html(made)
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(tables.to_rich(made))
     shown = console.export_text() + tables.to_markdown(made) + tables.to_latex(made)
@@ -128,7 +126,7 @@ def test_a_missing_value_is_a_dash_in_every_format() -> None:
     columns = [Column("method"), Column("rate", interval=True), Column("ppl")]
     made = Table("toy", "t", columns, [["a", None, math.nan], ["b", Estimate(math.nan), 1.0]])
     assert made.cells == [["a", "-", "-"], ["b", "-", "1.000"]]
-    for text in (tables.to_markdown(made), tables.to_latex(made), tables.to_html(made)):
+    for text in (tables.to_markdown(made), tables.to_latex(made)):
         assert "nan" not in text.lower()
         assert "None" not in text
     assert tables.to_csv(made).splitlines()[1] == "a,,"

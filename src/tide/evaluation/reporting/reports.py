@@ -37,6 +37,10 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)
     problem: str | None = None
 
+    def __repr__(self) -> str:
+        """Return the tables, which hold no texts."""
+        return "\n".join(map(tables.to_markdown, self.tables))
+
     @property
     def summaries(self) -> list[Summary]:
         return [summary for group in self.groups for summary in group.summaries]
@@ -66,9 +70,6 @@ class Report:
         for name, content in files.items():
             with replaced(out / name) as file:
                 file.write(content)
-
-    def _repr_html_(self) -> str:
-        return "".join(map(tables.to_html, self.tables))
 
 
 def report(

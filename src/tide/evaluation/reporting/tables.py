@@ -1,4 +1,4 @@
-"""The tables of a report: for a terminal, and by pandas as Markdown, LaTeX, CSV and HTML."""
+"""The tables of a report: for a terminal, and by pandas as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
@@ -376,13 +375,6 @@ def to_csv(table: Table) -> str:
     """Return CSV with unrounded numbers, and the intervals of averages."""
     csv: str = table.numbers().to_csv(index=False)
     return csv
-
-
-def to_html(table: Table) -> str:
-    """Return HTML for a notebook."""
-    notes = "<br>".join(map(escape, table.legend))
-    cells = table.as_shown().to_html(index=False)
-    return f"<p><b>{escape(table.title)}</b></p>{cells}<p>{notes}</p>"
 
 
 def to_rich(table: Table, width: int = 80, known: Collection[str] = ()) -> Group:
