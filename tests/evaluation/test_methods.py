@@ -24,7 +24,6 @@ from tide.evaluation.methods import (
     Loaded,
     Method,
     MethodRules,
-    TimeShares,
     load_method,
 )
 from tide.evaluation.protocols import PROTOCOLS, load_protocol
@@ -60,21 +59,6 @@ def test_base_is_the_first_completion_of_every_search() -> None:
         assert column(record, "evaluations") == [1, 1, 1]
         for trial in record.trials:
             assert trial.accepted is trial.base_text is trial.steps is None
-
-
-def test_time_is_shared_by_the_prompts_under_way() -> None:
-    now = 0.0
-    shares = TimeShares(lambda: now)
-    now = 3.0  # time before the first prompt counts for none
-    shares.begin(0, "a")
-    shares.begin(1, "b")
-    now = 5.0
-    assert shares.end(0) == 1.0
-    shares.begin(2, "c")
-    now = 5.5
-    shares.skip()
-    now = 7.5
-    assert [shares.end(2), shares.end(1)] == [1.0, 2.0]
 
 
 def test_trials_are_the_same_alone_and_together() -> None:

@@ -57,34 +57,6 @@ _OF_A_SEARCH = (
 _WITHOUT_EFFECT = {"num_trials"}
 
 
-class TimeShares:
-    """Measures the seconds of each prompt; elapsed time is split equally among running prompts."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._last = clock, clock()
-        self._charged = 0.0  # seconds charged to a prompt that has run from the start
-        self._begun: dict[int, float] = {}
-
-    def begin(self, number: int, prompt: str | Chat) -> str | Chat:
-        self._share()
-        self._begun[number] = self._charged
-        return prompt
-
-    def end(self, number: int) -> float:
-        """Return the seconds of a prompt that ended."""
-        self._share()
-        return self._charged - self._begun.pop(number)
-
-    def skip(self) -> None:
-        """Charge the time since the last call to no prompt."""
-        self._last = self._clock()
-
-    def _share(self) -> None:
-        now = self._clock()
-        self._charged += (now - self._last) / max(1, len(self._begun))
-        self._last = now
-
-
 @dataclass(frozen=True)
 class Loaded:
     """The model and the scorer of methods. on_cluster: runs searches; both are then names."""
@@ -123,21 +95,25 @@ class SearchMethod:
         """Yield each row with its record of `trials`, or with its error.
 
         A row that fails does not affect the others. ordered: yield in the order of the rows.
+        The rows run together, so the seconds of a record are those since the record before it.
         Raises the errors that abort all rows: EngineError, SCORER_DOWN, ScorerBrokenError.
         """
-        shares = TimeShares()
-        prompts = (shares.begin(number, row.asked) for number, row in enumerate(rows))
+        prompts = [row.asked for row in rows]
         if self._loaded.on_cluster is None:
             model, scorer = self._loaded.model, self._loaded.scorer
             detoxifier = Detoxifier(model, scorer=scorer, settings=self.settings)
             finished: Iterator[tuple[int, Result | TideError]]
             finished = outcomes(detoxifier, prompts, ordered=ordered, trials=trials)
         else:
-            finished = self._loaded.on_cluster(self.settings, list(prompts), trials)
+            finished = self._loaded.on_cluster(self.settings, prompts, trials)
+        started = time.perf_counter()
         for number, result in finished:
-            row, spent = rows[number], shares.end(number)
-            yield row, result if isinstance(result, TideError) else self._record(row, result, spent)
-            shares.skip()
+            row = rows[number]
+            if isinstance(result, TideError):
+                yield row, result
+            else:
+                yield row, self._record(row, result, time.perf_counter() - started)
+            started = time.perf_counter()
 
     def _record(self, row: Row, result: Result, seconds: float) -> Record:
         about: dict[str, Any] = {"messages": row.messages, "group": row.group}
