@@ -172,7 +172,7 @@ _COST = {
     "generated_tokens": Column("tokens", 0, says="tokens written"),
     "forward_tokens": Column("forward", 0, says="tokens run through the model"),
     "scorer_calls": Column("scored", 2, says="texts scored"),
-    "seconds": Column("sec.", 2, key="seconds", says="elapsed time of all prompts, divided by their number"),
+    "seconds": Column("sec.", 2, key="seconds", says="elapsed, divided among all prompts"),
     "unresolved": Column("unres.", says="share of prompts with a completion not accepted"),
     "refused": Column("refused", says="share of prompts with a withheld completion"),
 }
