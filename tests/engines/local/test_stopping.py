@@ -141,7 +141,7 @@ ANY = st.builds(
 
 
 @given(st.lists(st.tuples(ANY, st.integers(0, 3)), min_size=1, max_size=6))
-@examples(8, 200)
+@examples(4, 200)
 def test_a_row_is_its_own(pocket: TransformersEngine, rows: list[tuple[Sampling, int]]) -> None:
     samplings, prompts = [own for own, _ in rows], [PROMPTS[i] for _, i in rows]
     together = written(pocket, samplings, prompts)
