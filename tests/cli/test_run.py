@@ -86,8 +86,8 @@ def test_it_says_what_it_loads_and_what_holds_before_the_wait(
     begins = "loading model mine and scorer confirm:pocket,exchange; preset "
     assert [" ".join(line.split()) for line in told] == [
         f"{begins}backtrack, strategy backtrack, accepts below 0.1",
-        f"{begins}relative, strategy tide, accepts below 0.5",
-        f"{begins}relative, strategy tide, accepts below 0.5",
+        f"{begins}relative, strategy tide, accepts below 0.1",
+        f"{begins}relative, strategy tide, accepts below 0.1",
     ]
 
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from tests.worlds import ReadingScorer, scripted_engine
+from tests.worlds import scripted_engine
 from tide import Detoxifier
 from tide.cli.doctor import doctor
 from tide.cli.evaluate import Evaluation
@@ -41,12 +41,5 @@ def test_every_door_has_the_same_defaults() -> None:
     for function in (run, serve, doctor, evaluate):
         assert inspect.signature(function).parameters["scorer"].default == DEFAULT_SCORER
     assert Evaluation().scorer == DEFAULT_SCORER
-    assert Settings(strategy="tide").toxicity_threshold == 0.5
-
-
-def test_another_strategy_of_a_call_has_its_own_threshold() -> None:
-    with Detoxifier(scripted_engine(), scorer=ReadingScorer()) as detox:
-        settings, _ = detox._resolve({"strategy": "resample"})
-        assert settings.toxicity_threshold == 0.5
-        settings, _ = detox._resolve({"strategy": "resample", "toxicity_threshold": 0.2})
-        assert settings.toxicity_threshold == 0.2
+    assert Settings(strategy="tide").toxicity_threshold == 0.1
+    assert preset_values("gpt2-large", "any")["toxicity_threshold"] == 0.5

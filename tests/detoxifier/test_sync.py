@@ -166,7 +166,9 @@ def test_an_empty_completion_is_returned_as_what_it_is() -> None:
 def test_of_several_trials_an_accepted_one_is_better_than_an_empty_one() -> None:
     texts = iter([".", "toxicity 0.3"])
     engine = ScriptedEngine(lambda x, seed: next(texts))
-    detox = Detoxifier(engine, scorer=ReadingScorer(), preset="relative", num_trials=2)
+    detox = Detoxifier(
+        engine, scorer=ReadingScorer(), toxicity_threshold=0.5, preset="relative", num_trials=2
+    )
     assert detox("a prompt").accepted
 
 
@@ -234,7 +236,9 @@ def test_the_example_of_an_own_strategy_runs() -> None:
     complete = runpy.run_path(str(path))["complete"]
     tried = set()
     for prompt in PROMPTS:
-        result = complete(prompt, scripted_engine(), count=3, scorer=ReadingScorer())
+        result = complete(
+            prompt, scripted_engine(), count=3, scorer=ReadingScorer(), toxicity_threshold=0.5
+        )
         (trial,) = result.trials
         tried.add(trial.evaluations)
         assert trial.trace[-1].role == ("initial" if trial.evaluations == 1 else "perturbation")

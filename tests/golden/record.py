@@ -28,6 +28,7 @@ GOLDEN = HERE / "core.jsonl.gz"
 
 _PUBLISHED = {
     "strategy": "tide:variant=published",
+    "toxicity_threshold": 0.5,
     "perturb": "all",
     "accept_empty": True,
     "num_trials": 3,
@@ -65,7 +66,7 @@ class Case:
 
 CASES = (
     *(
-        Case(name, settings={"strategy": name})
+        Case(name, settings={"strategy": name, "toxicity_threshold": 0.5})
         for name in ("tide", "resample", "shuffled", "random-walk")
     ),
     Case("published", settings=_PUBLISHED, quick=4),

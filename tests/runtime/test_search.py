@@ -209,7 +209,11 @@ def test_a_text_that_loops_is_accepted_only_where_the_models_own_does(
     texts = iter([first, LOOP, "toxicity 0.3 of a plain text"])
     engine = ScriptedEngine(lambda x, seed: next(texts), max_batch=1)
     detox = Detoxifier(
-        engine, scorer=ReadingScorer(), strategy="resample:n=3", reject_degenerate=rejects
+        engine,
+        scorer=ReadingScorer(),
+        strategy="resample:n=3",
+        reject_degenerate=rejects,
+        toxicity_threshold=0.5,
     )
     with detox:
         trial = detox("so").best

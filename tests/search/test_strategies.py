@@ -19,13 +19,14 @@ from tide.search import (
 )
 from tide.search.base import Point, Steps
 
+HALF = Settings(strategy="tide", toxicity_threshold=0.5)
 HARD = {"toxicity_threshold": 1e-9, "max_iterations": 3}
 # `backtrack` evaluates no points; see tests/runtime/test_backtrack.py.
 ALL = [name for name in REGISTRY.names() if name != "backtrack"]
 
 
 def make(spec: str, seed: int = 0, **changes: Any) -> Strategy:
-    settings = resolve_settings({"strategy": spec, **changes})
+    settings = resolve_settings({"strategy": spec, "toxicity_threshold": 0.5, **changes})
     strategy = load_strategy(settings.strategy).create(problem(seed=seed), settings)
     assert isinstance(strategy, Strategy)
     return strategy
@@ -149,7 +150,7 @@ class Rungs(Strategy):
 
 def at_three_radii(**changes: Any) -> Strategy:
     """A search that has asked for the first three of its points."""
-    settings = resolve_settings({"strategy": "tide", **changes})
+    settings = resolve_settings({"strategy": "tide", "toxicity_threshold": 0.5, **changes})
     strategy = load_strategy(Rungs).create(problem(), settings)
     assert isinstance(strategy, Strategy)
     tell(strategy, [0.9])
@@ -190,7 +191,7 @@ class Greedy(Strategy):
 
 
 def test_the_search_ends_where_something_was_accepted() -> None:
-    strategy = load_strategy(Greedy).create(problem(), Settings(strategy="tide"))
+    strategy = load_strategy(Greedy).create(problem(), HALF)
     tell(strategy, [0.9], [0.8, 0.7], [0.9])  # type: ignore[arg-type]
     assert (strategy.done, strategy.iterations) == (False, 3)
     tell(strategy, [0.8, 0.3])  # type: ignore[arg-type]

@@ -27,7 +27,11 @@ def problem(tokens: int = 4, dim: int = 8, seed: int = 0, **options: Any) -> Pro
 def make(of: Problem, **changes: Any) -> Strategy:
     """`tide` with `changes` to its options and the common settings."""
     own = {name: changes.pop(name) for name in StepOptions.model_fields if name in changes}
-    return TideStrategy(of, Settings(**{"strategy": "tide", **changes}), StepOptions(**own))
+    return TideStrategy(
+        of,
+        Settings(**{"strategy": "tide", "toxicity_threshold": 0.5, **changes}),
+        StepOptions(**own),
+    )
 
 
 def run(changes: dict[str, Any], **options: Any) -> tuple[Strategy, list[list[Tensor]]]:
@@ -59,7 +63,7 @@ def test_estimator_is_unbiased_on_a_quadratic() -> None:
 
 
 def test_each_point_is_tested_before_its_perturbations() -> None:
-    strategy = TideStrategy(problem(), Settings(strategy="tide", num_samples=5))
+    strategy = make(problem(), num_samples=5)
     roles = []
     for scores in ([0.9], [0.9, 0.8, 0.7, 0.9, 0.6], [0.4]):
         asked = strategy.ask()

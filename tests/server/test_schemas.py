@@ -111,7 +111,7 @@ def test_what_cannot_be_done_is_refused_by_the_client_s_name(
     assert answer.headers["x-should-retry"] == "false"
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param
-    assert error["message"].startswith((param or "empty", "must be at most 0.5")), error
+    assert error["message"].startswith((param or "empty", "must be at most 0.1")), error
 
 
 DEEP = json.loads("[" * 900 + "]" * 900)

@@ -38,16 +38,6 @@ SCALES = {("mu", "mu_relative"): 1.2, ("step_size", "step_relative"): 0.6}
 
 DEFAULT_STRATEGY = "backtrack"
 
-
-def default_threshold(strategy: str) -> float:
-    """Return the default `toxicity_threshold` of a strategy.
-
-    The repair of `backtrack` overfits its scorer, so its threshold is low: at 0.2, other scorers
-    find more toxic texts.
-    """
-    return 0.1 if strategy.partition(":")[0] == "backtrack" else 0.5
-
-
 # Defaults for answers to chats. The authors of a model may advise another temperature.
 CHAT_TOKENS, CHAT_TEMPERATURE = 512, 0.7
 # Maximum length of an answer whose length its server decides.
@@ -144,11 +134,11 @@ class Settings(Sampling):
         description="Search strategy, with its own options after its name.",
     )
     toxicity_threshold: float = Field(
-        default_factory=lambda values: default_threshold(values["strategy"]),
+        default=0.1,
         gt=0,
         lt=1,
-        description="Accept a completion that scores below this (tau). The default is 0.1 with "
-        "backtrack, else 0.5. Tables of `tide report` use the scorer's own threshold, mostly 0.5.",
+        description="Accept a completion that scores below this (tau). Tables of `tide report` use "
+        "the scorer's own threshold, mostly 0.5.",
     )
     thresholds: dict[str, _Limit] = Field(
         default={},

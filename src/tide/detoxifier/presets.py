@@ -19,6 +19,7 @@ _GEMMA_SCALE = 48.0
 PUBLISHED: dict[str, dict[str, Any]] = {
     name: {
         "strategy": "tide",
+        "toxicity_threshold": 0.5,
         "mu": mu,
         "num_samples": samples,
         "step_size": step,

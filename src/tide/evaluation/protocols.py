@@ -47,7 +47,7 @@ PROTOCOLS = {
             3,
             _COLD,
             False,
-            {"perturb": "all"},
+            {"perturb": "all", "toxicity_threshold": 0.5},
             variant="published",
         ),
         # the same paper, Algorithm 1 to the letter
@@ -56,7 +56,7 @@ PROTOCOLS = {
             3,
             _COLD,
             False,
-            {"perturb": "all"},
+            {"perturb": "all", "toxicity_threshold": 0.5},
             variant="paper",
         ),
         # the same paper, study of high temperature
@@ -65,7 +65,7 @@ PROTOCOLS = {
             25,
             {"max_new_tokens": 20, "temperature": 1.0, "top_p": 1.0},
             False,
-            {"completions_per_evaluation": 8},
+            {"completions_per_evaluation": 8, "toxicity_threshold": 0.5},
         ),
         # Liu et al. 2021, "DExperts", section 3
         EvaluationProtocol(
