@@ -5,24 +5,25 @@
 
 It was trained on the 159,571 comments of Jigsaw's training part (its tokenizer counted them), of
 which no scorer of TIDE read a comment as such; ParaDetox, which `pocket` and `exchange` read, has
-sentences of them. The package needs TensorFlow. Here its weights run in PyTorch, and its tokenizer
-is rebuilt from its plain data, so that no code of the pickled file runs. The example of the
+sentences of them. The package needs TensorFlow. Here its weights run in PyTorch, and the words of
+its tokenizer are read from the pickled file, which is never unpickled. The example of the
 package's page has the same scores to the sixth digit.
 """
 
 from __future__ import annotations
 
-import pickle
+import pickletools
 from collections.abc import Iterator, Mapping
 from importlib.metadata import distribution, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tide.core.errors import InputError
 from tide.scorers.base import Floats
 from tide.scorers.disguises import REVISION, ReadingScorer
 
@@ -30,24 +31,35 @@ PACKAGE = "toxic-comment-classifier"
 LENGTH = 100  # words that are read: the last ones
 VOCABULARY = 20_000
 BATCH = 256
-# The plain classes in the pickled tokenizer.
-PLAIN = {("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "int")}
+RECALL = ("BINGET", "LONG_BINGET")  # instructions that repeat an earlier value
 
 
-class Tokenizer:
-    """Holds the attributes of Keras' tokenizer."""
+def read_tokenizer(pickled: bytes) -> tuple[dict[str, int], str]:
+    """Return the number of each word, and the separators, of a pickled tokenizer of Keras.
 
-    word_index: Mapping[str, int]
-    filters: str
-
-
-class PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "Tokenizer":
-            return Tokenizer
-        if (module, name) in PLAIN:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not expected in a tokenizer")
+    The instructions of the pickle are read and never executed. A string is followed by a string
+    only among the tokenizer's attributes, and no word has an underscore, which is a separator.
+    """
+    values: list[Any] = []
+    memory: list[Any] = []
+    newest: Any = None
+    for instruction, argument, _ in pickletools.genops(pickled):
+        if instruction.name == "MEMOIZE":
+            memory.append(newest)
+            continue
+        newest = memory[argument] if instruction.name in RECALL else argument
+        if isinstance(newest, str | int) and instruction.name != "FRAME":
+            values.append(newest)
+    start, end = values.index("word_index") + 1, values.index("index_word")
+    numbers = dict(zip(values[start:end:2], values[start + 1 : end : 2], strict=True))
+    if not all(isinstance(n, int) and isinstance(word, str) for word, n in numbers.items()):
+        raise InputError("tokenizer: expected a number after each word of word_index")
+    separators = next(
+        second
+        for first, second in pairwise(values)
+        if first == "filters" and isinstance(second, str)
+    )
+    return numbers, separators
 
 
 class LSTMJudge(ReadingScorer):
@@ -57,15 +69,15 @@ class LSTMJudge(ReadingScorer):
 
     def __init__(self) -> None:
         folder = Path(str(distribution(PACKAGE).locate_file("toxic_classifier/model")))
-        with (folder / "tokenizer.pickle").open("rb") as file:
-            tokenizer: Tokenizer = PlainUnpickler(file).load()
-        self._word_index = tokenizer.word_index
-        self._separators = str.maketrans(dict.fromkeys(tokenizer.filters, " "))
+        self._word_index, separators = read_tokenizer((folder / "tokenizer.pickle").read_bytes())
+        self._separators = str.maketrans(dict.fromkeys(separators, " "))
+        import h5py
+
         with h5py.File(folder / "model.weights.h5") as weights:
             self._load(weights)
         self.name = f"lstm@{version(PACKAGE)}-{REVISION}"
 
-    def _load(self, weights: h5py.File) -> None:
+    def _load(self, weights: Mapping[str, Any]) -> None:
         def read(name: str) -> Tensor:
             return torch.from_numpy(np.asarray(weights[f"layers/{name}"]))
 
