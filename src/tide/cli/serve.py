@@ -208,36 +208,25 @@ def serve(
     bounds = validated(Limits, limits or {})
     if (overrides or {}).pop("on_unresolved", "refuse") != "refuse":
         raise InputError("on_unresolved: a server gives out accepted texts only; leave it out")
+    if monitor_texts and monitor_log is None:
+        raise InputError("--monitor-texts: needs --monitor-log, the file for the texts")
     if perspective:
         model, engine = "none", "none"
     processes.prepare(workers, engine)
-    for package in ("uvicorn", "fastapi", "prometheus_client"):
-        require(package, "gateway")
+    _require_packages()
     from tide.engines import load_engine  # noqa: PLC0415  (slow imports)
     from tide.server import tracing  # noqa: PLC0415
     from tide.server.app import create_app  # noqa: PLC0415
-    from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415
     from tide.server.monitor import Monitor  # noqa: PLC0415
-    from tide.server.policies import CommandLine, Policies, PolicyFile  # noqa: PLC0415
+    from tide.server.policies import CommandLine, Policies  # noqa: PLC0415
 
-    if monitor_texts and monitor_log is None:
-        raise InputError("--monitor-texts: needs --monitor-log, the file for the texts")
     provider = tracing.exporting() if otel else None
-    keys = read_keys()
-    check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
-    line = CommandLine(
-        model,
-        scorer,
-        on_scorer_failure,
-        preset,
-        overrides or {},
-        mode,
-        alter_at_most,
-    )
-    chosen = chosen_settings(preset, model, overrides or {})
-    loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer, **chosen}
+    keys = _read_keys(host, policies)
+    values = overrides or {}
+    line = CommandLine(model, scorer, on_scorer_failure, preset, values, mode, alter_at_most)
+    loading = {"loading": name_of(model, engine_options or {}), "scorer": scorer}
+    loading |= chosen_settings(preset, model, values)
     reloading = None if policies is None else _ReloadAtSignal()
-
     if engine == "openai":  # a gateway may start before its server
         engine_options = {"required": False, **(engine_options or {})}
 
@@ -258,15 +247,33 @@ def serve(
         # Clients that are moved to this gateway still send the upstream server's model name.
         name = served_model_name or (model if loaded.in_process else loaded.name)
         app = create_app(made, name, Monitor(made, monitor_log, monitor_texts), provider)
-        where = f"http://{host}:{listener.getsockname()[1]}"
-        serving = {"serving": where, "model": name, "engine": loaded.capability_notes}
-        logger("tide.server").info(json.dumps(serving))
-        if sys.stderr.isatty():
-            ERRORS.print(f"Open {where}/ in a browser. Ctrl-C stops the server.", highlight=False)
-        _freeze()
+        _announce(f"http://{host}:{listener.getsockname()[1]}", name, loaded.capability_notes)
         if reloading is not None:
             reloading.start(made)
         _run(app, listener, bounds.drain, None if loaded.in_process else loaded.portal)
+
+
+def _require_packages() -> None:
+    for package in ("uvicorn", "fastapi", "prometheus_client"):
+        require(package, "gateway")
+
+
+def _read_keys(host: str, policies: Path | None) -> Any:
+    """Return the keys of the environment. Raises InputError if others could call without a key."""
+    from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415  (slow imports)
+    from tide.server.policies import PolicyFile  # noqa: PLC0415
+
+    keys = read_keys()
+    check_exposure(host, [*keys, *(PolicyFile.read(policies).keys if policies else ())])
+    return keys
+
+
+def _announce(address: str, model: str, engine: str) -> None:
+    """Say where the server is. engine: what the engine can do."""
+    serving = {"serving": address, "model": model, "engine": engine}
+    logger("tide.server").info(json.dumps(serving))
+    if sys.stderr.isatty():
+        ERRORS.print(f"Open {address}/ in a browser. Ctrl-C stops the server.", highlight=False)
 
 
 def _limit_threads() -> None:
@@ -354,6 +361,7 @@ def _freeze() -> None:
 
 def _run(app: Gate, listener: socket.socket, drain: float, portal: Portal | None) -> None:
     """Serve until a signal comes. portal: runs the server in the loop of its engine."""
+    _freeze()
     # The engine's thread waits less for the threads that score and send (5 ms by default).
     sys.setswitchinterval(1e-4)
     server = _server(app, drain)
