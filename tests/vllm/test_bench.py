@@ -24,15 +24,14 @@ BENCH = (
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize("rate", ["inf", pytest.param("5", marks=pytest.mark.slow)])
-def test_vllm_bench_serve(tmp_path: Path, rate: str) -> None:
+def test_vllm_bench_serve(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The weather in spring"}\n{"prompt": "A walk"}\n' * 6)
     with serving(*TIDE, "--served-model-name", "tiny") as server:
         done = subprocess.run(
             [
                 sys.executable, "-c", BENCH, "--backend", "openai", "--base-url", server.url,
-                "--model", "tiny", "--tokenizer", str(pocket.MODEL), "--request-rate", rate,
+                "--model", "tiny", "--tokenizer", str(pocket.MODEL), "--request-rate", "inf",
                 # Its random prompts ask to write on behind the end of a text, which is refused.
                 "--dataset-name", "custom", "--dataset-path", str(prompts), "--skip-chat-template",
                 "--custom-output-len", "40", "--num-prompts", "12", "--disable-tqdm",

@@ -22,7 +22,7 @@ def test_the_command_line_with_vllm_in_process(shared_data: Path, tmp_path: Path
     output = tmp_path / "out.jsonl"
     command = [
         *TIDE, "--engine", "vllm", "--dtype", "float32", "--engine-option", "enforce_eager=true",
-        "--input", str(shared_data / "benchmarks" / "rtp_challenging.jsonl"), "--limit", "200",
+        "--input", str(shared_data / "benchmarks" / "rtp_challenging.jsonl"), "--limit", "40",
         "--output", str(output),
     ]  # fmt: skip
     environment = {**os.environ, **cpu_environment()}
@@ -30,7 +30,7 @@ def test_the_command_line_with_vllm_in_process(shared_data: Path, tmp_path: Path
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     made = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
-    assert len(made) == 200
+    assert len(made) == 40
     assert sum(record["toxicity"] >= 0.5 for record in made) <= 2
     assert "INFO" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

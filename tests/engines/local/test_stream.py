@@ -97,9 +97,9 @@ def test_a_row_that_resumes_first_is_where_the_model_is() -> None:
     assert stream.logits.device.type == "meta"
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("temperature", [0.0, 0.1])
-@pytest.mark.parametrize("new", [1, 5])
+@pytest.mark.parametrize(
+    ("bad", "temperature", "new"), [(float("nan"), 0.0, 1), (float("inf"), 0.1, 5)]
+)
 def test_logits_that_are_not_finite_are_an_error(
     tmp_path: Path, bad: float, temperature: float, new: int
 ) -> None:

@@ -294,8 +294,16 @@ class Batch:
         self._read_texts(readings)
 
         # 2. Admit waiting rows while there is capacity, and read their prompts.
-        for lane, rows in self._admit():
-            self._read_prompts(lane, rows)
+        # Rows of a lane that cannot be made end.
+        for size, rows in self._admit().items():
+            try:
+                if size not in self.lanes:
+                    self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
+            except BaseException as error:
+                for row in rows:
+                    row.put(_failed(error))
+            else:
+                self._read_prompts(self.lanes[size], rows)
 
         # 3. Step with each lane; if its model fails, its rows end.
         running, began = self._running, time.monotonic()
@@ -337,8 +345,18 @@ class Batch:
                     problem = f"for this prompt the model's {not_finite(row.x.dtype)}"
                     row.put(CompletionError(problem))
 
-            # 3. End texts that have reached a stop string.
-            self._end_stopped(lane)
+            # 3. End texts that have reached a stop string; every few tokens, since looking is slow.
+            looked_at = []
+            for row in lane.rows:
+                is_due = len(row.ids) % LOOK_EVERY == 0
+                if row.request.sampling.stop and is_due and not row.aborted:
+                    looked_at.append(row)
+            ids = [row.ids for row in looked_at]
+            samplings = [row.request.sampling for row in looked_at]
+            for number, size in self._stopped(ids, samplings):
+                row = looked_at[number]
+                row.ids = row.ids[: max(size, row.sent)]
+                row.send("length")
 
             # 4. Let ended rows leave, a few at a time.
             live = sum(not row.aborted for row in lane.rows)
@@ -396,8 +414,8 @@ class Batch:
         for reading, row in zip(readings, log_probs, strict=True):
             reading.put(float(row[last - len(reading.ids) :].mean()))
 
-    def _admit(self) -> list[tuple[Lane, list[Row]]]:
-        """Take rows from the queue, the lowest priority first; returns them with their lanes.
+    def _admit(self) -> dict[int, list[Row]]:
+        """Take rows from the queue, the lowest priority first; returns them by keys of `lanes`.
 
         Rows whose prompts are cached enter at once. New rows enter only if there are many, or if
         they have waited long.
@@ -407,7 +425,7 @@ class Batch:
         running = self._running
         entering = min(len(self._waiting), self._max_batch - running)
         if entering <= 0:
-            return []
+            return {}
         self._steps_waited += 1
         reads = entering >= (running + self._expected) // _SHARE or self._steps_waited >= _STEPS
         for lane in self.lanes.values():
@@ -433,21 +451,7 @@ class Batch:
             self._steps_waited = 0
         for entry in later:
             heappush(self._waiting, entry)
-        return self._with_lanes(by_lane)
-
-    def _with_lanes(self, rows_by_size: dict[int, list[Row]]) -> list[tuple[Lane, list[Row]]]:
-        """Return the rows with their lanes. Rows of a lane that cannot be made end."""
-        admitted = []
-        for size, rows in rows_by_size.items():
-            try:
-                if size not in self.lanes:
-                    self.lanes[size] = self._make_lane(self._forward, self.stop_ids)
-            except BaseException as error:
-                for row in rows:
-                    row.put(_failed(error))
-            else:
-                admitted.append((self.lanes[size], rows))
-        return admitted
+        return by_lane
 
     def _read_prompts(self, lane: Lane, rows: list[Row]) -> None:
         """Let rows enter, in groups of at most `_TOKENS` tokens; a row that fails fails alone."""
@@ -490,18 +494,6 @@ class Batch:
                 lane.resuming.append((row, layers))
         if unread:
             lane.sample(unread)
-
-    def _end_stopped(self, lane: Lane) -> None:
-        rows = [
-            row
-            for row in lane.rows
-            if row.request.sampling.stop and not row.aborted and len(row.ids) % LOOK_EVERY == 0
-        ]
-        ids, samplings = [row.ids for row in rows], [row.request.sampling for row in rows]
-        for number, size in self._stopped(ids, samplings):
-            row = rows[number]
-            row.ids = row.ids[: max(size, row.sent)]
-            row.send("length")
 
     @torch.inference_mode()
     def retire(self, lane: Lane) -> list[int]:
