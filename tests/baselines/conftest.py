@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,10 +17,10 @@ from tide.engines.local.engine import TransformersEngine
 KINDS = ("gpt2", "gemma2", "llama")
 
 
-def with_nightly(*quick: str) -> list[Any]:
-    """All kinds; those that are not in `quick` are tested every night."""
+def with_nightly(*quick: str, of: Iterable[str] = KINDS) -> list[Any]:
+    """Return all values `of`; those that are not in `quick` are tested every night."""
     nightly = pytest.mark.nightly
-    return [kind if kind in quick else pytest.param(kind, marks=nightly) for kind in KINDS]
+    return [value if value in quick else pytest.param(value, marks=nightly) for value in of]
 
 
 @dataclass(frozen=True)

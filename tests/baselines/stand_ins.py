@@ -32,7 +32,7 @@ NEGATIVE, POSITIVE = "Rain fell: ", "kind people: "
 GEDI_SCALE = 3.0
 STRENGTHS = {
     "adlm": "adlm:scale=1.5",
-    "contrastive": "contrastive:coefficient=1.5,amateur_temperature=2",
+    "contrastive": "contrastive:coefficient=0.75",
     "critic-control": "critic-control:weight=20,candidates=8",
     "dapt": "dapt:scale=1",
     "destein": "destein:alpha=0.4",
@@ -248,7 +248,7 @@ class Plain:
     def contrastive(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:
         scores = prepare(self.next(self.model, ids + new))
         least = scores.max() + torch.tensor(0.1).log()
-        contrasted = scores - 1.5 * self.next(self.load("dexperts", "anti."), ids + new) / 2
+        contrasted = scores - 0.75 * self.next(self.load("dexperts", "anti."), ids + new)
         return torch.where(scores >= least, contrasted, -torch.inf)
 
     def dapt(self, prompt: str, ids: Ids, new: Ids, prepare: Prepare) -> Tensor:

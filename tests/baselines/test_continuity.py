@@ -20,7 +20,6 @@ SAMPLING = Sampling(temperature=0.8, max_new_tokens=STEPS)
 SMALL = 1e-4
 # Rules and filters that are not the default.
 MORE = [
-    "dexperts:alpha=2,anti_only=true",
     "rad:beta=20,candidates=8,normalize=clamp",
     "sasa:beta=30,candidates=8,normalize=softmax,labels=any",
 ]

@@ -37,14 +37,6 @@ def test_adlm_suppresses_only_what_toxic_text_prefers() -> None:
     assert banned.isfinite().all()
 
 
-def test_dexperts_without_an_expert() -> None:
-    """The model itself is the expert, with its logits before the nucleus is cut."""
-    base = tensor([[0.6, 0.35, 0.05]]).log()
-    got = ensemble(base, base, base, tensor([[0.1, 0.8, 0.1]]).log(), 1.0, 0.9)
-    expected = [2 * math.log(0.6) - math.log(0.1), 2 * math.log(0.35) - math.log(0.8), -INF]
-    assert got[0].tolist() == pytest.approx(expected)
-
-
 def test_dexperts_leaves_nothing_out_of_a_whole_nucleus() -> None:
     base = torch.randn(20, 50_000, generator=torch.Generator().manual_seed(0))
     likely = base.sort(descending=True).values.softmax(-1)

@@ -37,9 +37,6 @@ class ContrastiveOptions(Options):
         le=1,
         description="Minimum probability, as a share of the likeliest token's probability.",
     )
-    amateur_temperature: float = Field(
-        default=1.0, ge=0.01, le=100, description="Divides the amateur's logits."
-    )
     amateur: str = Field(
         default="", max_length=4_096, description="A smaller model to use as the amateur."
     )
@@ -49,7 +46,7 @@ class ContrastiveOptions(Options):
 def contrast(scores: Tensor, amateur: Tensor, options: ContrastiveOptions) -> Tensor:
     """Subtract the weighted `amateur` logits from `scores`; implausible tokens get -inf; (B, V)."""
     lowest = scores.amax(dim=-1, keepdim=True) + math.log(options.plausible)
-    contrasted = scores - options.coefficient / options.amateur_temperature * amateur
+    contrasted = scores - options.coefficient * amateur
     return contrasted.masked_fill(scores < lowest, -torch.inf)
 
 

@@ -2,8 +2,7 @@
 Anti-Experts" (ACL 2021, arXiv:2105.03023).
 
 The logits are z = top-p(z_base) + alpha (z_expert - z_anti) (eq. 1). The expert is tuned on
-non-toxic text, the anti-expert on toxic text. With `anti_only`, a variant of the paper, the model
-itself is the expert.
+non-toxic text, the anti-expert on toxic text.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ class DexpertsOptions(Options):
     filter_p: float = Field(
         default=0.9, gt=0, le=1, description="Top-p of the model; all other tokens are dropped."
     )
-    anti_only: bool = Field(default=False, description="Use the model itself as the expert.")
     order: Order = "shift-warp"
 
 
@@ -52,13 +50,11 @@ class Dexperts(DecodingBaseline):
 
     def lanes(self) -> MakeLane:
         options = self._options
-        sides = ("anti",) if options.anti_only else ("expert", "anti")
 
-        def combined(scores: Tensor, *logits: Tensor) -> Tensor:
-            pull, anti = logits[-2:]
-            return ensemble(scores, logits[0], pull, anti, options.alpha, options.filter_p)
+        def combined(scores: Tensor, base: Tensor, expert: Tensor, anti: Tensor) -> Tensor:
+            return ensemble(scores, base, expert, anti, options.alpha, options.filter_p)
 
-        readers = [self.fitted_reader(side) for side in sides]
+        readers = [self.fitted_reader(side) for side in ("expert", "anti")]
         return partial(MixedLane, readers=readers, combined=combined)
 
     @staticmethod

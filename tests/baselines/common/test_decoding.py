@@ -93,7 +93,6 @@ def test_the_other_order(gpt2: World, name: str) -> None:
         ("dapt", 1, 0, 0, 1),
         ("destein", 1, 0, 0, 1),
         ("dexperts", 3, 0, 0, 3),
-        ("dexperts:anti_only=true", 2, 0, 0, 2),
         ("fudge", 2, 0, 8, 1),
         ("pplm", 2, 0, 5, 2),
         ("quark", 2, 1, 0, 2),
@@ -166,7 +165,6 @@ def test_defaults_that_follow_from_something_else(world: World) -> None:
 def test_options_do_something(gpt2: World) -> None:
     for spec, other in (
         ("sasa:labels=any", "sasa"),
-        ("dexperts:anti_only=true", "dexperts"),
         ("gedi:class_bias=0,filter_p=0,omega=3", "gedi:filter_p=0,omega=3"),
     ):
         written, usual = (tokens(gpt2.load(s), PROMPTS, DRAWN, SEEDS) for s in (spec, other))

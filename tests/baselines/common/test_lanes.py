@@ -12,7 +12,7 @@ import pytest
 import torch
 from benchmarks.writing import completed
 
-from tests.baselines.conftest import World, make_world
+from tests.baselines.conftest import World, make_world, with_nightly
 from tests.baselines.stand_ins import STRENGTHS
 from tests.models import ending_with
 from tide.baselines.common.decoding import DecodingBaseline
@@ -25,6 +25,12 @@ from tide.engines.local.cache import PrefixCache
 
 PROMPTS = ["The weather", "Rain fell on the quiet town", "kind", "is fine is fine", "people"]
 SAMPLING = Sampling(temperature=0.8, top_p=0.95, max_new_tokens=6)
+HOOKED = ("destein", "pplm", "reversal", "sasa")
+# The other baselines have the same lanes.
+ONE_OF_EACH_LANE = (
+    *("adlm", "dexperts", "gedi", "pplm", "rad", "reversal", "safe-decoding", "sasa"),
+    *("self-debias", "word-filter"),
+)
 
 
 def written(baseline: Any, prompts: list[str], seeds: list[int]) -> list[tuple[Any, int]]:
@@ -78,7 +84,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("llama"), "llama")
 
 
-@pytest.mark.parametrize("name", sorted(STRENGTHS))
+@pytest.mark.parametrize("name", with_nightly(*ONE_OF_EACH_LANE, of=sorted(STRENGTHS)))
 def test_row_with_nan_fails_alone(llama: World, name: str) -> None:
     """The NaN of one token's embedding, in each of the models, stays in no cache."""
     # With more candidates, that token would be a candidate of other rows.
@@ -101,7 +107,7 @@ def test_row_with_nan_fails_alone(llama: World, name: str) -> None:
         assert found == [*expected[:2], *expected[3:]]
 
 
-@pytest.mark.parametrize("name", ["destein", "pplm", "reversal", "sasa"])
+@pytest.mark.parametrize("name", with_nightly("destein", "reversal", of=HOOKED))
 def test_other_users_of_the_engine_read_the_unchanged_model(gpt2: World, name: str) -> None:
     """These baselines hook the layers of the engine's model."""
     baseline: DecodingBaseline = gpt2.load(STRENGTHS[name])  # type: ignore[assignment]
