@@ -19,7 +19,7 @@ def pieces_of(texts: Callable[[Any], list[str]], ids: Sequence[int]) -> list[str
     return list(pieces)
 
 
-@examples(80, 5000)
+@examples(40, 5000)
 @given(st.text(st.sampled_from("ab \u00e9\u4e2d\U0001f600.\n"), max_size=30))
 def test_pieces_join_to_the_text(text: str) -> None:
     """Each token is a byte; most of them are only a part of a character."""
@@ -38,7 +38,7 @@ def test_pieces_join_to_the_text(text: str) -> None:
         assert text[:count] == whole
 
 
-@examples(80, 5000)
+@examples(40, 5000)
 @given(st.text(st.sampled_from("a\u4e2d\U0001f600"), max_size=9), st.data())
 def test_a_text_may_be_cut_after_a_token_that_adds_something(
     text: str, data: st.DataObject

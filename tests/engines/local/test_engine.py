@@ -26,7 +26,16 @@ PROMPTS = [
 GREEDY = Sampling(temperature=0.0, max_new_tokens=12)
 
 
-@pytest.fixture(scope="session", params=list(CONFIGS))
+# Architectures that the tests of streams read, too.
+FURTHER = ("qwen3", "gpt_neox")
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(kind, marks=pytest.mark.slow if kind in FURTHER else ()) for kind in CONFIGS
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     kind = request.param
     path = tmp_path_factory.mktemp(kind)
