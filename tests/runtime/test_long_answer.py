@@ -147,16 +147,20 @@ def test_an_answer_ends_before_a_stop_string(stop: str, pace: str) -> None:
 
 def test_a_deadline_ends_an_answer_with_what_was_accepted() -> None:
     class Slow(Storyteller):
-        async def _pause(self, request: Request, written: int) -> None:
-            await asyncio.sleep(60 if written >= 3 * WORDS else 0)
+        pauses_at = 3 * WORDS
 
-    trial = Detoxifier(Slow(never), scorer=Reader(), **SETTINGS, deadline=0.3)(PROMPT).best
+        async def _pause(self, request: Request, written: int) -> None:
+            await asyncio.sleep(60 if written >= self.pauses_at else 0)
+
+    engine = Slow(never)
+    trial = Detoxifier(engine, scorer=Reader(), **SETTINGS, deadline=0.3)(PROMPT).best
     assert trial.accepted
     assert ALL_GOOD.startswith(trial.text)
     assert 0 < len(trial.text) < len(ALL_GOOD)
     assert trial.returned.finish_reason == "length"
-    with pytest.raises(DeadlineError, match="no text was scored within 1e-09 s"):
-        story(never)(PROMPT, deadline=1e-9)
+    engine.pauses_at = 0
+    with pytest.raises(DeadlineError, match=r"no text was scored within 0\.3 s"):
+        Detoxifier(engine, scorer=Reader(), **SETTINGS, deadline=0.3)(PROMPT)
 
 
 def test_a_scorer_that_dies_is_the_error_of_the_answer() -> None:
