@@ -22,7 +22,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_guard(tmp_path_factory.mktemp("guard"), "qwen3guard")
+    return save_guard(tmp_path_factory.mktemp("guard"))
 
 
 @pytest.fixture(scope="module")
