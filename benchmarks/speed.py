@@ -127,12 +127,13 @@ def compare_ways(
     """Measure prompts per second of (a) to (d), and completions per second of (b) and (e)."""
     clock = Clock()
     clock.watch(engine._batch, "_turn")
-    settings = Settings(accept_empty=True)  # as published
+    published: dict[str, Any] = {"accept_empty": True, "toxicity_threshold": 0.5}
+    settings = Settings(strategy="tide", **published)
     detoxifiers = {
         "b tide": Detoxifier(engine, scorer=scorer, settings=settings),
-        "c walk": Detoxifier(engine, scorer=scorer, strategy="random-walk", accept_empty=True),
+        "c walk": Detoxifier(engine, scorer=scorer, strategy="random-walk", **published),
         "d resample": Detoxifier(
-            engine, scorer=scorer, strategy="resample", preset="relative", accept_empty=True
+            engine, scorer=scorer, strategy="resample", preset="relative", **published
         ),
     }
     # Equal seeds give equal searches, so (b) requests the same completions in every turn.
