@@ -26,11 +26,11 @@ def problem(tokens: int = 4, dim: int = 8, seed: int = 0, **options: Any) -> Pro
 
 def make(of: Problem, **changes: Any) -> Strategy:
     """`tide` with `changes` to its options and the common settings."""
-    own = {name: changes.pop(name) for name in StepOptions.model_fields if name in changes}
+    options = {name: changes.pop(name) for name in StepOptions.model_fields if name in changes}
     return TideStrategy(
         of,
         Settings(**{"strategy": "tide", "toxicity_threshold": 0.5, **changes}),
-        StepOptions(**own),
+        StepOptions(**options),
     )
 
 

@@ -159,12 +159,13 @@ def test_a_scorer_that_says_nothing_of_languages_is_asked(server: Running) -> No
 
 def test_moderations(server: Running) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
-        found = client.moderations.create(input=TEXTS)
-        assert [one.flagged for one in found.results] == [True, True, False]
-        assert [one.category_scores.harassment for one in found.results] == [0.75, 0.25, 0.0]
-        assert found.results[0].categories.harassment is True
-        assert found.results[0].categories.violence is None  # not measured by the scorer
-        assert found.model == "reading"
+        answer = client.moderations.create(input=TEXTS)
+        results = answer.results
+        assert [result.flagged for result in results] == [True, True, False]
+        assert [result.category_scores.harassment for result in results] == [0.75, 0.25, 0.0]
+        assert results[0].categories.harassment is True
+        assert results[0].categories.violence is None  # not measured by the scorer
+        assert answer.model == "reading"
         part: Any = [{"type": "text", "text": TEXTS[0]}]
         assert client.moderations.create(input=part).results[0].flagged
         assert client.moderations.create(input=TEXTS[0]).results[0].flagged

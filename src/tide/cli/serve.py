@@ -34,6 +34,8 @@ from tide.scorers import DEFAULT_SCORER
 from tide.server.limits import Limits
 
 if TYPE_CHECKING:
+    from pydantic import SecretStr
+
     from tide.core.concurrency import Portal
     from tide.server.gate import Gate
     from tide.server.policies import Policies
@@ -258,7 +260,7 @@ def _require_packages() -> None:
         require(package, "gateway")
 
 
-def _read_keys(host: str, policies: Path | None) -> Any:
+def _read_keys(host: str, policies: Path | None) -> list[SecretStr]:
     """Return the keys of the environment. Raises InputError if others could call without a key."""
     from tide.server.gate import check_exposure, read_keys  # noqa: PLC0415  (slow imports)
     from tide.server.policies import PolicyFile  # noqa: PLC0415

@@ -500,9 +500,10 @@ class Policies:
         )
 
     @contextmanager
-    def _naming(self, *place: str) -> Iterator[None]:
+    def _naming(self, *keys: str) -> Iterator[None]:
         """Raise an error of the block as PolicyError with its policy and field.
 
+        keys: those of the file that lead to the wrong value, after `policies`.
         Without a file, the error names an option of the command line, and is raised as it is.
         """
         try:
@@ -510,9 +511,8 @@ class Policies:
         except TideError as error:
             if self._path is None:
                 raise
-            names = ["policies", *place] if place else []
             field = str(error).partition(":")[0]
             # Some errors begin with the field.
-            dot = "." if len(place) == 1 and field in Policy.model_fields else ": "
-            where = f"{'.'.join(names)}{dot}" if names else ""
+            dot = "." if len(keys) == 1 and field in Policy.model_fields else ": "
+            where = f"policies.{'.'.join(keys)}{dot}" if keys else ""
             raise PolicyError(self._path, f"{where}{error}") from None
