@@ -46,7 +46,7 @@ from scipy.stats import fisher_exact
 
 from tide import Chat, Detoxifier, Engine, Trial, load_engine
 from tide.core.settings import Settings
-from tide.data.prompts import read_rows
+from tide.data.texts import read_rows
 from tide.evaluation.metrics import Share, wilson
 from tide.evaluation.reporting.tables import Column, Table, Value, to_rich
 from tide.scorers import DEFAULT_SCORER, load_scorer, score_texts

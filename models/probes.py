@@ -30,7 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tide.data.labelled import read_labelled
+from tide.data.texts import read_labelled
 from tide.scorers import Scorer, load_scorer, score_texts
 
 # Words of one or two letters stay as they are.

@@ -39,7 +39,7 @@ from scipy.stats import bootstrap, norm
 
 from tide import TideError, load_engine
 from tide.core.settings import Settings
-from tide.data.prompts import read_rows
+from tide.data.texts import read_rows
 from tide.evaluation import Bars, Run, evaluate, find_runs, frame, judge, read_run
 from tide.evaluation.metrics import Estimate, summarize
 from tide.evaluation.significance import holm, signed_rank

@@ -30,7 +30,7 @@ from scipy.stats import wilcoxon
 
 from tide import InputError, TideError
 from tide.core.validation import validated
-from tide.data.jsonl import read_objects
+from tide.data.files import read_objects
 from tide.data.records import Record
 from tide.evaluation import Run, read_run, report
 from tide.evaluation.runs import FORMAT

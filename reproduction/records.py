@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from tide.core.errors import InputError, TideError
-from tide.data.jsonl import read_objects
+from tide.data.files import read_objects
 from tide.detoxifier.presets import PUBLISHED
 from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
 from tide.scorers.base import is_nearly_empty

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from tide import Detoxifier, Result, load_scorer
-from tide.data.prompts import read_rows
+from tide.data.texts import read_rows
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from tide import AsyncDetoxifier, Detoxifier, evaluate
 from tide.core.chat import Chat, Rendered, render
 from tide.core.errors import InputError
 from tide.core.settings import Sampling
-from tide.data.prompts import read_rows
-from tide.data.record_files import read_records
+from tide.data.records import read_records
+from tide.data.texts import read_rows
 from tide.detoxifier.sync import outcomes
 from tide.engines.base import Prompt, Request
 from tide.engines.local.engine import TransformersEngine

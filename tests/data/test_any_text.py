@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.data.prompts import read_rows
-from tide.data.record_files import RecordFile, read_records
-from tide.data.records import Record, TrialRecord
+from tide.data.records import Record, RecordFile, TrialRecord, read_records
+from tide.data.texts import read_rows
 
 
 @pytest.fixture(scope="module")

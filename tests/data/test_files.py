@@ -14,12 +14,12 @@ import pytest
 from tide.core.errors import InputError
 from tide.data import files
 from tide.data.files import refuse_inputs, write_text, writing
-from tide.data.record_files import RecordFile
+from tide.data.records import RecordFile
 
 HOLDER = """
 import sys
 from pathlib import Path
-from tide.data.record_files import RecordFile
+from tide.data.records import RecordFile
 with RecordFile(Path(sys.argv[1]), Path(sys.argv[1] + ".scores.jsonl")):
     print("held", flush=True)
     sys.stdin.readline()

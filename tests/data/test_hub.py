@@ -10,10 +10,9 @@ import pytest
 from tests.command import tide
 from tide.core.errors import InputError
 from tide.data import hub
+from tide.data.files import read_objects
 from tide.data.hub import SOURCES, get
-from tide.data.jsonl import read_objects
-from tide.data.labelled import LabelledText, Pair, read_entries
-from tide.data.prompts import read_rows
+from tide.data.texts import LabelledText, Pair, read_entries, read_rows
 from tide.evaluation.benchmarks import BENCHMARKS, load_benchmark
 
 ROWS: dict[str, list[dict[str, Any]]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tide.core.errors import InputError
-from tide.data.labelled import LabelledText, read_labelled
+from tide.data.texts import LabelledText, read_labelled
 
 
 def jsonl(path: Path, *rows: Any) -> Path:

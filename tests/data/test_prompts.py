@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tide.core.errors import InputError
-from tide.data.prompts import Row, read_rows
+from tide.data.texts import Row, read_rows
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,15 @@ import pytest
 from tests.evaluation.runs import column, from_columns, to_columns
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.errors import InputError
-from tide.data.record_files import RecordFile, read_records
-from tide.data.records import JudgeScore, PerplexityScore, Record, TrialRecord, to_record
+from tide.data.records import (
+    JudgeScore,
+    PerplexityScore,
+    Record,
+    RecordFile,
+    TrialRecord,
+    read_records,
+    to_record,
+)
 from tide.detoxifier.sync import Detoxifier
 
 

@@ -19,9 +19,8 @@ from tide.core.errors import (
     ScorerUnavailableError,
     TideError,
 )
-from tide.data.prompts import Row
-from tide.data.record_files import read_records
-from tide.data.records import Likelihood
+from tide.data.records import Likelihood, read_records
+from tide.data.texts import Row
 from tide.detoxifier.sync import outcomes
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
 from tide.evaluation import comparison as evaluating

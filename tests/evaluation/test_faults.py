@@ -22,7 +22,7 @@ from tests.evaluation.test_comparison import Judge, run, timeless, word_count
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.core.errors import EngineError, TideError
-from tide.data.record_files import read_records
+from tide.data.records import read_records
 from tide.evaluation import read_run
 
 pytestmark = pytest.mark.attack

@@ -14,8 +14,8 @@ from tide import TideError
 from tide.baselines import Generated
 from tide.core.errors import CompletionError, InputError
 from tide.core.settings import Sampling, Settings
-from tide.data.prompts import Row
 from tide.data.records import Record
+from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS
 from tide.engines import Engine
 from tide.engines.base import Completion

@@ -12,8 +12,8 @@ from tests.fakes import FakeScorer
 from tests.runtime.world import SETTINGS, Reader, Storyteller, text, third
 from tide.cli.display import completions_table, summary_table
 from tide.core.results import Result
-from tide.data.prompts import Row
 from tide.data.records import Record, to_record
+from tide.data.texts import Row
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
 from tide.evaluation.metrics import summarize

@@ -19,7 +19,7 @@ from tests.evaluation.runs import (
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
 from tide.core.errors import InputError
-from tide.data.record_files import read_records
+from tide.data.records import read_records
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.groups import grouped
 from tide.evaluation.reporting.reports import report

@@ -20,7 +20,7 @@ from typing import Any
 from tide import Detoxifier, Result
 from tide.core.chat import Chat
 from tide.core.results import ScoredCompletion, Trial
-from tide.data.prompts import read_rows
+from tide.data.texts import read_rows
 
 HERE = Path(__file__).parent
 DATA = HERE.parents[2] / "shared" / "data"

@@ -9,7 +9,7 @@ from reproduction.paper import from_published
 
 from tests.evaluation.runs import record
 from tide.core.errors import InputError
-from tide.data.jsonl import read_objects
+from tide.data.files import read_objects
 
 
 @pytest.mark.parametrize("method", ["base", "tide"])

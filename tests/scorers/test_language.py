@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tide.data.prompts import read_rows
+from tide.data.texts import read_rows
 from tide.scorers import load_scorer
 from tide.scorers.language import is_not_latin, language_of
 

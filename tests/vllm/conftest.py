@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm.servers import VllmProcess, chat_process, cpu_environment
-from tide.data.prompts import read_rows
+from tide.data.texts import read_rows
 from tide.engines.local.engine import TransformersEngine
 from tide.engines.vllm import VllmEngine
 

@@ -30,7 +30,7 @@ from tide.baselines.common.lanes import Reader
 from tide.baselines.common.layers import Heads, find_heads
 from tide.baselines.common.training import auc
 from tide.baselines.reversal import Reversal
-from tide.data.labelled import Pair
+from tide.data.texts import Pair
 
 _LAST = 8  # number of final tokens of a text, whose mean represents the text
 _PAIRS = 20

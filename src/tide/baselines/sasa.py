@@ -27,7 +27,7 @@ from tide.baselines.common.fit import FitTask, Fitted, by_any, by_half
 from tide.baselines.common.lanes import CandidateLane, Reader
 from tide.baselines.common.layers import output_layer
 from tide.baselines.common.training import auc, read, right_pad
-from tide.data.labelled import LabelledText
+from tide.data.texts import LabelledText
 
 
 class SasaOptions(Options):

@@ -26,9 +26,8 @@ from tide.cli.display import (
 )
 from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.data.files import writing
-from tide.data.prompts import Row, read_rows
-from tide.data.record_files import read_records
-from tide.data.records import Record
+from tide.data.records import Record, read_records
+from tide.data.texts import Row, read_rows
 from tide.evaluation.masking import masked
 from tide.evaluation.progress import Bars
 from tide.scorers import DEFAULT_SCORER

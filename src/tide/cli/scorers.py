@@ -28,7 +28,7 @@ from tide.cli.display import (
 from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import replaced, write_text, writing
-from tide.data.prompts import Row, read_rows
+from tide.data.texts import Row, read_rows
 from tide.evaluation.masking import masked
 from tide.scorers import DEFAULT_SCORER
 
@@ -286,7 +286,7 @@ def _labelled(files: Sequence[Path], *, contexts: bool) -> tuple[list[Exchange],
     """
     import numpy as np  # noqa: PLC0415
 
-    from tide.data.labelled import read_labelled  # noqa: PLC0415
+    from tide.data.texts import read_labelled  # noqa: PLC0415
     from tide.scorers.base import Exchange, is_nearly_empty  # noqa: PLC0415
 
     labels: dict[Exchange, list[float]] = {}

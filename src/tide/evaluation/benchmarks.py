@@ -19,7 +19,7 @@ from tide.core.errors import InputError
 from tide.core.sanitize import logger
 from tide.core.validation import unknown
 from tide.data.hub import SOURCES, Source
-from tide.data.prompts import Row, read_rows
+from tide.data.texts import Row, read_rows
 
 _LOG = logger(__name__)
 # The first characters of the SHA-256 of each comment of `dialogues`, in their order. A fixed list,

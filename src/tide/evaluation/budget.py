@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from tide.core.errors import InputError
 from tide.core.validation import problem
-from tide.data.jsonl import read_objects
+from tide.data.files import read_objects
 
 CONFIDENCE = 0.95
 # Fixed before any answer is seen, from the loosest to the strictest.

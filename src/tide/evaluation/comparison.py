@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tide.core.errors import InputError, TideError
 from tide.core.fingerprints import code_digest
 from tide.data.files import write_text, writing
-from tide.data.prompts import Row
-from tide.data.record_files import RecordFile
-from tide.data.records import RecordId
+from tide.data.records import RecordFile, RecordId
+from tide.data.texts import Row
 from tide.detoxifier.ray import map_prompts
 from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES

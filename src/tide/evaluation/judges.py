@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tide.core.errors import InputError, ScorerError, TideError
-from tide.data.record_files import RecordFile, with_scores
-from tide.data.records import JudgeScore, PerplexityScore, Record, RecordId, TrialRecord
+from tide.data.records import (
+    JudgeScore,
+    PerplexityScore,
+    Record,
+    RecordFile,
+    RecordId,
+    TrialRecord,
+    with_scores,
+)
 from tide.evaluation.perplexity import Reference
 from tide.evaluation.progress import Progress
 from tide.scorers import Scorer, Scores, load_scorer, score_texts

@@ -21,8 +21,8 @@ from tide.core.results import Result
 from tide.core.seeds import derive_seed
 from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings
 from tide.core.validation import unknown
-from tide.data.prompts import Row
 from tide.data.records import Record, TrialRecord, to_record
+from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine

@@ -23,10 +23,8 @@ from pydantic import BaseModel, ValidationError
 from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
 from tide.core.validation import problem
-from tide.data.files import refuse_inputs, reported, write_text, writing
-from tide.data.jsonl import leaves, read_object
-from tide.data.record_files import RecordFile, read_records
-from tide.data.records import Record, RecordId, TrialRecord
+from tide.data.files import leaves, read_object, refuse_inputs, reported, write_text, writing
+from tide.data.records import Record, RecordFile, RecordId, TrialRecord, read_records
 from tide.evaluation.trials import frame
 
 if TYPE_CHECKING:

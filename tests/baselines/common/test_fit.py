@@ -10,7 +10,7 @@ import pytest
 
 from tide.baselines.common.fit import Labelled, by_any, read_labelled
 from tide.core.errors import InputError
-from tide.data.labelled import LabelledText, Pair
+from tide.data.texts import LabelledText, Pair
 
 
 def write(path: Path, rows: list[Any]) -> Path:

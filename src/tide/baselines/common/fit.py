@@ -23,7 +23,7 @@ from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
 from tide.core.validation import validated
 from tide.data.files import read_whole
-from tide.data.labelled import LabelledText, Pair, read_entries
+from tide.data.texts import LabelledText, Pair, read_entries
 from tide.engines.base import Dtype
 from tide.engines.checkpoint import context_length, fingerprint
 from tide.engines.local.engine import load_model

@@ -19,7 +19,7 @@ from tide.baselines.common.artefacts import add_lora
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted, of_kind
 from tide.core.errors import InputError
 from tide.core.optional import require
-from tide.data.labelled import LabelledText
+from tide.data.texts import LabelledText
 from tide.engines.local.stream import by_length
 
 _WARM_UP = 0.05

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from tide.core.results import format_score
 from tide.core.sanitize import visible
-from tide.data.jsonl import leaves
+from tide.data.files import leaves
 from tide.data.records import Record, RecordId
 from tide.evaluation.masking import masked
 from tide.evaluation.metrics import Estimate
