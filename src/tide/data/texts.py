@@ -12,8 +12,7 @@ from typing import Any
 from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
 from tide.core.sanitize import half_character, sanitized
-from tide.data.files import as_text, numbered, read_lines, without_mark
-from tide.data.jsonl import kind_of, read_objects
+from tide.data.files import as_text, kind_of, numbered, read_lines, read_objects, without_mark
 
 _STDIN = Path("standard input")  # for messages
 
