@@ -34,9 +34,9 @@ def test_records_of_any_text_come_back(
         for number, text in enumerate(texts)
     ]
     record = Record(id=row_id, prompt=prompt, trials=trials)
-    with RecordFile(path, path.with_name("scores.jsonl")) as file:
-        file.add(record)
-        assert file.records == {row_id: record}
+    file = RecordFile(path, path.with_name("scores.jsonl"))
+    file.add(record)
+    assert file.records == {row_id: record}
     assert read_records(path) == [record]
 
 

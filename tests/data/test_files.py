@@ -13,14 +13,13 @@ import pytest
 
 from tide.core.errors import InputError
 from tide.data import files
-from tide.data.files import refuse_inputs, write_text, writing
-from tide.data.records import RecordFile
+from tide.data.files import write_text, writing
 
 HOLDER = """
 import sys
 from pathlib import Path
-from tide.data.records import RecordFile
-with RecordFile(Path(sys.argv[1]), Path(sys.argv[1] + ".scores.jsonl")):
+from tide.data.files import writing
+with writing(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -36,17 +35,16 @@ def test_second_writer_of_a_file_is_refused(tmp_path: Path) -> None:
     link.symlink_to(path)
     for name in (path, link, tmp_path / "x" / ".." / "out.jsonl"):
         with pytest.raises(InputError, match="another process is writing") as caught:
-            RecordFile(name, tmp_path / "scores.jsonl")
+            write_text(name, "text")
         assert "\n" not in str(caught.value)
     os.kill(process.pid, signal.SIGKILL)  # a killed process releases its lock
     process.communicate()
-    with RecordFile(path, tmp_path / "scores.jsonl") as file:
-        assert file.records == {}
+    with writing(path):
         assert (tmp_path / "out.jsonl.lock").exists()
     assert os.listdir(tmp_path) == ["link.jsonl"]
 
 
-def test_the_one_who_holds_a_file_may_take_it_again(tmp_path: Path) -> None:
+def test_lock_is_taken_again_by_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "out.jsonl"
     with writing(path), writing(path):
         write_text(path, "one")
@@ -56,7 +54,9 @@ def test_the_one_who_holds_a_file_may_take_it_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["/dev/full", "/dev/null", ".", "x" * 300, "/proc/nowhere/out.jsonl", "file/out.jsonl"]
 )
-def test_what_cannot_be_written(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_to_a_device_or_folder_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     with pytest.raises(InputError, match="cannot be written") as caught:
@@ -66,7 +66,7 @@ def test_what_cannot_be_written(tmp_path: Path, name: str, monkeypatch: pytest.M
     assert not Path("/dev/full.lock").exists()
 
 
-def test_a_file_is_replaced_as_a_whole_or_stays(
+def test_replace_is_whole_or_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, link = tmp_path / "a", tmp_path / "link"
@@ -86,17 +86,6 @@ def test_a_file_is_replaced_as_a_whole_or_stays(
     assert sorted(os.listdir(tmp_path)) == ["a", "link"]
 
 
-def test_an_output_is_no_input(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("text")
-    (tmp_path / "soft").symlink_to(path)
-    (tmp_path / "hard").hardlink_to(path)
-    for name in ("a.txt", "soft", "hard", "../" + tmp_path.name + "/a.txt"):
-        with pytest.raises(InputError, match="also read as an input"):
-            refuse_inputs(tmp_path / name, [path])
-    refuse_inputs(tmp_path / "b.txt", [path])
-
-
 # Calls that write files without the functions of `files.py`.
 _WRITES = re.compile(
     r"\.write_text\(|\.write_bytes\(|\.touch\(|save_file\(|savefig\((?!file\b|image\b)|np\.save"
@@ -104,13 +93,13 @@ _WRITES = re.compile(
 )
 
 
-def test_everything_that_writes_files_does_it_here() -> None:
+def test_files_are_written_by_files_and_records_only() -> None:
     source = Path(files.__file__).parents[1]
-    found = {
+    lines = {
         f"{path.relative_to(source)}: {line.strip()}"
         for path in source.rglob("*.py")
-        if path.name not in ("files.py", "record_files.py")
+        if path.name not in ("files.py", "records.py")
         for line in path.read_text("utf-8").splitlines()
         if _WRITES.search(line) and "os.devnull" not in line
     }
-    assert found == set()
+    assert lines == set()

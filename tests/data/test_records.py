@@ -31,6 +31,7 @@ def record(number: int, trials: tuple[int, ...] = (0,), **more: Any) -> Record:
 
 
 def opened(path: Path, **more: Any) -> RecordFile:
+    path.parent.mkdir(exist_ok=True)
     return RecordFile(path, path.with_name("scores.jsonl"), **more)
 
 
@@ -39,9 +40,9 @@ def read(path: Path) -> list[Record]:
 
 
 def filled(path: Path, *records: Record) -> Path:
-    with opened(path) as file:
-        for one in records:
-            file.add(one)
+    file = opened(path)
+    for each in records:
+        file.add(each)
     return path
 
 
@@ -50,7 +51,7 @@ def line_of(row: int, **more: Any) -> dict[str, Any]:
     return {**json.loads(line), **more}
 
 
-def test_each_trial_is_a_line_with_its_prompt() -> None:
+def test_record_has_a_line_per_trial() -> None:
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), num_trials=2)
     result = detox(PROMPTS[0])
     lines = to_record("x", result, seconds=3.0, group="odd").lines()
@@ -68,7 +69,7 @@ def test_each_trial_is_a_line_with_its_prompt() -> None:
 
 
 @pytest.mark.parametrize("refuse", [True, False])
-def test_steps_end_with_what_is_returned_or_withheld(refuse: bool) -> None:
+def test_steps_end_with_the_returned_or_withheld_text(refuse: bool) -> None:
     """Also if it is not the least toxic: of a point's texts, the first that passes is returned."""
     detox = Detoxifier(
         scripted_engine(),
@@ -101,22 +102,22 @@ def judged(row_id: int, **scores: float) -> list[JudgeScore]:
     ]
 
 
-def test_trials_and_scores_are_joined_on_reading(tmp_path: Path) -> None:
+def test_reading_joins_trials_and_scores(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "out.jsonl"
-    with opened(path) as file:
-        file.add(record(1, seconds=1.0))
-        assert path.read_text(encoding="utf-8").count("\n") == 1  # written before the run ends
-        file.add(record(0))
-        assert (list(file.records), file.trials(0), file.trials(2)) == ([1, 0], [0], [])
-        file.add_scores(1, judged(1, _0=0.5))
-        file.add(record(1, (2, 1), seconds=0.5))
-        between = read(path)
-        assert [one.id for one in between] == [0, 1]
-        assert column(between[1], "judge_scores") == {"a": [0.5, None, None]}
-        assert any("a" not in trial.judge_scores for trial in between[1].trials)
-        file.add_scores(1, judged(1, _2=0.75, _1=0.625))
-        file.add_scores(0, [PerplexityScore(id=0, number=0, reference="m", num_tokens=0)])
-        assert [file.records[0], file.records[1]] == read(path)
+    file = opened(path)
+    file.add(record(1, seconds=1.0))
+    assert path.read_text(encoding="utf-8").count("\n") == 1  # written before the run ends
+    file.add(record(0))
+    assert (list(file.records), file.trials(0), file.trials(2)) == ([1, 0], [0], [])
+    file.add_scores(1, judged(1, _0=0.5))
+    file.add(record(1, (2, 1), seconds=0.5))
+    between = read(path)
+    assert [one.id for one in between] == [0, 1]
+    assert column(between[1], "judge_scores") == {"a": [0.5, None, None]}
+    assert any("a" not in trial.judge_scores for trial in between[1].trials)
+    file.add_scores(1, judged(1, _2=0.75, _1=0.625))
+    file.add_scores(0, [PerplexityScore(id=0, number=0, reference="m", num_tokens=0)])
+    assert [file.records[0], file.records[1]] == read(path)
     first, second = read(path)
     assert ([trial.number for trial in second.trials], second.seconds) == ([0, 1, 2], 2.0)
     assert [trial.judge_scores["a"] for trial in second.trials] == [0.5, 0.625, 0.75]
@@ -125,35 +126,28 @@ def test_trials_and_scores_are_joined_on_reading(tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").count("\n") == 4
 
 
-def test_records_only_grow(tmp_path: Path) -> None:
+def test_adding_a_trial_appends(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0), record(1))
     before = path.read_bytes()
-    with opened(path) as file:
-        file.add(record(0, (1,)))
+    file = opened(path)
+    file.add(record(0, (1,)))
     assert path.read_bytes().startswith(before)
     assert read(path) == [record(0, (0, 1)), record(1)]
 
 
-def test_a_new_run_deletes_the_old_one_at_its_first_record(tmp_path: Path) -> None:
+def test_overwriting_deletes_records_and_scores(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0), record(1))
-    with opened(path) as file:
-        file.add_scores(0, judged(0, _0=0.5))
-    before, begun = read(path), []
-    with opened(path, begin=lambda: begun.append(1)) as file:
-        assert (read(path), file.records, begun) == (before, {}, [])
-        file.add(record(0))
-        file.add(record(2))
-        assert begun == [1]
-    assert read(path) == [record(0), record(2)]
-    with opened(path, begin=lambda: begun.append(2)) as file:
-        file.finish()
-    assert (read(path), begun) == ([], [1, 2])
+    opened(path).add_scores(0, judged(0, _0=0.5))
+    file = opened(path, overwrite=True)
+    assert (read(path), file.records) == ([], {})
+    file.add(record(0))
+    assert read(path) == [record(0)]
 
 
-def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
+def test_half_written_last_line_is_dropped(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
-    with opened(path) as file:
-        file.add_scores(0, judged(0, _0=0.5))
+    file = opened(path)
+    file.add_scores(0, judged(0, _0=0.5))
     expected = read(path)
     (more,) = record(1).lines()
     score = b'{"id":0,"number":0,"judge":"b","score":0.5}\n'
@@ -162,19 +156,19 @@ def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
         for length in (1, 20, len(line) - 2):
             file_path.write_bytes(whole + line[:length])
             assert read(path) == expected
-            with opened(path) as file:
-                assert list(file.records.values()) == expected
+            file = opened(path)
+            assert list(file.records.values()) == expected
             assert file_path.read_bytes() == whole
 
 
-def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
+def test_last_line_without_newline_is_kept(tmp_path: Path) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
     whole = path.read_bytes() + b"\n  \n" + record(1).lines()[0].removesuffix(b"\n")
     path.write_bytes(whole)
     assert read(path) == [record(0), record(1)]
-    with opened(path) as file:
-        assert path.read_bytes() == whole + b"\n"
-        file.add(record(2))
+    file = opened(path)
+    assert path.read_bytes() == whole + b"\n"
+    file.add(record(2))
     assert read(path) == [record(0), record(1), record(2)]
 
 
@@ -198,7 +192,7 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
         (line_of(1, seconds=-1), "seconds"),
     ],
 )
-def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: Any, message: str) -> None:
+def test_invalid_trial_line_is_named(tmp_path: Path, line: Any, message: str) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
     text = line if isinstance(line, str) else json.dumps(line)
     whole = path.read_bytes() + text.encode() + b"\n"
@@ -220,9 +214,7 @@ def test_a_line_that_is_no_trial_is_named(tmp_path: Path, line: Any, message: st
         ({"surprise": 1}, "surprise: unknown"),
     ],
 )
-def test_a_line_that_is_no_score_is_named(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_invalid_score_line_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
     line = {"id": 0, "number": 0, "judge": "a", "score": 0.5, **change}
     path.with_name("scores.jsonl").write_text(json.dumps(line) + "\n")
@@ -238,9 +230,7 @@ def test_scores_of_missing_trials_are_ignored(tmp_path: Path) -> None:
     assert read(path) == [record(0)]
 
 
-def test_a_full_disk_is_an_error_of_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filled(tmp_path / "out.jsonl", record(0))
     before = read(path)
 
@@ -252,19 +242,19 @@ def test_a_full_disk_is_an_error_of_one_line(
 
         return Full(path, mode)
 
-    with opened(path) as file:
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "open", full)
-            with pytest.raises(InputError, match="No space left on device; earlier records are"):
-                file.add(record(1))
-        assert file.trials(1) == []
+    file = opened(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(InputError, match="No space left on device; earlier records are"):
+            file.add(record(1))
+    assert file.trials(1) == []
     assert read(path) == before
-    with opened(path) as file:
-        file.add(record(1))
+    file = opened(path)
+    file.add(record(1))
     assert read(path) == [record(0), record(1)]
 
 
-def test_how_many_were_not_accepted() -> None:
+def test_not_accepted_leaves_out_empty_texts() -> None:
     trials = (0, 1, 2, 3, 4)
     lists = {"accepted": [True, *[False] * 4], "empty": [False, True, *[False] * 3]}
     found = from_columns({**to_columns(record(0, trials)), **lists})
@@ -272,7 +262,7 @@ def test_how_many_were_not_accepted() -> None:
     assert not any(trial.not_accepted for trial in record(0, trials).trials)
 
 
-def test_steps_do_not_say_twice_what_the_last_evaluation_gave() -> None:
+def test_steps_have_no_step_after_the_returned_text() -> None:
     """The second of three completions is returned, although the third is the least toxic."""
     detox = Detoxifier(scripted_engine(), scorer=ReadingScorer(), strategy="tide", max_iterations=2)
     found = detox(PROMPTS[1])

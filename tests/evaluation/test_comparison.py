@@ -365,45 +365,6 @@ def test_runs_with_other_settings_have_other_names(tmp_path: Path) -> None:
         evaluate(PROMPTS, "base,tide:seed=0,tide", out=tmp_path, reference="none")
 
 
-def test_a_run_is_replaced_only_by_one_that_has_a_record(tmp_path: Path) -> None:
-    run(tmp_path, judges=Judge())
-    before = {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()}
-
-    def breaks(texts: Any) -> Any:
-        raise TimeoutError("no answer")
-
-    scorer = ReadingScorer()
-    scorer.score = breaks  # type: ignore[method-assign]
-    with pytest.raises(ScorerUnavailableError):
-        run(tmp_path, scorer=scorer, overwrite=True)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "tide").iterdir()} == before
-    made = run(tmp_path, rows=ROWS[:1], overwrite=True)
-    assert (len(made.records), made.config["judges"]) == (1, [])
-    # If no prompt gets a record, no record of the old run is left either.
-    with pytest.raises(InputError, match="no finished records"):
-        run(tmp_path, rows=[Row("none", " ")], overwrite=True)
-
-
-def test_the_input_is_not_written_over(tmp_path: Path) -> None:
-    made = run(tmp_path, num_trials=1)
-    records = tmp_path / "tide/records.jsonl"
-    before = records.read_bytes()
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(records)
-    for benchmark in (records, link):
-        with pytest.raises(InputError, match="is also read as an input"):
-            evaluate(
-                benchmark,
-                ["tide"],
-                model=scripted_engine(),
-                scorer=ReadingScorer(),
-                reference="none",
-                out=tmp_path,
-                overwrite=True,
-            )
-    assert (records.read_bytes(), made.path) == (before, tmp_path / "tide")
-
-
 def test_finding_and_reading_runs(tmp_path: Path) -> None:
     out = tmp_path / "runs/mine-model"
     run(out, "tide")

@@ -15,7 +15,6 @@ from rich.text import Text
 from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.core.sanitize import visible
-from tide.data.files import refuse_inputs
 from tide.data.records import Record, TrialRecord, all_or_none
 from tide.evaluation.masking import masked
 from tide.evaluation.progress import CleanConsole, bar_on
@@ -95,14 +94,11 @@ def scored(scorer: Scorer, texts: Sequence[Scored]) -> list[float]:
     return scores
 
 
-def refuse_existing(
-    overwrite: bool, *paths: Path | None, inputs: Iterable[Path | None] = ()
-) -> None:
-    """Raise InputError for an output that is also an input, or exists without `overwrite`."""
+def refuse_existing(overwrite: bool, *paths: Path | None) -> None:
+    """Raise InputError for an output that exists, without `overwrite`."""
     for path in filter(None, paths):
         if str(path) == "-":
             raise InputError("--output: '-' is not a file")
-        refuse_inputs(path, filter(None, inputs))
         if path.exists() and not overwrite:
             raise InputError(f"{path}: exists; write to another file, or use --overwrite")
 

@@ -142,7 +142,7 @@ def run(
             guide = NamedScorer(scorer, detoxifier.scorer).config
             described = describe(model, engine, engine_options or {}, detoxifier.engine.dtype)
             config = {"scorer": guide, **described}
-            job.record(Job(rows, config, loaded, overwrite, Bars(ERRORS), input_file), output, mask)
+            job.record(Job(rows, config, loaded, overwrite, Bars(ERRORS)), output, mask)
 
     # 4. Report failures.
     job.exit(fail_on_unresolved)

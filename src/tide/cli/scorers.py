@@ -75,7 +75,7 @@ def score(
     from tide.scorers.word_lists import with_word_lists  # noqa: PLC0415
 
     with nullcontext() if output is None else writing(output):
-        refuse_existing(overwrite, output, inputs=[input_file])
+        refuse_existing(overwrite, output)
         rows = (
             read_rows(input_file, field=field, limit=limit, contexts=True)
             if input_file is not None
@@ -165,7 +165,7 @@ def compare(
     from tide.scorers.base import reads_exchanges  # noqa: PLC0415  (slow import)
 
     # 1. Load scorers and texts.
-    refuse_existing(overwrite, output, inputs=files)
+    refuse_existing(overwrite, output)
     loaded = _loaded(scorers)
     texts, targets = _labelled(files, contexts=any(map(reads_exchanges, loaded)))
     prose = [] if ordinary is None else [row.text for row in read_rows(ordinary, field="text")]

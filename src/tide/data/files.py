@@ -6,7 +6,7 @@ import codecs
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -18,7 +18,7 @@ from tide.core.errors import InputError
 
 @contextmanager
 def reported(path: Path, action: str) -> Iterator[None]:
-    """Turn a system error about `path` into an InputError. what: "read" or "written"."""
+    """Turn a system error about `path` into an InputError. action: "read" or "written"."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -71,14 +71,6 @@ def as_text(line: bytes, where: str) -> str:
     if "\0" in text:
         raise InputError(f"{where}: holds a NUL character; if it is UTF-16, convert it to UTF-8")
     return text
-
-
-def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise InputError if `output` is one of the input files, even by another path or a link."""
-    with reported(output, "written"):
-        for path in inputs:
-            if path.exists() and output.exists() and path.samefile(output):
-                raise InputError(f"{output}: is also read as an input ({path}); write elsewhere")
 
 
 @contextmanager

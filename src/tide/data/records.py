@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -31,7 +30,7 @@ from tide.core.chat import Chat, Message
 from tide.core.errors import InputError
 from tide.core.results import EndReason, Result, Role, Score, Trial
 from tide.core.validation import problem
-from tide.data.files import parse_or_cut, read_objects, reported, writing
+from tide.data.files import parse_or_cut, read_objects, reported
 
 RecordId = int | str
 _Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -341,33 +340,21 @@ def with_scores(record: Record, scores: Iterable[SomeScore]) -> Record:
 class RecordFile:
     """The records of a run, read whole, and open to be extended by trials and scores.
 
-    The file is locked against other writers. begin: called before the first trial is written, or by
-    `finish` if there is none; the old records and scores are deleted then. Without `begin`, the
-    old records are extended.
-
-    Raises InputError if another process writes to the file, if it cannot be written, or if it is
-    not a file of records.
+    The caller holds the lock of the file (`writing`). overwrite: delete the old records and scores.
+    Raises InputError if the file cannot be written, or if it is not a file of records.
     """
 
-    def __init__(
-        self, path: Path, scores: Path, *, begin: Callable[[], None] | None = None
-    ) -> None:
-        self.path, self._scores, self._begin = path, scores, begin
+    def __init__(self, path: Path, scores: Path, *, overwrite: bool = False) -> None:
+        self.path, self._scores = path, scores
         self.records: dict[RecordId, Record] = {}
-        with ExitStack() as stack:
-            stack.enter_context(writing(path))
-            if begin is None:
-                for file in (path, scores):
-                    _end_last_line(file)
-                if path.exists():
-                    self.records = {record.id: record for record in read_records(path, scores)}
-            self._closing = stack.pop_all()
-
-    def __enter__(self) -> RecordFile:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closing.close()
+        if overwrite:
+            with reported(path, "written"):
+                scores.unlink(missing_ok=True)
+                path.write_bytes(b"")
+        for file in (path, scores):
+            _end_last_line(file)
+        if path.exists():
+            self.records = {record.id: record for record in read_records(path, scores)}
 
     def trials(self, row_id: RecordId) -> list[int]:
         """Return the numbers of the existing trials of a record."""
@@ -379,7 +366,6 @@ class RecordFile:
 
         Raises InputError if the file cannot be written.
         """
-        self.finish()
         self._append(self.path, record.lines())
         self.records[record.id] = _joined(self.records.get(record.id), record)
 
@@ -388,16 +374,6 @@ class RecordFile:
         lines = [to_json(score.model_dump(exclude_defaults=True)) + b"\n" for score in scores]
         self._append(self._scores, lines)
         self.records[row_id] = with_scores(self.records[row_id], scores)
-
-    def finish(self) -> None:
-        """Delete the old run if this file begins a new run and nothing was written yet."""
-        if self._begin is None:
-            return
-        with reported(self.path, "written"):
-            self._scores.unlink(missing_ok=True)
-            self.path.write_bytes(b"")
-        self._begin()
-        self._begin = None
 
     def _append(self, path: Path, lines: Sequence[bytes]) -> None:
         try:

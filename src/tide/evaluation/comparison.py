@@ -144,10 +144,9 @@ def evaluate(
     place = _Place(model, engine, dict(engine_options or {}), cluster, actors, actor_gpus)
     measuring = _measuring(reference_engine, reference_options, place.options)
     config = {"benchmark": prompts.config, "protocol": rules.protocol.config}
-    source = Path(benchmark) if isinstance(benchmark, str | Path) else None
     with ExitStack() as stack:
         guide, outside = open_scorer(scorer, stack), _open_judges(judges, stack)
-        job = Job(prompts.rows, config, outside, overwrite, progress, source)
+        job = Job(prompts.rows, config, outside, overwrite, progress)
         failed = _run_all(specs, rules, place, guide, job, out, stack)
         _measure(list(failed), references, measuring, progress)
         return [_part(_summarized(path, failed[path]), prompts.rows) for path in failed]
@@ -285,8 +284,7 @@ def judge(
         failed: dict[Path, Failed] = {}
         by_reference: dict[AnyReference, list[Path]] = {}
         for path in paths:
-            with _opened(path) as file:
-                failed[path] = _judge(file, path, loaded, progress)
+            failed[path] = _judge(_opened(path), path, loaded, progress)
             for name in _references(reference, str(read_config(path).get("model")), progress):
                 by_reference.setdefault(name, []).append(path)
         measuring = _measuring(reference_engine, reference_options)
@@ -299,7 +297,7 @@ def judge(
 class Job:
     """State that the runs of one command share.
 
-    config: description of model, scorer, benchmark and protocol. source: file of the rows, if any.
+    config: description of model, scorer, benchmark and protocol.
     """
 
     rows: Sequence[Row]
@@ -307,7 +305,6 @@ class Job:
     judges: Sequence[NamedScorer] = ()
     overwrite: bool = False
     progress: Progress = field(default_factory=Progress)
-    source: Path | None = None
 
 
 def run_method(method: Method, path: Path, job: Job) -> Failed:
@@ -326,9 +323,9 @@ def run_method(method: Method, path: Path, job: Job) -> Failed:
         "references": [],
     }
     prompts = {row.id: row.asked for row in job.rows}
-    with open_run(path, config, prompts, overwrite=job.overwrite, source=job.source) as file:
-        failed = _generate(method, file, job)
-        return failed | _judge(file, path, job.judges, job.progress)
+    file = open_run(path, config, prompts, overwrite=job.overwrite)
+    failed = _generate(method, file, job)
+    return failed | _judge(file, path, job.judges, job.progress)
 
 
 def describe(
@@ -379,7 +376,6 @@ def _generate(method: Method, file: RecordFile, job: Job) -> Failed:
                 job.progress.advance()
     finally:
         job.progress.end()
-    file.finish()
     return failed
 
 
@@ -433,8 +429,7 @@ def _measure(
                         "new weights under another name, or start again with --overwrite"
                     )
                 write_config(path, config)
-                with _opened(path) as file:
-                    measure_records(file, reference, progress)
+                measure_records(_opened(path), reference, progress)
         finally:
             if reference is not source:
                 reference.close()

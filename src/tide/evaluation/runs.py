@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
 from tide.core.validation import problem
-from tide.data.files import leaves, read_object, refuse_inputs, reported, write_text, writing
+from tide.data.files import leaves, read_object, reported, write_text
 from tide.data.records import Record, RecordFile, RecordId, TrialRecord, read_records
 from tide.evaluation.trials import frame
 
@@ -240,33 +240,23 @@ def open_run(
     prompts: dict[RecordId, str | Chat],
     *,
     overwrite: bool = False,
-    source: Path | None = None,
 ) -> RecordFile:
     """Open the records of a run to extend it, or begin a new run.
 
     config: everything that determines the records, and `num_trials`, `num_prompts`. prompts: by id.
-    source: the file of the prompts. overwrite: begin a new run; the old run stays until the new run
-    has a record.
-    Raises InputError if the old run has another configuration or other prompts, if another process
-    writes to it, or if the file of the run is the source.
+    overwrite: delete the old run. The caller holds the lock of the run.
+    Raises InputError if the old run has another configuration or other prompts.
     """
     files = files_of(run)
-    for path in files:
-        refuse_inputs(path, [source] if source else [])
-    started = {**config, "created": datetime.now(UTC).isoformat()}
-    with writing(files.records):
-        has_records = files.records.exists() and files.records.stat().st_size > 0
-        if overwrite or not has_records:
-            begin = partial(write_config, run, started)
-            return RecordFile(files.records, files.scores, begin=begin)
-        config = _grown(_made_alike(run, config), config)
-        file = RecordFile(files.records, files.scores)
-        try:
-            _check_prompts(file, prompts, config.get("num_prompts"))
-            write_config(run, config)
-        except BaseException:
-            file.__exit__()
-            raise
+    has_records = files.records.exists() and files.records.stat().st_size > 0
+    if overwrite or not has_records:
+        file = RecordFile(files.records, files.scores, overwrite=True)
+        write_config(run, {**config, "created": datetime.now(UTC).isoformat()})
+        return file
+    config = _grown(_made_alike(run, config), config)
+    file = RecordFile(files.records, files.scores)
+    _check_prompts(file, prompts, config.get("num_prompts"))
+    write_config(run, config)
     return file
 
 
