@@ -32,8 +32,7 @@ from rich.progress import track
 from torch import Tensor
 
 from tide import load_engine, load_scorer
-from tide.core.seeds import derive_seed
-from tide.core.settings import SCALES, Sampling
+from tide.core.settings import SCALES, Sampling, derive_seed
 from tide.engines import Engine
 from tide.engines.base import Request
 from tide.evaluation import load_benchmark

@@ -28,7 +28,7 @@ from torch import Tensor
 from tide.core.chat import Chat
 from tide.core.errors import InputError, TideError
 from tide.core.sanitize import logger
-from tide.core.seeds import derive_seed
+from tide.core.settings import derive_seed
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines.base import Engine, Piece, Request
 from tide.evaluation import read_run

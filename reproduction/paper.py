@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.stats import wilcoxon
 
 from tide import InputError, TideError
-from tide.core.validation import validated
+from tide.core.errors import validated
 from tide.data.files import read_objects
 from tide.data.records import Record
 from tide.evaluation import Run, read_run, report

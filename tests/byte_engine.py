@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from tide.core.seeds import derive_seed
+from tide.core.settings import derive_seed
 from tide.engines.base import Engine, Piece, Request
 
 SENTENCES = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tide.core.chat import Chat, Rendered, as_lines, render
-from tide.core.seeds import derive_seed
+from tide.core.settings import derive_seed
 from tide.engines.base import Engine, Piece, Prompt, Request, TokenPair
 
 # A word with the spaces before it; the last word also takes the spaces after it.

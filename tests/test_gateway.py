@@ -28,7 +28,7 @@ from packaging.utils import canonicalize_name
 from tests.command import SEVERAL
 from tests.engines.openai.server import TextServer
 from tests.server.processes import serving
-from tide.core.optional import LOCAL
+from tide.core.errors import LOCAL
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20

@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version  # noqa: PLC0415  (slow import)
 
         return version("tide-detox")
-    from tide.core.optional import local_imports  # noqa: PLC0415
+    from tide.core.errors import local_imports  # noqa: PLC0415
 
     with local_imports():
         return _load(name)

@@ -15,9 +15,8 @@ from tests.baselines.stand_ins import STRENGTHS
 from tests.generated import examples
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings
-from tide.core.errors import CompletionError, EngineError, InputError
+from tide.core.errors import CompletionError, EngineError, InputError, validated
 from tide.core.settings import Sampling
-from tide.core.validation import validated
 from tide.plugins.options import format_value
 
 

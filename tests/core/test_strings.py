@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tide.core.strings import Unread, readings, strings, strings_of_json
+from tide.core.sanitize import Unread, readings, strings, strings_of_json
 
 
 def test_strings_and_keys_are_read_at_every_depth() -> None:

@@ -18,7 +18,7 @@ from tests.evaluation.runs import (
     search_run,
 )
 from tide.core.errors import InputError
-from tide.core.seeds import derive_seed
+from tide.core.settings import derive_seed
 from tide.evaluation import metrics
 from tide.evaluation.metrics import summarize
 from tide.evaluation.reporting.tables import Column

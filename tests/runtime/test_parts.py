@@ -17,8 +17,8 @@ from tests.scripted_engine import ScriptedEngine
 from tide import Detoxifier
 from tide.core.chat import Chat, Parts, ToolCall
 from tide.core.errors import DeadlineError, ScorerUnavailableError
+from tide.core.sanitize import Unread
 from tide.core.settings import Settings
-from tide.core.strings import Unread
 from tide.engines.base import Piece, Request
 from tide.runtime.draw import given_out, texts_of
 from tide.scorers import Exchange

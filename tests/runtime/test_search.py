@@ -18,8 +18,7 @@ from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide.core.chat import Chat
 from tide.core.concurrency import gather
 from tide.core.errors import InputError, StrategyError
-from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling, Settings
+from tide.core.settings import Sampling, Settings, derive_seed
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import Engine, Request
 from tide.engines.local.engine import TransformersEngine

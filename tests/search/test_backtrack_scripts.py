@@ -11,7 +11,7 @@ import regex
 
 from tests.byte_engine import SENTENCES, ByteEngine
 from tide.core.results import Result
-from tide.core.seeds import derive_seed
+from tide.core.settings import derive_seed
 from tide.core.text import HALF
 from tide.detoxifier.sync import Detoxifier
 from tide.engines.base import MOST_SPELLINGS, Request

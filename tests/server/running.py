@@ -24,8 +24,7 @@ from tests.fakes import Babbler
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.cli.serve import _listening, _server
 from tide.core.concurrency import Portal
-from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling
+from tide.core.settings import Sampling, derive_seed
 from tide.engines import load_engine
 from tide.engines.base import Request
 from tide.server.app import create_app

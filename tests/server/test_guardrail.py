@@ -13,7 +13,7 @@ import pytest
 from tests.fakes import FakeScorer
 from tests.server.running import Running, running
 from tide.core.chat import Chat
-from tide.core.strings import Unread
+from tide.core.sanitize import Unread
 from tide.scorers import Exchange
 from tide.server.guardrail import GuardrailRequest
 

@@ -79,7 +79,7 @@ def _run() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from tide.core.optional import local_imports  # noqa: PLC0415
+    from tide.core.errors import local_imports  # noqa: PLC0415
 
     with local_imports():
         from tide.cli.app import app  # noqa: PLC0415

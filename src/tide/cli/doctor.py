@@ -18,8 +18,7 @@ from rich.text import Text
 
 from tide.cli import options
 from tide.cli.display import OUTPUT, name_of, on_one_line, say_loading
-from tide.core.errors import TideError, guarded
-from tide.core.optional import require
+from tide.core.errors import TideError, guarded, require
 from tide.core.settings import Sampling
 from tide.engines import load_engine
 from tide.engines.base import Request

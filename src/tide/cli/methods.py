@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tide.cli.display import OUTPUT
-from tide.core.errors import InputError, first_line
-from tide.core.validation import nearest
+from tide.core.errors import InputError, first_line, nearest
 from tide.detoxifier.presets import PRESETS
 from tide.plugins.options import format_value
 from tide.plugins.registry import Registry

@@ -25,10 +25,8 @@ import typer
 from tide.cli import options, stopping
 from tide.cli import workers as processes
 from tide.cli.display import ERRORS, chosen_settings, name_of
-from tide.core.errors import InputError, first_line
-from tide.core.optional import require
+from tide.core.errors import InputError, first_line, require, validated
 from tide.core.sanitize import logger
-from tide.core.validation import validated
 from tide.data.files import as_text, read_whole
 from tide.scorers import DEFAULT_SCORER
 from tide.server.limits import Limits

@@ -25,10 +25,8 @@ from pydantic import (
     model_validator,
 )
 
-from tide.core.errors import InputError, guarded
-from tide.core.sanitize import half_character
-from tide.core.strings import Unread, readings, strings_of_json
-from tide.core.validation import problem
+from tide.core.errors import InputError, guarded, problem
+from tide.core.sanitize import Unread, half_character, readings, strings_of_json
 
 # A private-use character, the placeholder for user messages while a template is analysed.
 _MARK = "\ue000"

@@ -1,13 +1,29 @@
-"""Every error that TIDE raises on purpose; each message is one line with the cause and the fix."""
+"""Every error that TIDE raises on purpose; each message is one line with the cause and the fix.
+
+Also messages for unknown names and wrong fields, and the import of optional dependencies.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from tide.core.sanitize import sanitized
+
+_Model = TypeVar("_Model", bound=BaseModel)
+# Pydantic's error of a default that depends on other fields, if one of these is wrong.
+_FOLLOWING = "default_factory_not_called"
+# The packages of the extra `local`, by their import names. A gateway does not need these packages,
+# because its model runs on a server.
+LOCAL = ("jinja2", "pandas", "scipy", "sklearn", "tabulate", "torch", "transformers")
 
 
 class TideError(Exception):
@@ -128,3 +144,96 @@ def ends_work(error: BaseException, awaits: bool = False) -> bool:
         return False  # PanicException comes from the Rust code of tokenizers and safetensors
     # Ctrl-C, and exceptions of signal handlers, reach only the main thread.
     return threading.current_thread() is threading.main_thread()
+
+
+def unknown(name: str, known: Iterable[str], kind: str = "") -> str:
+    """Return a message for a name that is not among `known`, with the nearest known name."""
+    problem = f"unknown {kind} {name!r}" if kind else f"unknown {name!r}"
+    names = list(known)
+    return f"{problem}; {nearest(name, names)}known: {', '.join(names)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the hint `did you mean 'X'? `, or "" if no name in `known` is similar."""
+    meant = {candidate.lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.lower(), list(meant), n=1, cutoff=0.5)
+    return f"did you mean {meant[near[0]]!r}? " if near else ""
+
+
+def validated(model: type[_Model], values: Mapping[str, Any], where: str = "") -> _Model:
+    """Create a `model` from `values`. Raises InputError with `where` and all wrong fields."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{where}{one_line(error)}") from None
+
+
+def one_line(error: ValidationError, names: Sequence[str] = (), known: Iterable[str] = ()) -> str:
+    """Return all problems of a validation on one line, each with its field and its value.
+
+    names: names of positional arguments, which the error only numbers. known: the valid fields, for
+    a hint about an unknown field.
+    """
+    lines = []
+    for problem in error.errors(include_url=False, include_context=False):
+        if problem["type"] == _FOLLOWING:
+            continue
+        location = [
+            names[part] if isinstance(part, int) and names else part for part in problem["loc"]
+        ]
+        name = ".".join(map(str, location))
+        message = _message(problem, known)
+        lines.append(
+            f"{name}: {message} (got {_shown_value(problem['input'])})" if name else message
+        )
+    return "; ".join(lines)
+
+
+def problem(error: ValidationError, whole: str = "") -> str:
+    """Return the first wrong field and the reason, without the value. whole: name of the input."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    first = next(problem for problem in errors if problem["type"] != _FOLLOWING)
+    name = ".".join(map(str, first["loc"])) or whole
+    message = _message(first)
+    return f"{name}: {message}" if name else message
+
+
+def _message(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
+    if problem["type"] == "extra_forbidden":
+        return f"unknown; {nearest(str(problem['loc'][-1]), known)}".rstrip("; ")
+    return str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _shown_value(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:  # an integer of more than 4,300 digits, or a third party's `__repr__`
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency, or raise MissingDependencyError naming the extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise _missing(error.name, extra) from error
+
+
+@contextmanager
+def local_imports() -> Iterator[None]:
+    """Raise MissingDependencyError if code in the block needs a missing package of `local`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in LOCAL:
+            raise
+        raise _missing(package, "local") from error
+
+
+def _missing(module: str, extra: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{module} is not installed; in a checkout of TIDE: pip install -e '.[{extra}]'"
+    )

@@ -27,9 +27,8 @@ import httpx
 from pydantic import BaseModel, FailFast, Field, SecretStr, ValidationError
 from pydantic_core import from_json
 
-from tide.core.errors import EnvironmentVariableError, InputError, guarded
+from tide.core.errors import EnvironmentVariableError, InputError, guarded, problem
 from tide.core.sanitize import hide, logger, sanitized
-from tide.core.validation import problem
 
 _Parsed = TypeVar("_Parsed", bound=BaseModel)
 _Item = TypeVar("_Item")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import (
@@ -379,3 +380,13 @@ class Overrides(TypedDict, total=False):
     reasoning: Treatment
     deadline: float | None
     window_tokens: int
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Derive a 63-bit seed; distinct `parts` give independent seeds, equal on every platform.
+
+    The seeds of a trial are derived from (seed, prompt, trial) alone, so the result of a trial does
+    not depend on the batch, the order, or a restart.
+    """
+    digest = blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

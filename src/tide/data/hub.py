@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tide.core.errors import InputError, TideError, first_line
-from tide.core.optional import require
-from tide.core.validation import unknown
+from tide.core.errors import InputError, TideError, first_line, require, unknown
 from tide.data.files import replaced
 
 Rows = Iterable[dict[str, Any]]

@@ -27,9 +27,8 @@ from pydantic import (
 from pydantic_core import to_json
 
 from tide.core.chat import Chat, Message
-from tide.core.errors import InputError
+from tide.core.errors import InputError, problem
 from tide.core.results import EndReason, Result, Role, Score, Trial
-from tide.core.validation import problem
 from tide.data.files import parse_or_cut, read_objects, reported
 
 RecordId = int | str

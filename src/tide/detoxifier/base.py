@@ -17,8 +17,8 @@ from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import gather
 from tide.core.errors import ContextLengthError, EngineError, InputError, PromptRefusedError
 from tide.core.results import Result, format_score
+from tide.core.sanitize import Unread
 from tide.core.settings import Overrides, Settings
-from tide.core.strings import Unread
 from tide.detoxifier.presets import preset_values
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine

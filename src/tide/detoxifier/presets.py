@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, unknown
 from tide.core.settings import DEFAULT_STRATEGY
-from tide.core.validation import unknown
 
 # Gemma multiplies its token embeddings by sqrt(2304) = 48. The published values apply to rows of
 # its embedding table. TIDE's values apply to the input of the first block, after this scaling.

@@ -15,8 +15,7 @@ import numpy as np
 
 import tide.core.errors
 from tide.core.chat import Chat
-from tide.core.errors import EngineError, InputError, TideError, first_line
-from tide.core.optional import require
+from tide.core.errors import EngineError, InputError, TideError, first_line, require
 from tide.core.results import Result
 from tide.detoxifier.sync import Detoxifier, outcomes
 

@@ -26,8 +26,7 @@ from tide.core.chat import Chat, Parts, Rendered
 from tide.core.concurrency import Portal, gather, portal_of
 from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
 from tide.core.sanitize import half_character
-from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling, Settings
+from tide.core.settings import Sampling, Settings, derive_seed
 from tide.core.text import HALF, is_letter
 
 if TYPE_CHECKING:  # the command line imports this module, and torch takes seconds

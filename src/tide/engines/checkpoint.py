@@ -22,11 +22,10 @@ from filelock import FileLock
 from safetensors import safe_open
 
 from tide import pocket
-from tide.core.errors import EngineError, MissingDependencyError, guarded
+from tide.core.errors import EngineError, MissingDependencyError, guarded, validated
 from tide.core.fingerprints import weights_digest
 from tide.core.pretrained import all_finite
 from tide.core.settings import Sampling
-from tide.core.validation import validated
 from tide.data.files import replaced, user_cache
 from tide.engines.gguf_files import convert
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tide.core.optional import require
+from tide.core.errors import require
 from tide.core.pretrained import check_weights, quiet_transformers
 
 _LOG = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from tide.core.concurrency import gather
-from tide.core.errors import EngineError, InputError, first_line
-from tide.core.optional import require
+from tide.core.errors import EngineError, InputError, first_line, require
 from tide.core.pretrained import read_config
 from tide.engines.base import (
     NEVER,

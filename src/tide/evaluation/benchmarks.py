@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tide.core.errors import InputError
+from tide.core.errors import InputError, unknown
 from tide.core.sanitize import logger
-from tide.core.validation import unknown
 from tide.data.hub import SOURCES, Source
 from tide.data.texts import Row, read_rows
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from tide.core.errors import InputError
-from tide.core.validation import problem
+from tide.core.errors import InputError, problem
 from tide.data.files import read_objects
 
 CONFIDENCE = 0.95

@@ -15,12 +15,10 @@ from typing import Any
 from tide.baselines import REGISTRY as BASELINES
 from tide.baselines import Baseline, Generated, check_baseline, load_baseline
 from tide.core.chat import Chat
-from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded
+from tide.core.errors import CompletionError, EngineError, InputError, TideError, guarded, unknown
 from tide.core.fingerprints import code_digest
 from tide.core.results import Result
-from tide.core.seeds import derive_seed
-from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings
-from tide.core.validation import unknown
+from tide.core.settings import DEFAULT_STRATEGY, Sampling, Settings, derive_seed
 from tide.data.records import Record, TrialRecord, to_record
 from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS, preset_values

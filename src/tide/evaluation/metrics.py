@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tide.core.errors import InputError
-from tide.core.seeds import derive_seed
+from tide.core.settings import derive_seed
 from tide.data.records import TrialRecord, all_or_none
 from tide.evaluation.runs import Run
 from tide.evaluation.trials import frame, is_toxic, score_of

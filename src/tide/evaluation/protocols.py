@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tide.core.errors import InputError
-from tide.core.validation import unknown
+from tide.core.errors import InputError, unknown
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from tide.core.chat import Chat
-from tide.core.errors import InputError, TideError
-from tide.core.validation import problem
+from tide.core.errors import InputError, TideError, problem
 from tide.data.files import leaves, read_object, reported, write_text
 from tide.data.records import Record, RecordFile, RecordId, TrialRecord, read_records
 from tide.evaluation.trials import frame

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, ParamSpec, Self, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError, validate_call
 from pydantic.fields import FieldInfo
 
-from tide.core.errors import InputError
-from tide.core.validation import one_line, validated
+from tide.core.errors import InputError, one_line, validated
 from tide.plugins.specs import format_spec
 
 _P = ParamSpec("_P")

@@ -20,9 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tide.core.errors import InputError, MissingDependencyError, first_line
-from tide.core.optional import local_imports
-from tide.core.validation import unknown
+from tide.core.errors import InputError, MissingDependencyError, first_line, local_imports, unknown
 
 _LOCK = threading.RLock()  # a file may load another one
 

@@ -8,9 +8,8 @@ import anyio
 
 from tide.core.chat import Parts
 from tide.core.results import Trial
-from tide.core.seeds import derive_seed
-from tide.core.settings import Settings
-from tide.core.strings import Unread, readings, strings_of_cut_json, strings_of_json
+from tide.core.sanitize import Unread, readings, strings_of_cut_json, strings_of_json
+from tide.core.settings import Settings, derive_seed
 from tide.engines.base import Engine, Piece, Request
 from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from tide.core.results import EndReason, Trial
-from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling
+from tide.core.settings import Sampling, derive_seed
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.backtrack import BacktrackOptions

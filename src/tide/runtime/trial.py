@@ -9,8 +9,7 @@ from functools import cached_property
 from tide.core.chat import Chat, Parts
 from tide.core.errors import DeadlineError, UnresolvedError
 from tide.core.results import EndReason, Role, ScoredCompletion, Trial
-from tide.core.seeds import derive_seed
-from tide.core.settings import Settings
+from tide.core.settings import Settings, derive_seed
 from tide.engines.base import Prompt
 from tide.runtime.acceptance import Acceptance
 from tide.scorers.base import Skip, TextScore, is_blank, is_nearly_empty

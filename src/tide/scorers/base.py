@@ -27,7 +27,7 @@ from tide.core.errors import (
     ends_work,
 )
 from tide.core.fingerprints import code_digest
-from tide.core.strings import Unread
+from tide.core.sanitize import Unread
 
 # One number per text, shape (n,).
 Floats = NDArray[np.float64]

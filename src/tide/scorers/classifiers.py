@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.errors import InputError, ScorerError, guarded, require
 from tide.core.fingerprints import weights_digest
-from tide.core.optional import require
 from tide.core.pretrained import check_tokenizer, find_device, load_pretrained
 from tide.plugins.options import checked
 from tide.scorers.base import HEALTH_TEXT, Attributed, AttributedScorer, Floats

@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tide.core.chat import Chat
-from tide.core.errors import ScorerError, guarded
+from tide.core.errors import ScorerError, guarded, problem
 from tide.core.sanitize import logger
-from tide.core.validation import problem
 from tide.pocket import EXCHANGE, SENTENCE
 from tide.scorers.base import Exchange, Floats, PlainScorer, Scored, exchange_of
 from tide.scorers.disguises import readings

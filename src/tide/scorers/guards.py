@@ -21,9 +21,8 @@ import numpy as np
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, StringConstraints
 
 from tide.core.chat import Chat, in_parts
-from tide.core.errors import InputError, ScorerError, guarded
+from tide.core.errors import InputError, ScorerError, guarded, validated
 from tide.core.http import Client, Rows, ServerFailed, api_root
-from tide.core.validation import validated
 from tide.data.files import as_text, read_whole
 from tide.scorers.base import (
     HEALTH_TEXT,

@@ -16,8 +16,7 @@ from typing import Any
 
 import regex
 
-from tide.core.errors import InputError
-from tide.core.optional import require
+from tide.core.errors import InputError, require
 from tide.core.text import UNSPACED
 from tide.data.files import as_text, read_whole
 from tide.scorers.base import Attributed, Floats

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import lazy_loader
 from pydantic import ValidationError
 
-from tide.core.errors import InputError, StrategyError, guarded
+from tide.core.errors import InputError, StrategyError, guarded, one_line
 from tide.core.settings import DEFAULT_STRATEGY, SCALES, Settings
-from tide.core.validation import one_line
 from tide.plugins.options import Options, parse_value
 from tide.plugins.registry import Registry
 from tide.plugins.specs import format_spec, parse_spec

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from tide.core.errors import InputError
 from tide.core.results import Role
-from tide.core.seeds import derive_seed
-from tide.core.settings import Settings
+from tide.core.settings import Settings, derive_seed
 from tide.plugins.options import Options
 from tide.search import geometry
 

@@ -24,8 +24,7 @@ from tide.core.chat import Chat, Text
 from tide.core.errors import InputError
 from tide.core.http import Rows
 from tide.core.results import format_score
-from tide.core.sanitize import sanitized
-from tide.core.strings import Unread, strings
+from tide.core.sanitize import Unread, sanitized, strings
 from tide.scorers.base import Exchange, TextScore
 from tide.server.gate import LOG, traced
 from tide.server.schemas import ChatMessage

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tide.core.chat import Chat, Parts
 from tide.core.errors import PromptRefusedError, first_line
-from tide.core.seeds import derive_seed
+from tide.core.settings import derive_seed
 from tide.core.text import HALF, Thoughts
 from tide.data.files import appended
 from tide.engines.base import Engine, FinishReason, Piece, Request

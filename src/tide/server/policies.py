@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tide.core.errors import InputError, ScorerError, TideError, guarded
-from tide.core.optional import require
+from tide.core.errors import InputError, ScorerError, TideError, guarded, problem, require
 from tide.core.sanitize import sanitized
 from tide.core.settings import DEFAULT, OnFail, Settings, Treatment
-from tide.core.validation import problem
 from tide.data.files import as_text, read_whole
 from tide.detoxifier.asynchronous import AsyncDetoxifier
 from tide.detoxifier.base import NUMBERS, resolved

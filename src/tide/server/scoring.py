@@ -17,10 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from tide.core.chat import Chat, Text
-from tide.core.errors import InputError
+from tide.core.errors import InputError, unknown
 from tide.core.http import Rows
 from tide.core.settings import Settings
-from tide.core.validation import unknown
 from tide.runtime.acceptance import Acceptance
 from tide.scorers.base import (
     Exchange,

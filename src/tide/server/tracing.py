@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tide.core.optional import require
+from tide.core.errors import require
 from tide.core.results import Trial
 from tide.server.gate import VISIT
 

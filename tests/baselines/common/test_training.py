@@ -9,8 +9,7 @@ from torch import nn
 from tide.baselines.base import FitSettings, Training
 from tide.baselines.common.fit import FitTask, Labelled
 from tide.baselines.common.training import batches, train
-from tide.core.errors import InputError
-from tide.core.validation import validated
+from tide.core.errors import InputError, validated
 
 
 def task(**settings: Any) -> FitTask:

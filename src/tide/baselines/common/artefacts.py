@@ -19,8 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from tide.core.errors import InputError, guarded
-from tide.core.optional import require
+from tide.core.errors import InputError, guarded, require
 from tide.data.files import replaced, write_text
 from tide.engines.base import Dtype
 from tide.engines.checkpoint import fingerprint

@@ -18,10 +18,9 @@ from torch import Tensor
 from tide.baselines import REGISTRY
 from tide.baselines.base import FitSettings, Training
 from tide.baselines.common.artefacts import check_vocabulary, save_artefact
-from tide.core.errors import EngineError, InputError, guarded
+from tide.core.errors import EngineError, InputError, guarded, validated
 from tide.core.fingerprints import code_digest
 from tide.core.pretrained import find_device
-from tide.core.validation import validated
 from tide.data.files import read_whole
 from tide.data.texts import LabelledText, Pair, read_entries
 from tide.engines.base import Dtype

@@ -17,8 +17,7 @@ from torch.nn.functional import cross_entropy
 from tide.baselines.base import Training
 from tide.baselines.common.artefacts import add_lora
 from tide.baselines.common.fit import TOXIC, FitTask, Fitted, of_kind
-from tide.core.errors import InputError
-from tide.core.optional import require
+from tide.core.errors import InputError, require
 from tide.data.texts import LabelledText
 from tide.engines.local.stream import by_length
 

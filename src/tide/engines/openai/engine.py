@@ -22,12 +22,10 @@ from typing import Any, ClassVar
 import anyio
 
 from tide.core.chat import Chat, Rendered, as_lines, render
-from tide.core.errors import CompletionError, EngineError, InputError, guarded
+from tide.core.errors import CompletionError, EngineError, InputError, guarded, require
 from tide.core.http import Seconds, ServerFailed, ServerUnreachable, read_key
-from tide.core.optional import require
 from tide.core.sanitize import logger
-from tide.core.seeds import derive_seed
-from tide.core.settings import Sampling
+from tide.core.settings import Sampling, derive_seed
 from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request
 from tide.engines.openai import words as tokens
 from tide.engines.openai.capabilities import Capabilities, look_at

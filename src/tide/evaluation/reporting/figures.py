@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tide.core.optional import require
+from tide.core.errors import require
 from tide.evaluation.metrics import Estimate, Summary
 from tide.evaluation.reporting.tables import empty_notes
 
