@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.generated import examples
 from tide.core.settings import Settings
 from tide.runtime.acceptance import Acceptance
-from tide.runtime.backtrack import BacktrackOptions
-from tide.runtime.watch import Failure, Watch
+from tide.runtime.watch import BacktrackOptions, Failure, Watch
 from tide.scorers.base import TextScore
 
 _AT_ONCE = {"lag": 0, "at_once": 1.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
 from itertools import count
@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync as in_thread
 from tide.core.chat import Chat, Rendered
 from tide.core.concurrency import gather
 from tide.core.errors import ContextLengthError, EngineError, InputError, PromptRefusedError
-from tide.core.results import Result, format_score
+from tide.core.results import Result, Trial, format_score
 from tide.core.sanitize import Unread
 from tide.core.settings import Overrides, Settings
 from tide.detoxifier.presets import preset_values
@@ -24,7 +24,9 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, Prompt, load_engine
 from tide.engines.base import name_of
 from tide.runtime.acceptance import check_thresholds
-from tide.runtime.answer import answer
+from tide.runtime.draw import draw
+from tide.runtime.rewind import rewind
+from tide.runtime.search import search
 from tide.runtime.trial import TrialTask
 from tide.scorers import DEFAULT_SCORER, AsyncScorer, Scorer, load_scorer
 from tide.scorers.base import Exchange, highest_of, reads_exchanges
@@ -183,12 +185,18 @@ class DetoxifierBase:
             async with self._capacity:
                 tasks = await self._tasks(prompt, settings, strategy, priority, numbers, on_text)
                 await self._check_prompt(prompt, tasks[0].settings)
-                trials_done = await gather(
-                    answer(task, self.engine, self._scoring) for task in tasks
-                )
+                trials_done = await gather(map(self._trial, tasks))
             return Result(prompt=str(tasks[0].prompt.text), trials=tuple(trials_done))
 
         return self._begin(work)
+
+    def _trial(self, task: TrialTask) -> Coroutine[Any, Any, Trial]:
+        """Run a trial. Raises DeadlineError if no text was scored in time; see also `trial_of`."""
+        if task.in_parts:
+            return draw(task, self.engine, self._scoring)
+        if task.strategy.rewinds:
+            return rewind(task, self.engine, self._scoring)
+        return search(task, self.engine, self._scoring)
 
     def _begin(self, work: Callable[[], Awaitable[_T]]) -> Future[_T]:
         """Begin `work` in the engine's loop; `close` ends `work`."""

@@ -11,10 +11,8 @@ from tide.core.results import Trial
 from tide.core.sanitize import Unread, readings, strings_of_cut_json, strings_of_json
 from tide.core.settings import Settings, derive_seed
 from tide.engines.base import Engine, Piece, Request
-from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
-from tide.runtime.watch import Watch
-from tide.runtime.writing import written
+from tide.runtime.watch import BacktrackOptions, Watch, written
 from tide.scorers.base import Exchange, TextScore, is_blank
 from tide.scorers.scoring import Scoring
 

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import anyio
 
@@ -22,11 +23,10 @@ from tide.core.results import EndReason, Trial
 from tide.core.settings import Sampling, derive_seed
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
 from tide.engines.base import Engine, FinishReason, Piece, Request
-from tide.runtime.backtrack import BacktrackOptions
+from tide.plugins.options import Options
 from tide.runtime.protected import is_protected
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
-from tide.runtime.watch import Failure, Watch
-from tide.runtime.writing import parted, written
+from tide.runtime.watch import BacktrackOptions, Failure, Watch, written
 from tide.scorers.base import (
     Exchange,
     Scores,
@@ -43,6 +43,19 @@ from tide.scorers.scoring import Scoring
 _STRETCH = 32
 # The answer ends after this many repairs that left a character incomplete.
 _BROKEN_OFF = 4
+
+
+class Backtrack:
+    """Score the text while it is written; ban the word that makes it fail, and rewind to before it.
+
+    Related: token-wise rejection sampling with backtracking (Botta et al. 2025, arXiv 2502.12123),
+    RAIN (Li et al. 2023, arXiv 2309.07124), CARE (arXiv 2509.06982), Qwen3Guard-Stream, banned
+    phrases in exllamav2, and word filters (Gehman et al. 2020).
+    """
+
+    options_class: ClassVar[type[Options]] = BacktrackOptions
+    moves: ClassVar[bool] = False
+    rewinds: ClassVar[bool] = True
 
 
 async def rewind(task: TrialTask, engine: Engine, scoring: Scoring) -> Trial:
@@ -166,6 +179,16 @@ async def draft(answer: Answer, recorded: Sequence[Piece] = ()) -> Failure | Non
         answer.base_partial = not is_whole
     _record(answer, failure.position, failure.score, "length")
     return failure
+
+
+async def parted(pieces: Sequence[Piece], size: int | None) -> AsyncGenerator[Piece, None]:
+    """Yield a finished answer in pieces of `size` tokens, so that it is judged as it grows."""
+    for piece in pieces:
+        ids = piece.token_ids
+        starts = range(0, len(ids) or 1, size or len(ids) or 1)
+        for start in starts:
+            part = ids[start : start + starts.step]
+            yield Piece(part, piece.finish_reason if start == starts[-1] else None)
 
 
 async def _follow(

@@ -1,8 +1,14 @@
-"""Chooses where a growing answer is scored, and finds where it fails."""
+"""Follows a growing answer: appends what the model writes, chooses where the answer is scored, and
+finds where it fails.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from pydantic import Field
 
 from tide.core.settings import Settings
 from tide.core.text import (
@@ -12,11 +18,15 @@ from tide.core.text import (
     cut,
     ends_sentence,
     first_end,
+    last_whole,
     maybe_stops,
     word_ends,
+    word_starts,
 )
+from tide.engines.base import Engine, FinishReason, Piece
+from tide.plugins.options import Options
 from tide.runtime.acceptance import Acceptance
-from tide.runtime.backtrack import BacktrackOptions
+from tide.runtime.trial import Effort
 from tide.scorers.base import TextScore, is_nearly_empty
 
 # Maximum tokens that are held back while a passing score is suspicious. A rewind can then reach the
@@ -26,6 +36,39 @@ _HELD = 16
 _WIDER = 3
 # While the screen rejects a text, the scorer itself scores the text after every this many tokens.
 _AGAIN = 8
+# Maximum tokens of an unfinished word that are decoded again as the word grows.
+_LONGEST_WORD = 64
+
+
+class BacktrackOptions(Options):
+    pace: str = Field(
+        default="auto",
+        pattern=r"^(auto|word|sentence|whole|[1-9]\d{0,3})$",
+        description="How often to score a text while it is written: after each word, each "
+        "sentence, every N tokens, or whole (once, at the end); auto: as the scorer suggests.",
+    )
+    blame: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Blame the word at which the score reaches this share of the threshold.",
+    )
+    lag: int = Field(
+        default=4,
+        ge=0,
+        le=100,
+        description="Number of scores to await after a failing score, because a later score may "
+        "pass; 0: rewind at once.",
+    )
+    at_once: float = Field(
+        default=0.5, gt=0, le=1, description="Rewind at once if the score is at least this."
+    )
+    holds: int = Field(
+        default=12, ge=1, le=100, description="Maximum number of banned words in 32 tokens."
+    )
+    least: int = Field(
+        default=5, ge=0, le=1000, description="Minimum number of tokens of a repaired text."
+    )
 
 
 @dataclass(frozen=True)
@@ -257,3 +300,40 @@ class Watch:
             name: max(score.attributes[name] for score in scores) for name in sorted(names)
         }
         return TextScore(max(score.value for score in scores), attributes)
+
+
+async def written(
+    pieces: AsyncGenerator[Piece, None], engine: Engine, watch: Watch, effort: Effort
+) -> AsyncGenerator[Piece, None]:
+    """Append the engine's pieces to the answer; yield each after it was appended.
+
+    The last piece has the reason why the answer ended; a stop string ends it, too.
+    """
+    settled = len(watch.ids)  # number of tokens whose texts are final
+    effort.usage = None
+    async with aclosing(pieces):
+        async for piece in pieces:
+            watch.ids += piece.token_ids
+            watch.ends_word = piece.ends_word
+            effort.generated_tokens += len(piece.token_ids) + piece.parts.num_tokens
+            effort.read_tokens += piece.read_tokens or 0
+            effort.usage = piece.usage
+            (watch.texts[settled:],) = engine.token_texts([watch.ids[settled:]])
+            reason = _stopped(watch) or piece.finish_reason
+            yield piece if reason == piece.finish_reason else replace(piece, finish_reason=reason)
+            if reason is not None:
+                return
+            settled += max(word_starts(watch.texts[settled:]), default=0)
+            if len(watch.texts) - settled > _LONGEST_WORD:
+                settled = last_whole(watch.texts)
+
+
+def _stopped(watch: Watch) -> FinishReason | None:
+    """Cut the answer before its first stop string; return "stop" if there is a stop string."""
+    settings = watch.settings
+    end = settings.stop_in(watch.text) if settings.stop else None
+    if end is None:
+        return None
+    # Passed text stays.
+    watch.cut(max(end, len("".join(watch.texts[: watch.passed]))))
+    return "stop"

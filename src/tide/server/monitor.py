@@ -24,13 +24,11 @@ from tide.core.text import HALF, Thoughts
 from tide.data.files import appended
 from tide.engines.base import Engine, FinishReason, Piece, Request
 from tide.runtime.acceptance import Acceptance
-from tide.runtime.backtrack import BacktrackOptions
 from tide.runtime.draw import score_whole
 from tide.runtime.rewind import Answer, begin, finish, first_rewind
 from tide.runtime.rewind import draft as judge
 from tide.runtime.trial import Effort, TrialTask
-from tide.runtime.watch import Watch
-from tide.runtime.writing import written
+from tide.runtime.watch import BacktrackOptions, Watch, written
 from tide.scorers.scoring import Scoring
 from tide.server.gate import LOG, traced
 
