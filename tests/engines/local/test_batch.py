@@ -16,7 +16,6 @@ from tests.models import save_causal_lm
 from tide.core.errors import CompletionError, EngineError
 from tide.core.settings import Sampling
 from tide.engines.base import Piece, Request
-from tide.engines.local import batch
 from tide.engines.local.batch import Batch, Lane
 from tide.engines.local.engine import TransformersEngine
 
@@ -119,33 +118,6 @@ def test_a_request_that_comes_later_joins_those_under_way(
     assert max(watched.sizes) == 2
     assert len(watched.sizes) < 55
     assert asyncio.run(both()) == (first, second)
-
-
-@pytest.mark.parametrize(("seconds", "first"), [(8.0, [0, 1, 2, 3]), (0.0, [0])])
-def test_requests_that_follow_others_enter_together(
-    engine: TransformersEngine,
-    watched: Watched,
-    monkeypatch: pytest.MonkeyPatch,
-    seconds: float,
-    first: list[int],
-) -> None:
-    """Four rows end together; the next four arrive one by one."""
-    monkeypatch.setattr(batch, "_PAUSE", seconds)
-    monkeypatch.setattr(batch, "_HALF", 1e9)
-    requests = [Request([5, 6 + i], sampling(3), priority=i) for i in range(4)]
-
-    async def late(number: int) -> None:
-        if number:
-            await asyncio.sleep(0.01 * number)
-        await engine.complete([requests[number]])
-
-    async def run() -> None:
-        await engine.complete(requests)
-        watched.entered.clear()
-        await asyncio.gather(*(late(number) for number in range(4)))
-
-    engine.portal.run(run)
-    assert watched.entered[0] == first
 
 
 def test_a_request_that_none_follows_is_written(

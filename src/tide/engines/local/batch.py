@@ -4,18 +4,18 @@
 phases. Between two turns the event loop's other tasks run.
 
 Rows of similar length share a lane. Reading one prompt takes as long as two or three steps, so
-waiting rows enter together. Clients whose answers end together send their next requests some
-milliseconds apart; if no row is running, the first of these waits for the others.
+waiting rows enter together.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -34,9 +34,6 @@ _SHORT = 256
 _SHARE, _STEPS = 4, 6
 # Maximum number of prompt tokens read at once, including padding.
 _TOKENS = 1 << 15
-# If no row is running, the batch waits after each arrival for other rows that replace ended rows:
-# _PAUSE seconds or _HALF of a step, whichever is shorter, and _PAUSES times that long in all.
-_PAUSE, _HALF, _PAUSES = 0.05, 0.5, 4
 # Ended rows stay in a lane until this number or half of the rows has ended, or new rows enter.
 _GONE = 2
 # oneDNN compiles a kernel for each number of rows, so a step reads dummy rows up to this multiple.
@@ -122,6 +119,23 @@ class Reading:
             self.future.set_exception(result)
         else:
             self.future.set_result(result)
+
+
+_Job = TypeVar("_Job", Row, Reading)
+
+
+def packed(jobs: Sequence[_Job], most: int) -> list[list[_Job]]:
+    """Group jobs of similar length: at most this number, and `_TOKENS` tokens with padding."""
+    groups: list[list[_Job]] = []
+    group: list[_Job] = []
+    for job in sorted(jobs, key=lambda job: len(job.x)):
+        if group and (len(group) == most or (len(group) + 1) * len(job.x) > _TOKENS):
+            groups.append(group)
+            group = []
+        group.append(job)
+    if group:
+        groups.append(group)
+    return groups
 
 
 class Lane:
@@ -218,9 +232,6 @@ class Batch:
         self._numbers = count()
         self.lanes: dict[int, Lane] = {}  # key: the maximum number of tokens of a row
         self._steps_waited = 0
-        # Number of ended rows without a replacement, and until when replacements are expected.
-        self._ended, self._until = 0, 0.0
-        self._pause = 0.0  # seconds to wait for the next replacement
         self._task: asyncio.Task[None] | None = None
         self._resting: asyncio.TimerHandle | None = None
 
@@ -229,7 +240,6 @@ class Batch:
         for job in work:
             if isinstance(job, Row):
                 self._push(job)
-                self._ended -= 1
             else:
                 self._readings.append(job)
         if self._task is None:
@@ -251,47 +261,36 @@ class Batch:
     def _running(self) -> int:
         return sum(len(lane.running) for lane in self.lanes.values())
 
-    @property
-    def _expected(self) -> int:
-        """Number of rows that are likely to arrive soon, to replace rows that have just ended."""
-        return max(0, self._ended) if time.monotonic() < self._until else 0
-
     async def _run(self) -> None:
         try:
             # Requests made in one turn of the loop enter together.
-            await self._gather()
+            await self._wait()
             while not self.idle:
                 try:
                     self._turn()
                 except BaseException as error:
                     self._fail_all(_failed(error))
-                await self._gather()
+                await self._wait()
         finally:
             self._task = None
             release_openmp_threads()
             if self.lanes:
                 self._resting = asyncio.get_running_loop().call_later(_REST, self._rest)
 
-    async def _gather(self) -> None:
-        """Let other tasks run; if no row is running, wait for rows that replace ended ones."""
+    async def _wait(self) -> None:
+        """Let the event loop's other tasks run."""
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        came, known = time.monotonic(), len(self._waiting)
-        while 0 < known < self._max_batch and self._expected:
-            if self._running or self._readings:
-                return
-            await asyncio.sleep(self._pause / 16)
-            if len(self._waiting) > known:
-                came, known = time.monotonic(), len(self._waiting)
-            elif time.monotonic() > came + self._pause:
-                self._ended = 0  # the waiting rows enter without further ones
-                return
 
     def _turn(self) -> None:
         """Read the texts and prompts that came, and draw one token of each running row."""
         # 1. Read texts whose likelihood is asked for.
-        readings, self._readings = self._readings, []
-        self._read_texts(readings)
+        readings = [reading for reading in self._readings if not reading.aborted]
+        self._readings = []
+        for numbers in length_groups([len(reading.x) for reading in readings]):
+            alike = [readings[number] for number in numbers]
+            for texts in packed(alike, self._max_batch):
+                self._each(texts, self._read_texts)
 
         # 2. Admit waiting rows while there is capacity, and read their prompts.
         # Rows of a lane that cannot be made end.
@@ -303,10 +302,10 @@ class Batch:
                 for row in rows:
                     row.put(_failed(error))
             else:
-                self._read_prompts(self.lanes[size], rows)
+                for group in packed(rows, self._max_batch):
+                    self._each(group, partial(self.prefill, self.lanes[size]))
 
         # 3. Step with each lane; if its model fails, its rows end.
-        running, began = self._running, time.monotonic()
         for lane in self.lanes.values():
             try:
                 if lane.running:
@@ -316,14 +315,6 @@ class Batch:
                 lane.clear()
                 for row in rows:
                     row.put(_failed(error))
-
-        # 4. Forecast the arrival of rows that replace ended ones.
-        now, ended = time.monotonic(), running - self._running
-        if ended:
-            self._ended = self._expected + ended
-            self._until = now + _PAUSES * self._pause
-        elif running:  # a step in which rows end may read nothing, so it is not timed
-            self._pause = min(_PAUSE, _HALF * (now - began))
 
     @torch.inference_mode()
     def step(self, lane: Lane) -> None:
@@ -383,24 +374,7 @@ class Batch:
 
     @torch.inference_mode()
     def _read_texts(self, readings: Sequence[Reading]) -> None:
-        """Read texts whose likelihood is asked for; a text that cannot be read fails alone."""
-        wanted = [reading for reading in readings if not reading.aborted]
-        for numbers in length_groups([len(reading.x) for reading in wanted]):
-            group = [wanted[number] for number in numbers]
-            longest = max(len(reading.x) for reading in group)
-            size = max(1, min(self._max_batch, _TOKENS // longest))
-            for start in range(0, len(group), size):
-                part = group[start : start + size]
-                try:
-                    self._read_together(part)
-                except BaseException as error:
-                    if len(part) == 1:
-                        part[0].put(_unread(error))
-                        continue
-                    for reading in part:
-                        self._read_texts([reading])
-
-    def _read_together(self, readings: Sequence[Reading]) -> None:
+        """Compute the likelihoods of these readings."""
         # Logits are computed only for completion tokens, since the output layer is a large part of
         # a small model's work.
         last = max(len(reading.ids) for reading in readings)
@@ -427,7 +401,7 @@ class Batch:
         if entering <= 0:
             return {}
         self._steps_waited += 1
-        reads = entering >= (running + self._expected) // _SHARE or self._steps_waited >= _STEPS
+        reads = entering >= running // _SHARE or self._steps_waited >= _STEPS
         for lane in self.lanes.values():
             self._keep(lane)
         by_lane: dict[int, list[Row]] = {}
@@ -453,29 +427,27 @@ class Batch:
             heappush(self._waiting, entry)
         return by_lane
 
-    def _read_prompts(self, lane: Lane, rows: list[Row]) -> None:
-        """Let rows enter, in groups of at most `_TOKENS` tokens; a row that fails fails alone."""
-        rows.sort(key=lambda row: len(row.x))
-        largest = len(rows)
-        while rows:
-            sizes = range(min(largest, len(rows)), 1, -1)
-            size = next((n for n in sizes if n * len(rows[n - 1].x) <= _TOKENS), 1)
-            group, rows = rows[:size], rows[size:]
-            try:
-                self.prefill(lane, group)
-            except BaseException as error:
-                if size == 1:
-                    group[0].put(_unread(error))
-                else:  # let each row enter alone, to find the faulty row
-                    rows, largest = group + rows, 1
-            if not lane.takes_rows:
-                for row in rows:
-                    self._push(row)
+    def _each(self, jobs: list[_Job], read: Callable[[Sequence[_Job]], None]) -> None:
+        """Read jobs together; if that fails, read each alone, so that a faulty one fails alone."""
+        try:
+            read(jobs)
+        except BaseException as error:
+            if len(jobs) == 1:
+                jobs[0].put(_unread(error))
                 return
+            for job in jobs:
+                self._each([job], read)
 
     @torch.inference_mode()
     def prefill(self, lane: Lane, rows: Sequence[Row]) -> None:
-        """Read the prompts of these rows, except for cached tokens; `step` draws their tokens."""
+        """Read the prompts of these rows, except for cached tokens; `step` draws their tokens.
+
+        Rows that the lane cannot take now wait again.
+        """
+        if not lane.takes_rows:
+            for row in rows:
+                self._push(row)
+            return
         if lane.rows:
             self.retire(lane)
         known = [(row, row.known()) for row in rows]
