@@ -19,6 +19,7 @@ from tide.data.texts import Row
 from tide.detoxifier.presets import PRESETS
 from tide.engines import Engine
 from tide.engines.base import Completion
+from tide.evaluation.benchmarks import PROTOCOLS, load_protocol
 from tide.evaluation.methods import (
     BaselineMethod,
     Loaded,
@@ -26,7 +27,6 @@ from tide.evaluation.methods import (
     MethodRules,
     load_method,
 )
-from tide.evaluation.protocols import PROTOCOLS, load_protocol
 
 ROWS = [Row(i, prompt) for i, prompt in enumerate(PROMPTS)]
 

@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,14 @@ def _prompts(kind: str) -> Iterator[str | Chat]:
         for row in read_rows(DATA / "benchmarks" / "rtp_challenging.jsonl"):
             yield row.text
         return
-    from tide.evaluation.benchmarks import read_dialogues
-
-    for row in read_dialogues(DATA / "corpus" / "dialogues.jsonl.gz"):
-        yield Chat.of([{"role": "user", "content": row.text}])
+    # The first characters of the SHA-256 of each comment, in their order.
+    digests = (HERE / "dialogues.txt").read_text().split()
+    comments = {}
+    path = DATA / "corpus" / "dialogues.jsonl.gz"
+    for row in read_rows(path, field="context", skip_empty=True):
+        comments[sha256(row.text.encode()).hexdigest()[: len(digests[0])]] = row.text
+    for digest in digests:
+        yield Chat.of([{"role": "user", "content": comments[digest]}])
 
 
 def _streamed(detox: Detoxifier, prompt: str | Chat) -> Result:

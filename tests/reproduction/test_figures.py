@@ -9,8 +9,8 @@ from reproduction import figures
 from tests.evaluation.reporting.test_figures import SOURCES, caption, drawn
 from tests.evaluation.runs import JUDGE, changed, run, search_run, write
 from tide.core.errors import InputError
+from tide.evaluation.benchmarks import load_protocol
 from tide.evaluation.metrics import summarize
-from tide.evaluation.protocols import load_protocol
 from tide.evaluation.runs import Run
 
 

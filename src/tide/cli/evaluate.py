@@ -128,8 +128,8 @@ def evaluate(
     benchmark: Annotated[
         str,
         typer.Argument(
-            help="rtp, attaq, bold or dialogues; prompts of a benchmark by number (rtp:201-1199); "
-            "a file of prompts (.jsonl, .csv, .txt); or a suite's file (xstest:FILE)."
+            help="rtp, attaq or bold; some prompts of them by number (rtp:201-1199); or a file of "
+            "prompts (.jsonl, .csv, .txt)."
         ),
     ],
     arguments: Evaluation,

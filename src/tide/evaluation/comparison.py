@@ -25,7 +25,7 @@ from tide.detoxifier.sync import Detoxifier
 from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
 from tide.engines.base import name_of
-from tide.evaluation.benchmarks import Benchmark, open_benchmark
+from tide.evaluation.benchmarks import Benchmark, load_protocol, open_benchmark
 from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
 from tide.evaluation.methods import (
     Completer,
@@ -39,7 +39,6 @@ from tide.evaluation.methods import (
 from tide.evaluation.metrics import summarize
 from tide.evaluation.perplexity import Reference, reference_named
 from tide.evaluation.progress import Progress
-from tide.evaluation.protocols import load_protocol
 from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import (
     FORMAT,

@@ -25,7 +25,7 @@ from tide.detoxifier.presets import PRESETS, preset_values
 from tide.detoxifier.sync import Detoxifier, outcomes
 from tide.engines import Engine
 from tide.engines.base import Completion, name_of
-from tide.evaluation.protocols import EvaluationProtocol
+from tide.evaluation.benchmarks import Protocol
 from tide.plugins.options import Options, format_value
 from tide.plugins.specs import format_spec, parse_spec
 from tide.scorers import Scorer
@@ -260,7 +260,7 @@ class MethodRules:
     preset of strategies.
     """
 
-    protocol: EvaluationProtocol
+    protocol: Protocol
     common: Mapping[str, Any] = field(default_factory=dict)
     artefacts: Path | None = None
     preset: str = "auto"
