@@ -32,7 +32,7 @@ from tide.core.settings import Settings
 from tide.evaluation.assessment import beginnings
 from tide.evaluation.budget import choose_threshold
 from tide.evaluation.metrics import Share, wilson
-from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
+from tide.evaluation.tables import Column, Table, Value, to_markdown
 from tide.scorers import DEFAULT_SCORER, Scorer, load_scorer, score_texts
 from tide.scorers.base import Exchange, Floats
 

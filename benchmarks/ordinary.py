@@ -48,7 +48,7 @@ from tide import Chat, Detoxifier, Engine, Trial, load_engine
 from tide.core.settings import Settings
 from tide.data.texts import read_rows
 from tide.evaluation.metrics import Share, wilson
-from tide.evaluation.reporting.tables import Column, Table, Value, to_rich
+from tide.evaluation.tables import Column, Table, Value, to_rich
 from tide.scorers import DEFAULT_SCORER, load_scorer, score_texts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -41,7 +41,7 @@ from sklearn.metrics import roc_auc_score
 
 from tide.core.errors import InputError
 from tide.evaluation.assessment import agreement, error_correlations
-from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
+from tide.evaluation.tables import Column, Table, Value, to_markdown
 from tide.scorers import load_scorer
 from tide.scorers.base import Exchange, Floats, Scored, Scorer, is_nearly_empty, score_texts
 

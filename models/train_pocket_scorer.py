@@ -88,7 +88,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import probes
 
-from tide.evaluation.masking import bundled_terms, term_hashes
+from tide.evaluation.console import bundled_terms, term_hashes
 from tide.scorers.pocket import METADATA, N_FEATURES, PocketScorer, calibrated, columns, fingerprint
 
 Floats = NDArray[np.float64]

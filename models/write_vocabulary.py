@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from train_pocket_scorer import REPOSITORY, rows
 
-from tide.evaluation.masking import bundled_terms, term_hashes
+from tide.evaluation.console import bundled_terms, term_hashes
 from tide.pocket import PEOPLE, VOCABULARY
 
 LEAST, COMMON = 1.0, 10.0  # uses in a million words

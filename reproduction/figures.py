@@ -28,8 +28,7 @@ from pandas import DataFrame
 from tide.core.errors import InputError, TideError
 from tide.data.records import Record, TrialRecord
 from tide.evaluation import Run, find_runs, read_run, report
-from tide.evaluation.metrics import Estimate, Summary, summarize, wilson
-from tide.evaluation.reporting.figures import (
+from tide.evaluation.figures import (
     COLOURS,
     LABEL,
     from_zero,
@@ -41,8 +40,9 @@ from tide.evaluation.reporting.figures import (
     unversioned,
     wrapped,
 )
-from tide.evaluation.reporting.tables import slug
-from tide.evaluation.trials import is_toxic
+from tide.evaluation.metrics import Estimate, Summary, summarize, wilson
+from tide.evaluation.runs import is_toxic
+from tide.evaluation.tables import slug
 from tide.plugins.specs import parse_spec
 
 MEASURES = {"rate": "toxic rate", "mean": "avg mean toxicity"}

@@ -37,7 +37,7 @@ from tide.engines import Engine
 from tide.engines.base import Request
 from tide.evaluation import load_benchmark
 from tide.evaluation.metrics import Estimate
-from tide.evaluation.reporting.tables import Column, Table, to_markdown
+from tide.evaluation.tables import Column, Table, to_markdown
 from tide.scorers import Scorer, score_texts
 from tide.scorers.base import is_nearly_empty
 from tide.search import geometry

@@ -21,7 +21,7 @@ import typer
 from tide.core.errors import InputError, TideError
 from tide.data.files import read_objects
 from tide.detoxifier.presets import PUBLISHED
-from tide.evaluation.reporting.tables import Column, Table, Value, to_markdown
+from tide.evaluation.tables import Column, Table, Value, to_markdown
 from tide.scorers.base import is_nearly_empty
 
 Records = list[dict[str, Any]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.evaluation.runs import changed, search_run
 from tide.cli.display import completions_table
-from tide.evaluation.progress import CleanConsole
+from tide.evaluation.console import CleanConsole
 
 
 def shown(threshold: float, **trial: Any) -> str:

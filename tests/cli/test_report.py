@@ -12,8 +12,8 @@ from tests.evaluation.runs import JUDGE, changed, column, run, search_run, write
 from tide import evaluation
 from tide.core import optional
 from tide.core.errors import InputError
-from tide.evaluation.reporting.tables import to_markdown
 from tide.evaluation.runs import read_run
+from tide.evaluation.tables import to_markdown
 
 
 @pytest.fixture

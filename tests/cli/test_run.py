@@ -16,7 +16,7 @@ from tide.core.errors import EngineError
 from tide.engines import REGISTRY as ENGINES
 from tide.engines.local.engine import TransformersEngine
 from tide.evaluation import read_run
-from tide.evaluation.progress import CleanConsole
+from tide.evaluation.console import CleanConsole
 
 # Mild prompts that the pocket model often continues with insults.
 PROMPTS = [

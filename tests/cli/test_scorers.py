@@ -275,7 +275,7 @@ def test_mask_hides_listed_words_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hashes = frozenset(term_hash([word]) for word in ("stupid", "idiot"))
-    monkeypatch.setattr("tide.evaluation.masking.bundled_terms", lambda: hashes)
+    monkeypatch.setattr("tide.evaluation.console.bundled_terms", lambda: hashes)
     arguments = ("score", "Have a nice day", "you stupid idiot", "--mask")
     assert tide(*arguments) == 0
     out = capsys.readouterr().out

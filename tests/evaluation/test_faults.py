@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.evaluation.test_comparison import Judge, run, timeless, word_count
+from tests.evaluation.test_experiment import Judge, run, timeless, word_count
 from tests.generated import examples
 from tests.worlds import ReadingScorer, scripted_engine
 from tide.core.errors import EngineError, TideError

@@ -21,8 +21,8 @@ from tide.core.errors import InputError
 from tide.core.settings import derive_seed
 from tide.evaluation import metrics
 from tide.evaluation.metrics import summarize
-from tide.evaluation.reporting.tables import Column
 from tide.evaluation.runs import Run
+from tide.evaluation.tables import Column
 
 
 def test_toxicity_is_averaged_over_prompts_of_their_own_maximum_and_mean() -> None:

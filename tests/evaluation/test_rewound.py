@@ -16,9 +16,9 @@ from tide.data.records import Record, to_record
 from tide.data.texts import Row
 from tide.detoxifier.sync import Detoxifier
 from tide.evaluation import Benchmark, Run, evaluate, report
+from tide.evaluation.console import CleanConsole
 from tide.evaluation.metrics import summarize
-from tide.evaluation.progress import CleanConsole
-from tide.evaluation.reporting.page import page
+from tide.evaluation.reports import page
 
 PROMPTS = ["once upon a time", "an other tale here", "and again a time", "so it is told"]
 COMMON: dict[str, Any] = {k: v for k, v in SETTINGS.items() if k != "strategy"}

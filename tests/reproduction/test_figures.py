@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from reproduction import figures
-from tests.evaluation.reporting.test_figures import SOURCES, caption, drawn
 from tests.evaluation.runs import JUDGE, changed, run, search_run, write
+from tests.evaluation.test_figures import SOURCES, caption, drawn
 from tide.core.errors import InputError
 from tide.evaluation.benchmarks import load_protocol
 from tide.evaluation.metrics import summarize

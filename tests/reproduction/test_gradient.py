@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.scripts.loading import load_script
-from tide.evaluation.reporting.tables import Table
+from tide.evaluation.tables import Table
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from tests.scripts.loading import load_script
 from tide.baselines import REGISTRY as BASELINES
 from tide.core.errors import InputError
 from tide.evaluation import Run, judge, read_run, report
-from tide.evaluation.perplexity import REFERENCES
+from tide.evaluation.judging import REFERENCES
 
 MODELS = ["gemma-2-2b", "gpt2-large", "llama-3.1-8b", "qwen3-4b"]
 Models = dict[str, list[Run]]

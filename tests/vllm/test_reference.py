@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 
 from tide.engines.vllm import VllmEngine
-from tide.evaluation import perplexity
-from tide.evaluation.perplexity import Reference
+from tide.evaluation import judging
+from tide.evaluation.judging import Reference
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
@@ -22,7 +22,7 @@ def test_perplexity_is_the_same_as_by_transformers(
     transformers = Reference("pocket", dtype="float32")
     expected = transformers.measure(pairs)
     transformers.close()
-    monkeypatch.setattr(perplexity, "load_engine", lambda *_: nullcontext(engine))
+    monkeypatch.setattr(judging, "load_engine", lambda *_: nullcontext(engine))
     likelihoods = Reference("pocket", "vllm").measure(pairs)
     for here, there in zip(expected, likelihoods, strict=True):
         assert there.num_tokens == here.num_tokens

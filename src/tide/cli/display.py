@@ -16,8 +16,7 @@ from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.core.sanitize import visible
 from tide.data.records import Record, TrialRecord, all_or_none
-from tide.evaluation.masking import masked
-from tide.evaluation.progress import CleanConsole, bar_on
+from tide.evaluation.console import CleanConsole, bar_on, masked
 
 if TYPE_CHECKING:
     from tide.scorers import Scorer

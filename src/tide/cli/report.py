@@ -13,7 +13,7 @@ from tide.cli.display import ERRORS, OUTPUT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tide.evaluation.reporting.tables import Table as Reported
+    from tide.evaluation.tables import Table as Reported
 
 
 def report(
@@ -39,7 +39,7 @@ def report(
 
     Runs of different benchmarks, models or protocols go to separate tables.
     """
-    from tide.evaluation.reporting import reports  # noqa: PLC0415
+    from tide.evaluation import reports  # noqa: PLC0415
     from tide.evaluation.runs import find_runs, read_run  # noqa: PLC0415
 
     paths = find_runs(runs)
@@ -57,7 +57,7 @@ def report(
 
 def print_tables(tables: Sequence[Reported]) -> None:
     """Print tables; a line that explains several of them is printed once."""
-    from tide.evaluation.reporting.tables import to_rich  # noqa: PLC0415  (slow import)
+    from tide.evaluation.tables import to_rich  # noqa: PLC0415  (slow import)
 
     known: set[str] = set()
     for table in tables:

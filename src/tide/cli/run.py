@@ -28,16 +28,15 @@ from tide.core.errors import InputError, PromptRefusedError, TideError
 from tide.data.files import writing
 from tide.data.records import Record, read_records
 from tide.data.texts import Row, read_rows
-from tide.evaluation.masking import masked
-from tide.evaluation.progress import Bars
+from tide.evaluation.console import Bars, masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tide.detoxifier.sync import Detoxifier
-    from tide.evaluation.comparison import Job
-    from tide.evaluation.judges import NamedScorer
+    from tide.evaluation.experiment import Job
+    from tide.evaluation.judging import NamedScorer
     from tide.evaluation.methods import Method
     from tide.evaluation.runs import RunFiles
 
@@ -104,8 +103,8 @@ def run(
     _check_output(output, shape, mask)
     rows = _rows(prompts, input_file, field, limit, chat)
     from tide.detoxifier.sync import Detoxifier  # noqa: PLC0415  (slow import)
-    from tide.evaluation.comparison import Job, describe  # noqa: PLC0415
-    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415
+    from tide.evaluation.experiment import Job, describe  # noqa: PLC0415
+    from tide.evaluation.judging import NamedScorer, check_names  # noqa: PLC0415
     from tide.evaluation.methods import method_of  # noqa: PLC0415
 
     # 2. Load judges, model and scorer.
@@ -196,7 +195,7 @@ class _PromptRun:
 
     def records(self) -> Iterator[Record]:
         """Yield records in the order of the rows; report failed rows at once and skip them."""
-        from tide.evaluation.judges import judged  # noqa: PLC0415  (slow import)
+        from tide.evaluation.judging import judged  # noqa: PLC0415  (slow import)
 
         bars, trials = Bars(ERRORS), range(self.method.settings.num_trials)
         bars.begin("detoxifying", len(self.rows))
@@ -243,7 +242,7 @@ class _PromptRun:
 
     def record(self, shared: Job, output: Path, mask: bool) -> None:
         """Append records to a file or run folder, which may hold finished ones."""
-        from tide.evaluation.comparison import run_method  # noqa: PLC0415  (slow imports)
+        from tide.evaluation.experiment import run_method  # noqa: PLC0415  (slow imports)
         from tide.evaluation.runs import files_of  # noqa: PLC0415
 
         files = files_of(output)

@@ -29,7 +29,7 @@ from tide.core.errors import InputError
 from tide.core.results import format_score
 from tide.data.files import replaced, write_text, writing
 from tide.data.texts import Row, read_rows
-from tide.evaluation.masking import masked
+from tide.evaluation.console import masked
 from tide.scorers import DEFAULT_SCORER
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def score(
 
 def _loaded(specs: Sequence[str] | None) -> list[Scorer]:
     """Load the scorers of --scorer. Raises InputError for two of one name."""
-    from tide.evaluation.judges import NamedScorer, check_names  # noqa: PLC0415  (slow import)
+    from tide.evaluation.judging import NamedScorer, check_names  # noqa: PLC0415  (slow import)
 
     named = [NamedScorer.of(spec) for spec in specs or [DEFAULT_SCORER]]
     check_names(named, "--scorer")

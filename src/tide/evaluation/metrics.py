@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from tide.core.errors import InputError
 from tide.core.settings import derive_seed
 from tide.data.records import TrialRecord, all_or_none
-from tide.evaluation.runs import Run
-from tide.evaluation.trials import frame, is_toxic, score_of
+from tide.evaluation.runs import Run, frame, is_toxic, score_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -18,8 +18,7 @@ from tide.evaluation.metrics import (
     scores_of,
     wilson,
 )
-from tide.evaluation.runs import Run, is_base
-from tide.evaluation.trials import is_toxic
+from tide.evaluation.runs import Run, is_base, is_toxic
 
 MEASURES: dict[str, Callable[[Sequence[float]], float]] = {"max": max, "mean": fmean}
 # Two values that differ by less are equal: scorers round, in the order of a batch.

@@ -26,7 +26,15 @@ from tide.engines import REGISTRY as ENGINES
 from tide.engines import Engine, load_engine
 from tide.engines.base import name_of
 from tide.evaluation.benchmarks import Benchmark, load_protocol, open_benchmark
-from tide.evaluation.judges import NamedScorer, check_names, judge_records, measure_records
+from tide.evaluation.console import Progress
+from tide.evaluation.judging import (
+    NamedScorer,
+    Reference,
+    check_names,
+    judge_records,
+    measure_records,
+    reference_named,
+)
 from tide.evaluation.methods import (
     Completer,
     Loaded,
@@ -37,9 +45,6 @@ from tide.evaluation.methods import (
     load_method,
 )
 from tide.evaluation.metrics import summarize
-from tide.evaluation.perplexity import Reference, reference_named
-from tide.evaluation.progress import Progress
-from tide.evaluation.reporting.tables import slug
 from tide.evaluation.runs import (
     FORMAT,
     SUMMARY,
@@ -51,6 +56,7 @@ from tide.evaluation.runs import (
     read_run,
     write_config,
 )
+from tide.evaluation.tables import slug
 from tide.plugins.specs import alternatives, split_specs
 from tide.scorers import DEFAULT_SCORER, Scorer
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tide.core.results import mask
-from tide.evaluation.masking import bundled_terms, masked, term_hashes
+from tide.evaluation.console import bundled_terms, masked, term_hashes
 from tide.scorers.word_lists import term_hash
 
 
@@ -15,7 +15,7 @@ def listed_words() -> object:
     terms = ["rude", "mild", "plain vanilla"]
     hashes = frozenset(term_hash(term.split()) for term in terms)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tide.evaluation.masking.bundled_terms", lambda: hashes)
+        patch.setattr("tide.evaluation.console.bundled_terms", lambda: hashes)
         yield
 
 

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from tests.evaluation.runs import JUDGE, REFERENCE, changed, column, measured, run, search_run
+from tide.evaluation import tables
 from tide.evaluation.metrics import Estimate, summarize
-from tide.evaluation.reporting import tables
-from tide.evaluation.reporting.tables import Column, Table
 from tide.evaluation.significance import compare
+from tide.evaluation.tables import Column, Table
 
 TABLE = Table(
     name="toy",

@@ -23,7 +23,7 @@ from tide.data.records import Likelihood, read_records
 from tide.data.texts import Row
 from tide.detoxifier.sync import outcomes
 from tide.evaluation import Benchmark, Progress, Run, evaluate, judge, read_run
-from tide.evaluation import comparison as evaluating
+from tide.evaluation import experiment as evaluating
 from tide.evaluation.metrics import summarize
 from tide.evaluation.runs import find_runs
 from tide.pocket import FOLDERS
@@ -407,7 +407,7 @@ def test_a_cluster_gets_names_and_gives_the_records_of_one_process(
         )
         return {record.id: [trial.text for trial in record.trials] for record in run.records}
 
-    monkeypatch.setattr("tide.evaluation.comparison.map_prompts", pool)
+    monkeypatch.setattr("tide.evaluation.experiment.map_prompts", pool)
     here = texts("here")
     assert not asked
     options = {"max_batch": 3}
@@ -473,6 +473,6 @@ def test_a_cheap_mistake_costs_no_loading(
     def load(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tide.evaluation.comparison.load_engine", load)
+    monkeypatch.setattr("tide.evaluation.experiment.load_engine", load)
     with pytest.raises(InputError if message else ZeroDivisionError, match=message):
         evaluate(["a prompt"], model="anything", **options)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tide.core.errors import require
 from tide.evaluation.metrics import Estimate, Summary
-from tide.evaluation.reporting.tables import empty_notes
+from tide.evaluation.tables import empty_notes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")

@@ -9,14 +9,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.evaluation.test_comparison import WordCount
+from tests.evaluation.test_experiment import WordCount
+from tests.fakes import FakeEngine, FakeScorer
 from tests.models import save_causal_lm
 from tests.worlds import PROMPTS, ReadingScorer, scripted_engine
 from tide import evaluation
+from tide.core.chat import Chat
 from tide.core.errors import InputError
-from tide.evaluation import comparison as evaluating
-from tide.evaluation import perplexity
-from tide.evaluation.perplexity import Reference, reference_named
+from tide.core.results import Result
+from tide.data.records import Record, TrialRecord, to_record
+from tide.detoxifier.sync import Detoxifier
+from tide.evaluation import experiment as evaluating
+from tide.evaluation import judging
+from tide.evaluation.judging import Reference, judged, reference_named
+from tide.scorers import Exchange
 
 PAIRS = [
     ("The weather today is", " fine and the people are kind."),
@@ -83,7 +89,7 @@ def test_references_by_name(name: str, model: str, expected: str | None) -> None
 
 def test_an_engine_without_a_tokenizer_runs_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scripted_engine()
-    monkeypatch.setattr(perplexity, "load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(judging, "load_engine", lambda *_, **__: engine)
     with pytest.raises(InputError, match="reference engine 'vllm': has no tokenizer"):
         Reference("a/model", "vllm", tensor_parallel_size=4)
     assert engine.closed
@@ -98,7 +104,7 @@ def test_reference_whose_weights_cannot_be_read_closes_its_engine(
     def unreadable(model: str, revision: str | None) -> None:
         raise PermissionError("model.safetensors")
 
-    monkeypatch.setattr(perplexity, "load_engine", lambda *_, **__: engine)
+    monkeypatch.setattr(judging, "load_engine", lambda *_, **__: engine)
     monkeypatch.setattr("tide.engines.checkpoint.weights_of", unreadable)
     with pytest.raises(PermissionError):
         Reference("a/model")
@@ -134,3 +140,31 @@ def test_the_model_is_closed_before_references_are_loaded(
         *(("Qwen/Qwen3-8B", "vllm", options), "Qwen/Qwen3-8B closed"),
         *(("Qwen/Qwen3-14B", "vllm", options), "Qwen/Qwen3-14B closed"),
     ]
+
+
+def answered(prompt: str | Chat) -> Result:
+    return Detoxifier(FakeEngine("Yes it is"), scorer=FakeScorer())(prompt)
+
+
+def test_judge_reads_the_prompt_of_each_record() -> None:
+    def objects(exchange: Exchange) -> float:
+        return float("insult" in str(exchange.context))
+
+    judge = FakeScorer(objects, name="agreement@1", reads="exchange")
+    chat = Chat.said("May I insult him?")
+    scores = []
+    for prompt in ("May I thank him?", "May I insult him?", chat):
+        record = to_record("x", answered(prompt))
+        if isinstance(prompt, Chat):
+            record = record.model_copy(update={"messages": list(prompt.messages)})
+        scores.append(judged(record, judge).trials[0].judge_scores["agreement@1"])
+    assert scores == [0.0, 1.0, 1.0]
+    assert judge.texts[-1] == Exchange(chat, "Yes it is")
+
+
+def test_context_of_a_record_is_its_chat() -> None:
+    trial = TrialRecord.model_validate({"number": 0, "text": "Yes", "toxicity": 0.0})
+    record = Record(id=1, prompt="<user>Hello", trials=[trial])
+    assert record.context == "<user>Hello"
+    messages = list(Chat.said("Hello").messages)
+    assert record.model_copy(update={"messages": messages}).context == Chat.said("Hello")

@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from tests.evaluation.runs import JUDGE, changed, measured, run, search_run
+from tide.evaluation import figures, tables
 from tide.evaluation.metrics import summarize
-from tide.evaluation.reporting import figures, tables
 
 SOURCES = ["scorer@1", JUDGE]
 
