@@ -17,7 +17,17 @@ from functools import cached_property
 from itertools import pairwise
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    get_args,
+)
 
 from anyio.to_thread import run_sync as in_thread
 from pydantic import Field
@@ -48,7 +58,9 @@ NEVER = -100.0
 # The parts of an answer without reasoning and tool calls.
 _NO_PARTS = Parts()
 
-TokenPair = tuple[Sequence[int], Sequence[int]]
+# An id of the model's vocabulary; a word as text, for an engine that does not know the vocabulary.
+Token: TypeAlias = Any
+TokenPair = tuple[Sequence[Token], Sequence[Token]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ class Prompt:
     """
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Token, ...]
     fixed_mask: tuple[bool, ...]
     user_mask: tuple[bool, ...] | None = None
 
@@ -74,7 +86,7 @@ class Completion:
     """
 
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Token, ...]
     finish_reason: FinishReason
     read_tokens: int = field(default=0, compare=False)
 
@@ -91,11 +103,11 @@ class Request:
     was rejected yet; a server then gets the client's own seed.
     """
 
-    prompt: Sequence[int] | Tensor
+    prompt: Sequence[Token] | Tensor
     sampling: Sampling = _GREEDY
     seed: int = 0
-    banned_token_ids: tuple[int, ...] = ()
-    banned_first_ids: tuple[int, ...] = ()
+    banned_token_ids: tuple[Token, ...] = ()
+    banned_first_ids: tuple[Token, ...] = ()
     priority: int = 0
     prefix_cache: object = None
     piece_tokens: int | None = None
@@ -114,7 +126,7 @@ class Piece:
     token is known to begin another word, so that the text up to here can be scored.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Token, ...]
     finish_reason: FinishReason | None = None
     read_tokens: int | None = field(default=None, compare=False)
     parts: Parts = _NO_PARTS
@@ -131,7 +143,7 @@ class Ban(NamedTuple):
     """
 
     position: int
-    token_ids: tuple[int, ...]
+    token_ids: tuple[Token, ...]
     everywhere: bool
 
 
@@ -171,10 +183,10 @@ class Engine(ABC):
     # `_write`, `_log_likelihoods` and `_free` run in the engine's event loop.
 
     @abstractmethod
-    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]: ...
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[Token]]: ...
 
     @abstractmethod
-    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]: ...
+    def _texts(self, rows: Sequence[Sequence[Token]]) -> list[str]: ...
 
     @abstractmethod
     def _write(self, request: Request) -> AsyncGenerator[Piece, None]:
@@ -186,7 +198,7 @@ class Engine(ABC):
         (ids,) = self._tokenize([text])
         return Prompt(str(text), tuple(ids), (False,) * len(ids))
 
-    def _embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+    def _embed_tokens(self, token_ids: Sequence[Token]) -> Tensor:
         raise InputError(f"engine {type(self).__name__}: has no embeddings")
 
     def _render(self, chat: Chat) -> Rendered:
@@ -211,7 +223,7 @@ class Engine(ABC):
 
     # Texts and tokens.
 
-    def tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+    def tokenize(self, prompts: Sequence[str]) -> list[list[Token]]:
         """Return token ids, with the special tokens that the model expects around a prompt.
 
         Raises InputError for a prompt with a token that the model has no embedding for, and
@@ -229,12 +241,12 @@ class Engine(ABC):
         with self._calling("encode", CompletionError):
             return self._encode(text)
 
-    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+    def texts(self, rows: Sequence[Sequence[Token]]) -> list[str]:
         """Return the text that each row of completion ids adds to a prompt, with control tokens."""
         with self._calling("texts", CompletionError):
             return self._texts(rows)
 
-    def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
+    def token_texts(self, rows: Sequence[Sequence[Token]]) -> list[list[str]]:
         """Return the text that each token of each row adds; joined, the texts are the row's text.
 
         A token that ends inside a code point adds nothing; the token that completes the code point
@@ -247,7 +259,7 @@ class Engine(ABC):
         known.update(zip(unknown, texts[len(rows) :], strict=True))
         return [self._parted(ids, text) for ids, text in zip(rows, texts, strict=False)]
 
-    def _parted(self, ids: Sequence[int], whole: str) -> list[str]:
+    def _parted(self, ids: Sequence[Token], whole: str) -> list[str]:
         texts = [self._texts_alone[token] for token in ids]
         if "".join(texts) == whole:
             return texts
@@ -259,7 +271,7 @@ class Engine(ABC):
         ends.append(len(whole))
         return [whole[start:end] for start, end in pairwise(ends)]
 
-    async def ban(self, token_ids: Sequence[int]) -> Ban:
+    async def ban(self, token_ids: Sequence[Token]) -> Ban:
         """Return the ids to ban so that the text of these tokens is not written again.
 
         The first visible token is banned for the rest of the text, and so are the tokens that
@@ -317,7 +329,7 @@ class Engine(ABC):
         """Return the token embeddings (T_i, d) of each prompt; see `embed_tokens`."""
         return [self.embed_tokens(ids) for ids in self.tokenize(prompts)]
 
-    def embed_tokens(self, token_ids: Sequence[int]) -> Tensor:
+    def embed_tokens(self, token_ids: Sequence[Token]) -> Tensor:
         """Return the scaled input embeddings (n, d) of token ids, float32 on the CPU.
 
         The model completes the embeddings as it completes the ids.
@@ -394,11 +406,11 @@ class Engine(ABC):
             for completion, (_, _, read_tokens) in zip(completions, rows, strict=True)
         ]
 
-    def after(self, request: Request, token_ids: Sequence[int]) -> Request:
+    def after(self, request: Request, token_ids: Sequence[Token]) -> Request:
         """Return the request that continues `request` after these tokens (at least one)."""
         prompt, sampling = request.prompt, request.sampling
         if isinstance(prompt, Sequence):
-            more: Sequence[int] | Tensor = (*prompt, *token_ids)
+            more: Sequence[Token] | Tensor = (*prompt, *token_ids)
         else:
             import torch  # noqa: PLC0415  (slow import)
 
@@ -432,7 +444,7 @@ class Engine(ABC):
         return likelihoods
 
     def completions(
-        self, written: Sequence[tuple[Sequence[int], FinishReason]], samplings: Sequence[Sampling]
+        self, written: Sequence[tuple[Sequence[Token], FinishReason]], samplings: Sequence[Sampling]
     ) -> list[Completion]:
         """Return the completions of token ids, which exclude the token that ended the text.
 
@@ -450,7 +462,7 @@ class Engine(ABC):
         return completions
 
     def stopped(
-        self, rows: Sequence[Sequence[int]], samplings: Sequence[Sampling]
+        self, rows: Sequence[Sequence[Token]], samplings: Sequence[Sampling]
     ) -> Iterator[tuple[int, int]]:
         """Yield (row, count) for each row of ids whose text contains a stop string of the row.
 
@@ -464,7 +476,7 @@ class Engine(ABC):
                 holds = lambda text, stop_in=stop_in: stop_in(text) is not None  # noqa: E731
                 yield number, self.fewest(rows[number], holds)
 
-    def fewest(self, ids: Sequence[int], enough: Callable[[str], bool]) -> int:
+    def fewest(self, ids: Sequence[Token], enough: Callable[[str], bool]) -> int:
         """Return the length of the shortest prefix of `ids` whose text satisfies `enough`."""
         return bisect_left(
             range(len(ids)), True, key=lambda count: enough(self.texts([ids[:count]])[0])
@@ -477,7 +489,7 @@ class Engine(ABC):
         self.check_sampling(request.sampling)
         self.check_prompt(request.prompt, request.sampling.max_new_tokens)
 
-    def check_prompt(self, prompt: Sequence[int] | Tensor, new_tokens: int) -> None:
+    def check_prompt(self, prompt: Sequence[Token] | Tensor, new_tokens: int) -> None:
         """Raise CompletionError for a prompt that is invalid, or too long for the new tokens."""
         if isinstance(prompt, Sequence):
             if not prompt:
@@ -518,7 +530,7 @@ class Engine(ABC):
         """Whether prompts may be embeddings, which searches can perturb."""
         return type(self)._embed_tokens is not Engine._embed_tokens
 
-    def supports_continuation(self, prompt: Sequence[int]) -> bool:
+    def supports_continuation(self, prompt: Sequence[Token]) -> bool:
         """Return whether the engine can continue a partial answer to this prompt.
 
         Every engine can continue a plain text. Some engines can only write whole answers in a chat.
@@ -570,7 +582,7 @@ class Engine(ABC):
         return portal_of(self)
 
     @cached_property
-    def _texts_alone(self) -> dict[int, str]:
+    def _texts_alone(self) -> dict[Token, str]:
         return {}
 
     @cached_property
@@ -607,9 +619,9 @@ class Engine(ABC):
         with guarded(kind, lambda: f"model {self.name}: {doing} failed", awaits=awaits):
             yield
 
-    async def _whole(self, request: Request) -> tuple[list[int], FinishReason, int]:
+    async def _whole(self, request: Request) -> tuple[list[Token], FinishReason, int]:
         """Complete a request; returns the ids, the finish reason and the number of tokens read."""
-        ids: list[int] = []
+        ids: list[Token] = []
         reason: FinishReason | None = None
         read = 0
         async with aclosing(self.write(replace(request, piece_tokens=None))) as pieces:
@@ -621,8 +633,11 @@ class Engine(ABC):
 
     def _check_piece(self, piece: Piece, written: int, request: Request) -> None:
         """Raise EngineError for an invalid piece. written: number of tokens, with the piece."""
-        invalid = any(type(i) is not int or i < 0 for i in piece.token_ids)
-        if invalid or written > request.sampling.max_new_tokens:
+        if not all(map(_is_token, piece.token_ids)) or written > request.sampling.max_new_tokens:
             raise EngineError(f"engine {self.name}: wrote invalid or too many token ids")
         if piece.finish_reason is not None and piece.finish_reason not in get_args(FinishReason):
             raise EngineError(f"engine {self.name}: unknown finish reason {piece.finish_reason!r}")
+
+
+def _is_token(token: Token) -> bool:
+    return type(token) is str or (type(token) is int and token >= 0)

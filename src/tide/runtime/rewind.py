@@ -22,7 +22,7 @@ import anyio
 from tide.core.results import EndReason, Trial
 from tide.core.settings import Sampling, derive_seed
 from tide.core.text import HALF, before_half, has_letter, maybe_stops
-from tide.engines.base import Engine, FinishReason, Piece, Request
+from tide.engines.base import Engine, FinishReason, Piece, Request, Token
 from tide.plugins.options import Options
 from tide.runtime.protected import is_protected
 from tide.runtime.trial import Effort, TrialTask, skipped, trial_of
@@ -92,8 +92,8 @@ class Answer:
     effort: Effort = field(default_factory=Effort)
     ended: EndReason | None = None
     rewinds: list[int] = field(default_factory=list)
-    banned: tuple[int, ...] = ()
-    banned_next: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    banned: tuple[Token, ...] = ()
+    banned_next: dict[tuple[Token, ...], tuple[Token, ...]] = field(default_factory=dict)
     broken_off: int = 0
     kept: int = 0
     given_out: list[str] = field(default_factory=list)
@@ -458,7 +458,7 @@ async def _ban(answer: Answer, start: int, end: int) -> int:
     return position if answer.continues else 0
 
 
-def _ban_next(answer: Answer, position: int, token_ids: Sequence[int]) -> None:
+def _ban_next(answer: Answer, position: int, token_ids: Sequence[Token]) -> None:
     """Ban tokens at one position, and only after the tokens that now precede this position."""
     before = tuple(answer.watch.ids[:position])
     answer.banned_next[before] = (*answer.banned_next.get(before, ()), *token_ids)

@@ -23,7 +23,7 @@ from tide.core.text import (
     word_ends,
     word_starts,
 )
-from tide.engines.base import Engine, FinishReason, Piece
+from tide.engines.base import Engine, FinishReason, Piece, Token
 from tide.plugins.options import Options
 from tide.runtime.acceptance import Acceptance
 from tide.runtime.trial import Effort
@@ -102,7 +102,7 @@ class Watch:
     acceptance: Acceptance
     options: BacktrackOptions
     screened: bool = False
-    ids: list[int] = field(default_factory=list)
+    ids: list[Token] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     window: int = 0
     ends_word: bool = False

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.generated import examples
-from tide.core.chat import Chat
-from tide.engines.openai.words import Words, id_of, text_of, word_of, words_of
+from tide.engines.openai.words import Words, words_of
 
 _RUNS = st.builds(
     str.__mul__, st.sampled_from([" ", "_", "'a", "\u2019a", "a", "."]), st.integers(0, 60)
@@ -24,9 +22,6 @@ def test_words_are_the_text(text: str) -> None:
     words = words_of(text)
     assert "".join(words) == text
     assert all(words)
-    ids = tuple(map(id_of, words))
-    assert text_of(ids) == text
-    assert [word_of(one) for one in ids] == words
 
 
 def cut(text: str, data: st.DataObject) -> list[str]:
@@ -54,16 +49,6 @@ def test_what_a_word_is() -> None:
         "He", " doesn't", ",", " \u201c", "you", "\u201d", " 42", " times", "\n\n\u4eba\u4eec",
         "\u5f88\u597d", "!",
     ]  # fmt: skip
-
-
-def test_a_chat_is_one_token() -> None:
-    chat = Chat.said("Hello \u4eba")
-    assert word_of(id_of(chat)) == chat
-    with pytest.raises(ValueError, match="a token id in a text encodes a chat"):
-        text_of((id_of(chat),))
-    for wrong in (-1, 0, 255, 3 * 256, 1 * 256 + 0xFF):
-        with pytest.raises(ValueError):  # noqa: PT011
-            text_of((wrong,))
 
 
 @given(text=TEXTS, most=st.integers(1, 9), data=st.data())

@@ -26,12 +26,12 @@ from tide.core.errors import CompletionError, EngineError, InputError, guarded, 
 from tide.core.http import Seconds, ServerFailed, ServerUnreachable, read_key
 from tide.core.sanitize import logger
 from tide.core.settings import Sampling, derive_seed
-from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request
+from tide.engines.base import NEVER, Engine, FinishReason, MaxBatch, Piece, Prompt, Request, Token
 from tide.engines.openai import words as tokens
 from tide.engines.openai.capabilities import Capabilities, look_at
 from tide.engines.openai.streams import Aside, streamed
 from tide.engines.openai.upstream import PATIENCE, Upstream
-from tide.engines.openai.words import ChatText, Words, id_of, same_word, text_of, word_of, words_of
+from tide.engines.openai.words import ChatText, Words, same_word, words_of
 from tide.plugins.options import checked
 
 _log = logger(__name__)
@@ -53,7 +53,8 @@ class OpenAIEngine(Engine):
     Words are banned by `logit_bias` with the ids of the tokenizer or `/tokenize`, or else redrawn
     at a higher temperature.
 
-    The engine's tokens are words (see `words`). It has no embeddings and gives no likelihoods.
+    The engine's tokens are the words themselves (see `words`), and a chat is one token. It has no
+    embeddings and gives no likelihoods.
     Raises InputError for options that cannot be used, and EngineError if the server cannot be used.
     While the server cannot be reached, requests fail with EngineError; a request that the server
     refuses or fails at fails with CompletionError.
@@ -129,11 +130,9 @@ class OpenAIEngine(Engine):
 
     # Text and words.
 
-    def _tokenize(self, prompts: Sequence[str]) -> list[list[int]]:
+    def _tokenize(self, prompts: Sequence[str]) -> list[list[Token]]:
         return [
-            [id_of(prompt.chat)]
-            if isinstance(prompt, ChatText)
-            else [id_of(word) for word in words_of(prompt)]
+            [prompt] if isinstance(prompt, ChatText) else list(words_of(prompt))
             for prompt in prompts
         ]
 
@@ -143,15 +142,15 @@ class OpenAIEngine(Engine):
         fixed = (is_chat,) * len(prompt.token_ids)
         return Prompt(prompt.text, prompt.token_ids, fixed, fixed if is_chat else None)
 
-    def _texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        return [text_of(tuple(row)) for row in rows]
+    def _texts(self, rows: Sequence[Sequence[Token]]) -> list[str]:
+        return ["".join(words) for words in rows]
 
     async def count_tokens(self, text: str) -> int:
         source = self._server.banned
         return len(words_of(text)) if source is None else await source.count(text)
 
-    def token_texts(self, rows: Sequence[Sequence[int]]) -> list[list[str]]:
-        return [[text_of((token,)) for token in row] for row in rows]
+    def token_texts(self, rows: Sequence[Sequence[Token]]) -> list[list[str]]:
+        return [list(words) for words in rows]
 
     def _begins_many(self, text: str) -> bool:
         return False  # a token is a whole word
@@ -162,12 +161,12 @@ class OpenAIEngine(Engine):
         text.chat = chat
         return text
 
-    def supports_continuation(self, prompt: Sequence[int]) -> bool:
+    def supports_continuation(self, prompt: Sequence[Token]) -> bool:
         """Return False for a chat `in_parts`, and for any chat if a server begins a new message."""
-        chat = word_of(prompt[0]) if prompt else ""
-        if not isinstance(chat, Chat):
+        text = prompt[0] if prompt else ""
+        if not isinstance(text, ChatText):
             return True
-        return self._server.continued is not None and not chat.in_parts
+        return self._server.continued is not None and not text.chat.in_parts
 
     # Writing.
 
@@ -285,11 +284,11 @@ class StreamedAnswer:
 
     def __init__(self, request: Request) -> None:
         self.words: list[str] = []
-        self.banned = [text_of((token,)) for token in request.banned_token_ids]
+        self.banned: list[str] = list(request.banned_token_ids)
         self.reason: FinishReason | None = None
         self._banned_spellings = {same_word(word) for word in self.banned}
         self._request = request
-        self._unsent = list[int]()  # ids of words
+        self._unsent: list[str] = []
         self._end: Piece | None = None
         # The fields of a client's request, or none for a caller in Python.
         self._fields: dict[str, Any] = json.loads(request.sampling.server_fields or "{}")
@@ -312,20 +311,20 @@ class StreamedAnswer:
         """Return the body of an HTTP request for the rest of the answer."""
         assert isinstance(self._request.prompt, Sequence)
         self._requests += 1
-        first, *rest = (word_of(token) for token in self._request.prompt)
-        if not isinstance(first, Chat):
-            text = "".join(map(str, (first, *rest, *self.words)))
-            return self._sampling(server) | {"prompt": text}
+        first, *rest = self._request.prompt
+        if not isinstance(first, ChatText):
+            return self._sampling(server) | {"prompt": "".join((first, *rest, *self.words))}
+        chat = first.chat
         if self._whole:
             self.words.clear()
-        messages = self._fields.get("messages") or first.dump()
-        written = "".join(map(str, (*rest, *self.words)))
+        messages = self._fields.get("messages") or chat.dump()
+        written = "".join((*rest, *self.words))
         if not written:
-            self._continues = server.continued is not None or first.in_parts
+            self._continues = server.continued is not None or chat.in_parts
             is_redrawn = self._redraws > 0 or (bool(self.banned) and server.banned is None)
-            self._whole = first.in_parts or (not self._continues and is_redrawn)
+            self._whole = chat.in_parts or (not self._continues and is_redrawn)
             self.aside = Aside(inline=True)
-            return first.asked | self._sampling(server) | {"messages": messages}
+            return chat.asked | self._sampling(server) | {"messages": messages}
         if server.continued is None:
             raise CompletionError("the server cannot continue an answer to a chat")
         messages = [*messages, {"role": "assistant", "content": written}]
@@ -389,7 +388,7 @@ class StreamedAnswer:
                 raise Banned("content_filter")
             self.words.append(word)
             if not self._whole:
-                self._unsent.append(id_of(word))
+                self._unsent.append(word)
 
     def end(self, words: Sequence[str], reason: FinishReason) -> None:
         """Take the server's last words. Raises Banned if the text ends too early."""
@@ -417,16 +416,16 @@ class StreamedAnswer:
     def _finish(self, reason: FinishReason) -> None:
         self.reason = reason
         if self._whole:
-            self._unsent = list(map(id_of, self.words))
+            self._unsent = list(self.words)
         # A server has not counted what came before a redraw.
         usage = self.aside.usage if self._requests == 1 else None
         self._end = Piece((), reason, parts=self.aside.parts, usage=usage)
 
     def piece(self, ends_word: bool = False) -> Piece | None:
         """Return what was not sent on yet, if anything."""
-        ids, end = tuple(self._unsent), self._end
+        words, end = tuple(self._unsent), self._end
         self._unsent.clear()
         self._end = None
         if end is not None:
-            return replace(end, token_ids=ids)
-        return Piece(ids, ends_word=ends_word) if ids else None
+            return replace(end, token_ids=words)
+        return Piece(words, ends_word=ends_word) if words else None

@@ -3,8 +3,7 @@
 A word includes the spaces before it. Runs of punctuation are words, too, and so are two emoji or
 characters of a script without spaces. So a text rarely has more words than model tokens, and its
 words do not depend on how a server cuts the text into events. Each part of a word has a maximum
-length, so that a stream never holds back much text. The id of a word is its UTF-8 text read as
-one number, so no table is needed and every process gives the same ids.
+length, so that a stream never holds back much text.
 
 `BannedWords` finds the model's tokens that begin banned words. It uses a tokenizer that the user
 names, or the server's `/tokenize` and `/detokenize` (vLLM and llama.cpp; llama-cpp-python has these
@@ -14,7 +13,7 @@ paths below `/extras`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import regex
@@ -38,12 +37,13 @@ _WORD = regex.compile(
 )
 # A word at the end of a text may still continue if one of these strings is all that follows.
 _OPEN_ENDS = ("", "'", "\u2019")
-_TEXT, _CHAT = 1, 2
-_REMEMBERED = 1024  # bits of an id whose word is remembered
 
 
 class ChatText(Rendered):
-    """A chat as readable text. chat: its messages, to which the server applies its own template."""
+    """A chat as readable text, and as one token of a prompt.
+
+    chat: its messages, to which the server applies its own template.
+    """
 
     __slots__ = ("chat",)
     chat: Chat
@@ -52,44 +52,6 @@ class ChatText(Rendered):
 def words_of(text: str) -> list[str]:
     """Split a text into words; joined, the words are the text."""
     return [word.group() for word in _WORD.finditer(text)]
-
-
-def id_of(word: str | Chat) -> int:
-    """Return the token id of a word or of a whole chat."""
-    if isinstance(word, Chat):
-        written = word.model_dump_json(exclude_defaults=True).encode()
-        return int.from_bytes(bytes([_CHAT]) + written, "big")
-    return int.from_bytes(bytes([_TEXT]) + word.encode(), "big")
-
-
-def word_of(token_id: int) -> str | Chat:
-    """Return the word or chat of an id from `id_of`. Raises ValueError for any other number."""
-    if token_id < 0:
-        raise ValueError("a token id is below 0")
-    kind, *_ = written = token_id.to_bytes((token_id.bit_length() + 7) // 8 or 1, "big")
-    if kind == _CHAT:
-        return Chat.model_validate_json(written[1:])
-    if kind != _TEXT:
-        raise ValueError("a token id encodes neither a word nor a chat")
-    return written[1:].decode()
-
-
-def text_of(token_ids: tuple[int, ...]) -> str:
-    """Return the text of word ids. Raises ValueError for an id that stands for a chat."""
-    return "".join(map(_text_of_id, token_ids))
-
-
-def _text_of_id(token_id: int) -> str:
-    is_short = token_id.bit_length() < _REMEMBERED
-    return _read_text(token_id) if is_short else _read_text.__wrapped__(token_id)
-
-
-@lru_cache(maxsize=2**12)
-def _read_text(token_id: int) -> str:
-    word = word_of(token_id)
-    if isinstance(word, Chat):
-        raise ValueError("a token id in a text encodes a chat")
-    return word
 
 
 class Words:
